@@ -1,0 +1,25 @@
+"""Distributed training of convolutional networks on clusters of unequal machines, on Dask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from daskcnn.config import Job
+    from daskcnn.launch import Result, train
+
+__version__ = "0.1.0"
+__all__ = ["Job", "Result", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """`train` and what it takes, imported when first used: the layers below need no Dask."""
+    if name in ("train", "Result"):
+        from daskcnn import launch
+
+        return getattr(launch, name)
+    if name == "Job":
+        from daskcnn.config import Job
+
+        return Job
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

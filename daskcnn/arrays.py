@@ -1,0 +1,209 @@
+"""What a worker computes with: array namespace, thread pool, scratch memory. The only import of cupy."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+from threadpoolctl import threadpool_limits
+
+from daskcnn.errors import ClusterError
+
+Array: TypeAlias = npt.NDArray[Any]
+"""An array of the backend in use; CuPy's have the same interface as far as we use it."""
+
+DeviceKind = Literal["cpu", "gpu"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One array library: its namespace and the two ways across the host's border. Host arrays are NumPy's."""
+
+    name: str
+    xp: Any
+    from_host: Callable[[npt.NDArray[Any]], Array]
+    to_host: Callable[[Array], npt.NDArray[Any]]
+    synchronize: Callable[[], None]
+
+    def scalar(self, x: Any) -> float:
+        """The Python number in an array of one element; waits for the device."""
+        return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
+
+
+def _nothing() -> None:
+    return None
+
+
+NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing)
+
+
+def _cupy() -> Backend:
+    try:
+        import cupy  # type: ignore[import-not-found,unused-ignore]
+
+        cupy.cuda.runtime.getDeviceCount()
+    except ImportError as error:
+        raise ClusterError(
+            "device gpu: CuPy is not installed on this worker; pip install 'daskcnn[gpu]' there"
+        ) from error
+    except Exception as error:  # CUDARuntimeError exists only where cupy does
+        raise ClusterError(
+            f"device gpu: no usable GPU on this worker ({error}); start it with --resources CPU=1"
+        ) from error
+    return Backend("cupy", cupy, cupy.asarray, cupy.asnumpy, lambda: cupy.cuda.get_current_stream().synchronize())
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"cpu": lambda: NUMPY, "gpu": _cupy}
+
+
+def backend(kind: DeviceKind) -> Backend:
+    """The backend for a kind of device. Raises ClusterError where there is no such device or library."""
+    return BACKENDS[kind]()
+
+
+class Pool:
+    """Threads of one worker. Work is given as thunks; BLAS must be single-threaded inside (`single_threaded_blas`)."""
+
+    def __init__(self, threads: int = 1) -> None:
+        if threads < 1:
+            raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
+        self.threads = threads
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="daskcnn") if threads > 1 else None
+
+    def map(self, function: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
+        """`function` of every item, results in order; the first exception is raised. Runs inline on one thread."""
+        if self._executor is None:
+            return [function(item) for item in items]
+        # NumPy's error state is a context variable: threads see the caller's only if it is handed on
+        futures = [self._executor.submit(copy_context().run, function, item) for item in items]
+        return [future.result() for future in futures]
+
+    def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
+        """Cut range(size) into one slice a thread, nearly equal, none shorter than `at_least` (if size allows)."""
+        parts = max(1, min(self.threads, size // at_least))
+        edges = [size * i // parts for i in range(parts + 1)]
+        return [slice(a, b) for a, b in pairwise(edges)]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+
+class Workspace:
+    """Scratch arrays kept between steps, by name: an array is reused when it is large enough, replaced when not."""
+
+    def __init__(self, xp: Any = np) -> None:
+        self._xp = xp
+        self._flat: dict[tuple[str, str], Array] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An uninitialised array of this shape. A later `take` of the same name returns the same memory."""
+        dtype = np.dtype(dtype)
+        key, size = (name, dtype.str), int(np.prod(shape, dtype=np.int64))
+        flat = self._flat.get(key)
+        if flat is None or flat.size < size:
+            self._flat.pop(key, None)  # freed before the larger one is made
+            flat = self._flat[key] = self._xp.empty(size, dtype)
+        return flat[:size].reshape(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(int(a.nbytes) for a in self._flat.values())
+
+
+@dataclass
+class Device:
+    """A worker's means: backend, threads, scratch memory and how much of it a layer may plan with (bytes)."""
+
+    backend: Backend = NUMPY
+    pool: Pool = field(default_factory=Pool)
+    workspace: Workspace = field(default_factory=Workspace)
+    workspace_limit: int = 1 << 30
+
+    @classmethod
+    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30) -> Device:
+        """A device of this kind. On a GPU the pool has one thread: the device itself runs things side by side."""
+        b = backend(kind)
+        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit)
+
+    @property
+    def xp(self) -> Any:
+        return self.backend.xp
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """What a worker says of itself: kind, processor's name, threads, memory in bytes."""
+
+    kind: DeviceKind
+    name: str
+    threads: int
+    memory: int
+
+
+def device_profile(kind: DeviceKind, threads: int) -> DeviceProfile:
+    """Describe this machine's device of the given kind."""
+    if kind == "gpu":
+        xp = backend("gpu").xp
+        properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
+        return DeviceProfile("gpu", properties["name"].decode(), 1, int(properties["totalGlobalMem"]))
+    return DeviceProfile("cpu", _processor(), threads, psutil.virtual_memory().total)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+@contextmanager
+def single_threaded_blas() -> Iterator[None]:
+    """BLAS runs one thread inside; our own pool does the rest. Without it two threads fight over the same cores."""
+    with threadpool_limits(limits=1, user_api="blas"):
+        yield
+
+
+def cpu_count() -> int:
+    """Cores this process may use (its affinity, not the machine's total)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+# --- random numbers keyed by what they are for, so that they do not depend on who draws them, or in what order ---
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def mix64(xp: Any, x: Array) -> Array:
+    """Finalizer of SplitMix64 over a uint64 array: every bit of the result depends on every bit of x."""
+    x = (x ^ (x >> xp.uint64(30))) * xp.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> xp.uint64(27))) * xp.uint64(0x94D049BB133111EB)
+    return x ^ (x >> xp.uint64(31))
+
+
+def derive(xp: Any, keys: Array, salt: int) -> Array:
+    """New independent uint64 keys from old ones and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate."""
+    return mix64(xp, keys + xp.uint64((_GOLDEN * (2 * salt + 1)) & _MASK))
+
+
+def uniform(xp: Any, keys: Array) -> Array:
+    """Float32 numbers in [0, 1), one a key."""
+    return (keys >> xp.uint64(40)).astype(xp.float32) * xp.float32(2.0**-24)

@@ -1,0 +1,1 @@
+"""The cluster layer: the only Dask code. Connect, look at the workers, and drive the two strategies."""

@@ -1,0 +1,194 @@
+"""What both strategies share: the run's surroundings, its resumable state, its workers and their tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
+
+from distributed import Client, Future, wait
+
+from daskcnn.arrays import Array
+from daskcnn.cluster.members import Member, Members, advertised, present
+from daskcnn.cluster.protocol import Calibration
+from daskcnn.cluster.worker import forget_run, score_weights
+from daskcnn.config import Job
+from daskcnn.errors import Interrupted, Lost
+from daskcnn.partition.sharding import proportional
+from daskcnn.replica import Score
+from daskcnn.store import Dataset
+
+Event = dict[str, Any]
+K = TypeVar("K")
+LOOK = 0.5  # seconds between two looks at who is there, while tasks run
+
+
+class WorkersLost(Exception):
+    """Workers of the run are gone."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(", ".join(self.names))
+
+
+class ServerLost(Exception):
+    """The worker that held the parameter server is gone."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that resuming needs. step: merges or minibatches so far; epoch: presentations a sample, on average.
+
+    weights (size,) and velocities (parameter_size,) by worker lie on the host; book is JSON and the strategy's own.
+    """
+
+    step: int
+    epoch: float
+    weights: Array
+    velocities: dict[str, Array]
+    book: Mapping[str, Any]
+    validation: Score | None = None
+
+
+@dataclass
+class RunContext:
+    """A run's surroundings. `emit` takes events, `save` keeps a state, `interrupted` gives the signal that came."""
+
+    client: Client
+    name: str
+    job: Job
+    dataset: Dataset
+    members: Members
+    calibrations: dict[str, Calibration]
+    emit: Callable[[Event], None]
+    save: Callable[[TrainingState], None]
+    interrupted: Callable[[], int | None]
+    needs_server: bool = False
+    alive: dict[str, Member] = field(init=False)
+    _known: set[str] = field(init=False)
+    _serial: count[int] = field(init=False, default_factory=count)
+    _looked: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.alive = {m.name: m for m in self.members.workers}
+        self._known = set(present(self.client))
+
+    @property
+    def samples(self) -> int:
+        """Samples that are trained on; those of the validation slice lie behind them."""
+        return len(self.dataset.train) - self.job.data.validation
+
+    def look_round(self) -> None:
+        """See who is there. New workers are mentioned and ignored.
+
+        Raises WorkersLost, ServerLost, Lost where the scheduler itself is gone, Interrupted after a signal.
+        """
+        if (signum := self.interrupted()) is not None:
+            raise Interrupted(f"interrupted by signal {signum}", signum)
+        if time.monotonic() - self._looked < LOOK:
+            return
+        self._looked = time.monotonic()
+        now = self._present()
+        for member in advertised({a: info for a, info in now.items() if a not in self._known}):
+            self.emit({"event": "worker-ignored", "address": member.address})
+        self._known |= set(now)
+        if gone := [name for name, member in self.alive.items() if member.address not in now]:
+            raise WorkersLost(gone)
+        if self.needs_server and self.members.server.address not in now:
+            raise ServerLost
+
+    def _present(self) -> dict[str, Any]:
+        address = self.client.scheduler.address
+        try:
+            now = present(self.client)
+        except (OSError, TimeoutError) as error:
+            raise Lost(f"scheduler {address}: connection lost") from error
+        if self.client.status != "running":
+            raise Lost(f"scheduler {address}: connection lost")
+        return now
+
+    def lose(self, worker: str, reason: str, samples_moved: int = 0) -> None:
+        """The run goes on without this worker. Raises Lost where it was the last."""
+        member = self.alive.pop(worker)
+        self.emit({"event": "worker-lost", "worker": worker, "reason": reason, "samples_moved": samples_moved})
+        if not self.alive:
+            raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")
+
+    def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
+        """Run a task on this worker of the run, by its own kind of resource and nowhere else."""
+        member = self.alive[worker]
+        return self.client.submit(
+            function,
+            *args,
+            key=(f"{label}-{self.name}", next(self._serial)),
+            workers=[member.address],
+            resources=member.resource,
+            allow_other_workers=False,
+            pure=False,
+        )
+
+    def ignore_signals(self) -> None:
+        """From now on nothing interrupts: what is under way is finished and kept."""
+        self.interrupted = lambda: None
+
+    def nap(self, future: Future) -> None:
+        """Wait a moment for this task."""
+        with suppress(TimeoutError):
+            wait([future], timeout=LOOK)
+
+    def settle(self, futures: Iterable[Future]) -> None:
+        """Wait until all have ended, one way or another, looking round meanwhile."""
+        waiting = set(futures)
+        while waiting:
+            self.look_round()
+            with suppress(TimeoutError):
+                waiting = wait(waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done
+
+    def gather(self, futures: Mapping[K, Future]) -> dict[K, Any]:
+        """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on."""
+        self.settle(futures.values())
+        return {name: future.result() for name, future in futures.items()}
+
+    def send(self, data: Any, workers: Iterable[str] | None = None) -> Future:
+        """Data to these workers (all by default), as a future for their tasks; it has no lineage."""
+        addresses = [self.alive[name].address for name in workers or self.alive]
+        return self.client.scatter(data, workers=addresses, broadcast=True, hash=False)
+
+    def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
+        """Judge weights on samples lo…hi of a split, each worker a part by its speed; again if one is lost."""
+        while True:
+            try:
+                return self._score(weights, split, lo, hi)
+            except WorkersLost as lost:
+                for name in lost.names:
+                    self.lose(name, "connection lost")
+            except ServerLost:
+                pass  # scoring does not need it
+
+    def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
+        vector, total = self.send(weights), Score(0.0, 0, 0)
+        futures = {}
+        for name, begin, end in self.parts(lo, hi):
+            where = (self.name, self.job, self.alive[name].kind)
+            futures[name] = self.submit("score", score_weights, *where, vector, split, begin, end, worker=name)
+        for part in self.gather(futures).values():
+            total += part
+        return total
+
+    def parts(self, lo: int, hi: int) -> list[tuple[str, int, int]]:
+        """lo…hi cut over the workers in proportion to their calibrated speed."""
+        speeds = [1 / self.calibrations[name].seconds_per_sample for name in self.alive]
+        cut, begin = [], lo
+        for name, size in zip(self.alive, proportional(hi - lo, speeds), strict=True):
+            if size:
+                cut.append((name, begin, begin + size))
+            begin += size
+        return cut
+
+    def close(self) -> None:
+        """Free what the run keeps on the workers that are left."""
+        addresses = set(self._present()) & {m.address for m in self.alive.values()}
+        self.client.run(forget_run, self.name, workers=list(addresses), on_error="ignore")

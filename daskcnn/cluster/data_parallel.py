@@ -1,0 +1,334 @@
+"""Data-parallel training: a replica on every worker, rounds of training, and a parameter server that merges them.
+
+The driver hands out rounds (`partition.rounds`), one long task each, and looks round while they run. Workers talk to
+the server (`cluster.actor`) themselves. Whoever is lost is taken out of the server's barrier and the allocation; when
+the server's host is lost, a new server goes on from the last saved state as the next epoch.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distributed import Future, KilledWorker
+
+from daskcnn.cluster.actor import ServerActor
+from daskcnn.cluster.context import LOOK, RunContext, ServerLost, TrainingState, WorkersLost
+from daskcnn.cluster.members import RESOURCES
+from daskcnn.cluster.protocol import RoundOrder, RoundReport
+from daskcnn.cluster.worker import join_run, train_round
+from daskcnn.errors import Diverged, Interrupted, PushRefused
+from daskcnn.partition import PARTITIONERS
+from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.ps import RULES, Snapshot, UpdateRule
+from daskcnn.replica import Score, initial_weights
+
+PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
+CALL = 60.0  # seconds the driver waits for the server to answer
+
+
+@dataclass(frozen=True)
+class Running:
+    """A round under way: its task, when it began and how many seconds it should take."""
+
+    future: Future
+    begun: float
+    expected: float
+
+
+class Interval:
+    """What was reported since the last look at the center."""
+
+    def __init__(self) -> None:
+        self.trained, self.center, self.begun = Score(0.0, 0, 0), Score(0.0, 0, 0), time.monotonic()
+
+    def add(self, report: RoundReport) -> None:
+        right = round(report.accuracy * report.samples)
+        self.trained += Score(report.loss * report.samples, right, report.samples)
+        if report.center is not None:
+            self.center += report.center
+
+
+class DataParallel:
+    """Drives one run of an update rule and a partitioner over the workers of a context."""
+
+    def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
+        self.context, self.job = context, context.job
+        context.needs_server = True
+        self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
+        self.state = resumed or TrainingState(0, 0.0, initial_weights(self.job, context.dataset)[1], {}, {})
+        self.best, self.worse = 0.0, 0  # validation accuracy, and looks at the center since
+        self._actor: Any = None
+        self._actor_future: Future | None = None
+        self._running: dict[str, Running] = {}
+
+    def train(self) -> TrainingState:
+        """Train to the end and return the last state.
+
+        Raises Diverged, Lost, or Interrupted once the state at that moment is saved.
+        """
+        while True:
+            try:
+                self._begin()
+                self._run()
+                return self._final()
+            except ServerLost:
+                self._move_server()
+            except Interrupted:
+                if self._actor is not None:
+                    self._save()
+                raise
+            finally:
+                self._cancel_all()
+
+    # --- starting from a state ---
+
+    def _begin(self) -> None:
+        """A server of a new epoch and rounds that go on from the present state."""
+        book = self.state.book
+        self._epoch = int(book.get("server_epoch", 0)) + 1
+        self.best, self.worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
+        self._reports: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
+        self._sessions: dict[str, int] = {}
+        self._joined: set[str] = set()
+        self._velocities = dict(self.state.velocities)
+        self._version, self._interval = self.state.step, Interval()
+        self._mark = math.floor(self.state.epoch) + 1  # the next whole epoch
+        self.rounds = self._rounds()
+        self._start_server()
+
+    def _rounds(self) -> Rounds:
+        train, seconds = self.job.train, self._calibrated()
+        assert train.partition is not None, "resolved before the run"
+        partitioner = PARTITIONERS[train.partition](train.increments or 1)
+        rounds = Rounds(partitioner, self.context.samples, seconds, epochs=train.epochs, barrier=self.rule.barrier)
+        if self.state.book:
+            rounds.restore(self.state.book["rounds"], tuple(seconds))
+        return rounds
+
+    def _calibrated(self) -> dict[str, float]:
+        return {name: self.context.calibrations[name].seconds_per_sample for name in self.context.alive}
+
+    def _start_server(self) -> None:
+        server = self.context.members.server
+        snapshot = Snapshot(self.state.weights, version=self.state.step, epoch=self._epoch - 1)
+        (held,) = self.context.client.scatter([snapshot], workers=[server.address], hash=False)
+        self._actor_future = self.context.client.submit(
+            ServerActor,
+            self.rule,
+            held,
+            epoch=self._epoch,
+            wire=self.job.cluster.wire,
+            actor=True,
+            key=f"parameter-server-{self.context.name}-{self._epoch}",
+            workers=[server.address],
+            resources={RESOURCES[server.kind]: 1},
+            allow_other_workers=False,
+            pure=False,
+        )
+        self._actor = self.context.gather({server.name: self._actor_future})[server.name]
+
+    def _move_server(self) -> None:
+        """The host is gone: another worker of the run takes its place, from the last saved state."""
+        self._actor = None
+        lost = self._version - self.state.step
+        server = next(iter(self.context.alive.values()))
+        self.context.members = replace(self.context.members, server=server, server_alone=False)
+        self.context.emit(
+            {
+                "event": "warning",
+                "message": f"the parameter server's worker is lost; a new server starts on {server.name} from the "
+                f"checkpoint at epoch {self.state.epoch:.2f}, {lost} merges are done again",
+            }
+        )
+
+    # --- the rounds ---
+
+    def _run(self) -> None:
+        self._issue()
+        while self._running:
+            try:
+                self.context.look_round()
+                self._check_stalls()
+                self._take_report()
+            except WorkersLost as lost:
+                self._lose(lost.names, "connection lost")
+                self._issue()
+
+    def _issue(self) -> None:
+        """Start the rounds that are due; their workers join first, all others leave the barrier."""
+        if self._stopping_early():
+            return
+        increment = self.rounds.allocation
+        due = self.rounds.due()
+        if self.rounds.allocation is not increment:
+            self.context.emit({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
+        if due and self.rule.barrier:
+            for idle in self._joined - {r.worker for r in due}:
+                self._leave(idle)
+        self._join([r.worker for r in due if r.worker not in self._joined])
+        scored = self._to_score(due)
+        for round_ in due:
+            self._start(round_, scored.get(round_.worker))
+
+    def _join(self, workers: list[str]) -> None:
+        """All of them before the first of their rounds starts: a barrier counts who has joined."""
+        for worker in workers:
+            self._sessions[worker] = self._sessions.get(worker, 0) + 1
+        orders = {worker: replace(self._order(worker), velocity=self._velocities.get(worker)) for worker in workers}
+        joins = {w: self.context.submit("join", join_run, order, self._actor, worker=w) for w, order in orders.items()}
+        self.context.gather(joins)
+        self._joined |= set(workers)
+
+    def _order(self, worker: str) -> RoundOrder:
+        kind = self.context.alive[worker].kind
+        assert kind != "ps", "servers do not train"
+        return RoundOrder(self.context.name, self.job, kind, self._epoch, worker, self._sessions[worker])
+
+    def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
+        """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
+        lo, hi = self.context.samples, len(self.context.dataset.train)
+        if self.rule.barrier:
+            parts = {name: (a, b) for name, a, b in self.context.parts(lo, hi)}
+            return parts if parts.keys() <= {r.worker for r in due} else {r.worker: (lo, hi) for r in due[:1]}
+        issued = 1 - self.rounds.budget.left / self.rounds.presentations
+        if due and issued * self.job.train.epochs >= self._mark:
+            self._mark = math.floor(issued * self.job.train.epochs) + 1
+            return {due[-1].worker: (lo, hi)}
+        return {}
+
+    def _start(self, round_: Round, score: tuple[int, int] | None) -> None:
+        order = replace(self._order(round_.worker), round=round_, score=score)
+        future = self.context.submit("round", train_round, order, self._actor, worker=round_.worker)
+        expected = round_.samples * self.rounds.seconds[round_.worker]
+        self._running[round_.worker] = Running(future, time.monotonic(), expected)
+        reports = self._reports
+        future.add_done_callback(lambda done, worker=round_.worker: reports.put((worker, done)))
+
+    def _take_report(self) -> None:
+        try:
+            worker, future = self._reports.get(timeout=LOOK)
+        except queue.Empty:
+            return
+        running = self._running.get(worker)
+        if running is None or running.future is not future:
+            return  # of a worker that was given up
+        report = self._result(worker, future)
+        del self._running[worker]
+        self.rounds.finished(worker, report.busy / report.samples)
+        self._record(report)
+        self._issue()
+
+    def _result(self, worker: str, future: Future) -> RoundReport:
+        """Raises WorkersLost where the worker died with the task, Diverged where its push was not finite."""
+        try:
+            report: RoundReport | None = future.result()
+        except (KilledWorker, OSError) as error:
+            raise WorkersLost([worker]) from error
+        except PushRefused as error:
+            if "NaN" in str(error):
+                raise Diverged(f"push of {worker}: {error}") from error
+            raise
+        if future.cancelled() or report is None:
+            raise WorkersLost([worker])
+        return report
+
+    def _check_stalls(self) -> None:
+        """Give up workers that are overdue and not waiting for others."""
+        limit = self.job.cluster.stall_timeout + PATIENCE * max(r.expected for r in self._running.values())
+        now = time.monotonic()
+        overdue = {worker for worker, running in self._running.items() if now - running.begun > limit}
+        if overdue and (late := overdue - set(self._call("waiting"))):
+            self._lose(late, f"no report for {limit:.0f} s")
+            self._issue()
+
+    # --- who is gone ---
+
+    def _lose(self, workers: Iterable[str], reason: str) -> None:
+        for worker in workers:
+            if running := self._running.pop(worker, None):
+                running.future.cancel()
+            samples = self.rounds.allocation.size(worker)
+            self.context.lose(worker, reason, samples)
+            self.rounds.lost(worker)
+            if worker in self._joined:
+                self._leave(worker)
+
+    def _leave(self, worker: str) -> None:
+        self._joined.discard(worker)
+        self._call("leave", worker, self._sessions[worker])
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Ask the server. Raises ServerLost where it does not answer."""
+        try:
+            return getattr(self._actor, method)(*args).result(timeout=CALL)
+        except (OSError, RuntimeError) as error:
+            raise ServerLost from error
+
+    def _cancel_all(self) -> None:
+        """Tasks stop at their next step once cancelled; the server goes with its future."""
+        for running in self._running.values():
+            running.future.cancel()
+        self._running.clear()
+        if self._actor_future is not None:
+            self._actor_future.cancel()
+            self._actor_future = None
+
+    # --- what is recorded and kept ---
+
+    def _record(self, report: RoundReport) -> None:
+        self._version = max(self._version, report.version)
+        self._velocities[report.worker] = report.velocity
+        self._interval.add(report)
+        self.context.emit(report.event(self._epochs_done()))
+        round_ended = not self.rounds.running if self.rule.barrier else report.center is not None
+        if round_ended and self._interval.center.samples:
+            self._look_at_center(report.lr)
+
+    def _epochs_done(self) -> float:
+        return self.rounds.done / self.context.samples
+
+    def _look_at_center(self, lr: float) -> None:
+        """At the end of a synchronous round, or once an epoch: the center's score, and a checkpoint if due."""
+        interval, self._interval = self._interval, Interval()
+        seconds, center, epoch = time.monotonic() - interval.begun, interval.center, self._epochs_done()
+        self.context.emit(
+            {
+                "event": "epoch",
+                "epoch": epoch,
+                "epochs": self.job.train.epochs,
+                "step": self._version,
+                "loss": interval.trained.loss,
+                "accuracy": interval.trained.accuracy,
+                "validation": {"loss": center.loss, "accuracy": center.accuracy},
+                "samples_per_second": interval.trained.samples / seconds,
+                "lr": lr,
+                "seconds": seconds,
+            }
+        )
+        better = center.accuracy > self.best
+        self.best, self.worse = max(self.best, center.accuracy), 0 if better else self.worse + 1
+        if better or self.rounds.ended or epoch - self.state.epoch >= self.job.run.checkpoint_every:
+            self._save(center)
+
+    def _stopping_early(self) -> bool:
+        patience = self.job.train.early_stopping
+        return patience is not None and self.worse >= patience
+
+    def _save(self, validation: Score | None = None) -> None:
+        snapshot: Snapshot = self._call("snapshot")
+        book = {"rounds": self.rounds.to_dict(), "server_epoch": self._epoch, "best": self.best, "worse": self.worse}
+        velocities = {w: v for w, v in self._velocities.items() if w in self.context.alive}
+        self.state = TrainingState(snapshot.version, self._epochs_done(), snapshot.center, velocities, book, validation)
+        self.context.save(self.state)
+
+    def _final(self) -> TrainingState:
+        """The state at the end, its center judged; kept already where the last look at the center was at the end."""
+        if self.state.validation is None or self.state.epoch < self._epochs_done():
+            lo, hi = self.context.samples, len(self.context.dataset.train)
+            self._save(self.context.score(self._call("snapshot").center, "train", lo, hi))
+        return self.state

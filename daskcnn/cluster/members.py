@@ -1,0 +1,119 @@
+"""Who is in the cluster and what each worker says it can do, before anything is sent to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distributed import Client
+
+from daskcnn.config import Workers
+from daskcnn.errors import ClusterError
+
+Kind = Literal["cpu", "gpu", "ps"]
+RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
+POLL = 0.25  # seconds between two looks at the scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as the scheduler knows it. `resource` is what tasks for it are pinned by."""
+
+    name: str
+    address: str
+    host: str
+    kind: Kind
+    threads: int
+    memory_limit: int
+
+    @property
+    def resource(self) -> dict[str, float]:
+        return {RESOURCES[self.kind]: 1}
+
+
+@dataclass(frozen=True)
+class Members:
+    """The workers a run uses (in a fixed order) and where its parameter server lives."""
+
+    workers: tuple[Member, ...]
+    server: Member
+    server_alone: bool
+
+
+def present(client: Client) -> dict[str, dict[str, Any]]:
+    """The scheduler's workers by address. Raises OSError or TimeoutError where the scheduler is gone."""
+    info = client.scheduler_info(n_workers=-1)
+    return dict(info["workers"])
+
+
+def advertised(workers: Mapping[str, Mapping[str, Any]]) -> list[Member]:
+    """The workers that declare one of our resources, by kind and name; the others are not ours to use."""
+    found = []
+    for address, info in workers.items():
+        resources = info.get("resources") or {}
+        for kind, resource in RESOURCES.items():
+            if resources.get(resource, 0) >= 1:
+                limit = int(info.get("memory_limit") or 0)
+                name = str(info.get("name", address))
+                found.append(Member(name, address, str(info["host"]), kind, int(info["nthreads"]), limit))
+                break
+    return sorted(found, key=lambda m: (m.kind, _natural(m.name), m.address))
+
+
+def _natural(name: str) -> tuple[Any, ...]:
+    digits = "".join(c if c.isdigit() else " " for c in name).split()
+    return (name.rstrip("0123456789"), tuple(map(int, digits)), name)
+
+
+def wait_for_members(client: Client, wanted: Workers, wait: float) -> Members:
+    """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
+
+    Raises ClusterError naming what was found and the command that adds what is missing.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        found = advertised(present(client))
+        if not _missing(found, wanted):
+            return _chosen(found, wanted)
+        if time.monotonic() >= deadline:
+            raise ClusterError(_what_is_missing(client, found, wanted, wait))
+        time.sleep(POLL)
+
+
+def _count(found: list[Member], kind: str) -> int:
+    return sum(m.kind == kind for m in found)
+
+
+def _missing(found: list[Member], wanted: Workers) -> dict[str, int]:
+    if not wanted.given:
+        return {} if _count(found, "cpu") + _count(found, "gpu") else {"cpu": 1}
+    return {kind: n - have for kind, n in wanted.given.items() if (have := _count(found, kind)) < n}
+
+
+def _chosen(found: list[Member], wanted: Workers) -> Members:
+    workers: list[Member] = []
+    for kind in ("cpu", "gpu"):
+        of_kind = [m for m in found if m.kind == kind]
+        workers += of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
+    servers = [m for m in found if m.kind == "ps"]
+    spare = [m for m in found if m.kind == "cpu" and m not in workers]
+    shared = [m for m in workers if m.kind == "cpu"] or workers
+    return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare))
+
+
+def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait: float) -> str:
+    address = client.scheduler.address
+    have = ", ".join(f"{_count(found, kind)} {kind}" for kind in RESOURCES)
+    lines = [f"scheduler {address}: found {have} workers after {wait:g} s, but the job wants more:"]
+    for kind, n in _missing(found, wanted).items():
+        resource = RESOURCES[kind]  # type: ignore[index]
+        lines.append(
+            f"  {n} more with {resource}=1; on each machine: "
+            f"dask worker {address} --nthreads 1 --resources {resource}=1"
+        )
+    silent = len(present(client)) - len(found)
+    if silent:
+        lines.append(f"  {silent} workers advertise none of CPU, GPU, PS: restart them with --resources CPU=1")
+    return "\n".join(lines)

@@ -1,0 +1,75 @@
+"""What driver and workers tell each other: plain frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from daskcnn.arrays import Array, DeviceKind
+from daskcnn.config import Job
+from daskcnn.partition.rounds import Round
+from daskcnn.replica import Score
+
+
+@dataclass(frozen=True)
+class RoundOrder:
+    """Driver to worker: join (no round), or train this round and push it.
+
+    run, epoch, session: which server and which life of the worker. score: the validation samples to judge the merged
+    center on afterwards. velocity: the momentum to start a session with.
+    """
+
+    run: str
+    job: Job
+    kind: DeviceKind
+    epoch: int
+    worker: str
+    session: int
+    round: Round | None = None
+    score: tuple[int, int] | None = None
+    velocity: Array | None = None
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's."""
+
+    worker: str
+    number: int
+    samples: int
+    loss: float
+    accuracy: float
+    lr: float
+    busy: float
+    load: float
+    wait: float
+    communication: float
+    evaluation: float
+    bytes_up: int
+    bytes_down: int
+    version: int
+    base_version: int
+    staleness: int
+    gamma: float
+    q: float
+    center: Score | None
+    velocity: Array
+
+    def event(self, epoch: float) -> dict[str, Any]:
+        """The report as it is logged, at this epoch of the run."""
+        numbers = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("center", "velocity", "number")
+        }
+        speed = self.samples / self.busy if self.busy else 0.0
+        return {"event": "round", "round": self.number, "epoch": epoch, "samples_per_second": speed, **numbers}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer."""
+
+    seconds_per_sample: float
+    conv_seconds: dict[str, float]
+    threads: int
+    device: str
+    memory: int

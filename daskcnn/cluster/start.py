@@ -1,0 +1,129 @@
+"""Before training: are the workers fit for the job, and how fast is each?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from distributed import Client
+
+from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.protocol import Calibration
+from daskcnn.cluster.worker import calibrate, check_dataset
+from daskcnn.config import Job
+from daskcnn.errors import ClusterError, UserError
+
+PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that driver and workers must share."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def check_workers(client: Client, members: Members, job: Job, fingerprint: str) -> None:
+    """Raise ClusterError unless every worker runs the driver's versions and sees the very data set."""
+    check_versions(client, [*members.workers, members.server])
+    workers = {m.address: m for m in members.workers}
+    for address, problem in client.run(check_dataset, job, fingerprint, workers=list(workers)).items():
+        if problem:
+            raise ClusterError(
+                f"worker {workers[address].name} ({address}) does not see the data set: {problem}; "
+                "give data.path on storage that every worker reaches, or copy it there"
+            )
+
+
+def check_versions(client: Client, members: Iterable[Member]) -> None:
+    """Raise ClusterError naming a worker that lacks this package or runs other versions than the driver."""
+    by_address = {m.address: m for m in members}
+    for address, found in client.run(_versions_by_value(), workers=list(by_address)).items():
+        _require_same(by_address[address], found)
+
+
+def _versions_by_value() -> Any:
+    """A function that travels by its code: a worker may lack this package, and should say so."""
+    names = PACKAGES
+
+    def versions_here() -> dict[str, str]:
+        import importlib.metadata
+        import platform
+
+        found = {"python": platform.python_version()}
+        for name in names:
+            try:
+                found[name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                found[name] = "missing"
+        return found
+
+    versions_here.__module__ = "__main__"
+    return versions_here
+
+
+def _require_same(member: Member, found: Mapping[str, str]) -> None:
+    where = f"worker {member.name} ({member.address})"
+    if found["daskcnn"] == "missing":
+        raise ClusterError(f"{where} does not have daskcnn; pip install it there, the same version as here")
+    mine = versions()
+    # a Python that differs in its last number runs the same pickles
+    wrong = [n for n in mine if found[n] != mine[n] and (n != "python" or _minor(found[n]) != _minor(mine[n]))]
+    if wrong:
+        differences = ", ".join(f"{n} {found[n]} (here {mine[n]})" for n in wrong)
+        raise ClusterError(f"{where} runs {differences}; install the same versions there")
+
+
+def _minor(version: str) -> str:
+    return version.rpartition(".")[0]
+
+
+def calibrate_all(context: RunContext) -> None:
+    """Every worker measures itself, all at the same time as they will train. Fills in `context.calibrations`.
+
+    A worker whose device cannot be used is left out with a warning. Raises ClusterError where none is left.
+    """
+    futures = {
+        name: context.submit("calibrate", calibrate, context.name, context.job, member.kind, worker=name)
+        for name, member in context.alive.items()
+    }
+    context.settle(futures.values())
+    for name, future in futures.items():
+        error = future.exception()
+        if isinstance(error, ClusterError):
+            context.emit({"event": "warning", "message": f"worker {name} is left out: {error}"})
+            del context.alive[name]
+        elif isinstance(error, UserError | None):
+            context.calibrations[name] = future.result()
+        else:
+            raise ClusterError(f"worker {name}: calibration failed: {type(error).__name__}: {error}") from error
+    if not context.alive:
+        raise ClusterError("no worker is usable; see the warnings above")
+    context.emit(_event(context))
+
+
+def _event(context: RunContext) -> dict[str, Any]:
+    rows = [_row(member, context.calibrations[name]) for name, member in context.alive.items()]
+    return {"event": "calibration", "workers": rows}
+
+
+def _row(member: Member, measured: Calibration) -> dict[str, Any]:
+    return {
+        "name": member.name,
+        "address": member.address,
+        "host": member.host,
+        "device": member.kind,
+        "processor": measured.device,
+        "threads": measured.threads,
+        "memory": measured.memory,
+        "images_per_second": 1 / measured.seconds_per_sample,
+        "conv_seconds": measured.conv_seconds,
+    }

@@ -1,0 +1,46 @@
+"""What every convolution algorithm offers."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+from daskcnn.arrays import Array, Device
+from daskcnn.conv.spec import ConvSpec
+
+Prepared: TypeAlias = Any
+"""An algorithm's own form of the kernels; only the algorithm that made it looks inside."""
+
+
+class ConvAlgorithm(Protocol):
+    """One way to compute a convolution and its two adjoints.
+
+    Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C, K), y, dy (out_H, out_W, N, K), all of
+    `spec.dtype`. Inputs are not changed; results are new arrays and do not depend on the number of threads.
+    The caller keeps BLAS single-threaded (`single_threaded_blas`).
+    """
+
+    name: str
+
+    def supports(self, spec: ConvSpec) -> bool:
+        """Whether this algorithm can compute the problem at all."""
+        ...
+
+    def workspace(self, spec: ConvSpec) -> int:
+        """Bytes of scratch memory on one thread at the smallest blocking, the largest of the three directions."""
+        ...
+
+    def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
+        """Bring kernels into the algorithm's form; good for any batch size and both uses, until w changes."""
+        ...
+
+    def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:
+        """y = x ⋆ w."""
+        ...
+
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """dx, the adjoint of `forward` in x."""
+        ...
+
+    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+        """dw, the adjoint of `forward` in w."""
+        ...

@@ -1,0 +1,111 @@
+"""The columns of a convolution: expanded along the width only.
+
+A block's columns are laid out (pixel, input row, tap along the width, channel). The R·S·C numbers under an output
+row of a pixel then lie side by side, stride·S·C apart from row to row: the columns of all output rows are
+overlapping slices of one matrix, its height never copied R times, and one batched GEMM reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
+
+from daskcnn.arrays import Array, Device
+from daskcnn.conv.blocks import Tile, ranges_of
+from daskcnn.conv.spec import ConvSpec
+
+SHORT_RUN = 8
+"""Channels below which a pixel's numbers are too few for a copy of their own."""
+
+Task = TypeVar("Task")
+Origin = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedMap:
+    """A map (H, N, W, C) with its padding in place: what a convolution without padding reads."""
+
+    spec: ConvSpec
+    array: Array
+    device: Device
+
+    @classmethod
+    def of(cls, spec: ConvSpec, source: Array, origin: Origin, device: Device) -> PaddedMap:
+        """The part of `source` (h, w, N, C) that starts at `origin`, zeros where it has nothing."""
+        array = take(device, "map", (spec.H, spec.N, spec.W, spec.C), spec)
+        (h, from_h), (w, from_w) = (
+            _overlap(start, size, extent)
+            for start, size, extent in zip(origin, source.shape, (spec.H, spec.W), strict=False)
+        )
+        array[: h.start] = array[h.stop :] = 0
+        array[h, :, : w.start] = array[h, :, w.stop :] = 0
+        inside, given = array[h, :, w], source[from_h, from_w].transpose(0, 2, 1, 3)
+
+        # a few channels make runs too short to copy one by one: each channel is copied for itself then
+        step = 1 if spec.C < SHORT_RUN else spec.C
+
+        def copy(rows: slice) -> None:
+            for c in ranges_of(spec.C, step):
+                inside[rows, ..., c] = given[rows, ..., c]
+
+        device.pool.map(copy, device.pool.slices(len(inside)))
+        return cls(spec, array, device)
+
+    def columns(self, tile: Tile, scratch: Array) -> Array:
+        """(output rows, pixels, R·S·C) over memory at the start of `scratch`, which is 1-D and large enough."""
+        spec, as_strided = self.spec, self.device.xp.lib.stride_tricks.as_strided
+        rows, pixels, width = tile.shape[0], tile.shape[1] * tile.shape[2], spec.S * spec.C
+        input_rows = (rows - 1) * spec.stride[0] + spec.R
+        corner = self.array[tile.rows.start * spec.stride[0] :, tile.samples, tile.cols.start * spec.stride[1] :]
+        h, n, w, one = corner.strides
+        windows = as_strided(corner, (*tile.shape[1:], input_rows, width), (w * spec.stride[1], n, h, one))
+        flat = scratch[: windows.size]
+        flat.reshape(windows.shape)[...] = windows
+        strides = spec.stride[0] * width * one, input_rows * width * one, one
+        return as_strided(flat, (rows, pixels, spec.R * width), strides)
+
+
+def map_bytes(spec: ConvSpec) -> int:
+    """Bytes of the PaddedMap for a convolution without padding."""
+    return spec.H * spec.W * spec.N * spec.C * spec.itemsize
+
+
+def take(device: Device, name: str, shape: tuple[int, ...], spec: ConvSpec) -> Array:
+    """Scratch memory of this package."""
+    return device.workspace.take(f"im2col.{name}", shape, spec.dtype)
+
+
+def run(
+    work: Callable[[Task, Array], None],
+    tasks: Sequence[Task],
+    numbers: int,
+    spec: ConvSpec,
+    device: Device,
+    held: int,
+) -> None:
+    """`work(task, scratch)` for all tasks, `numbers` of scratch each, on as many threads as the limit has room for.
+
+    `held` bytes of the limit are in use already.
+    """
+    fit = (device.workspace_limit - held) // (numbers * spec.itemsize)
+    free: SimpleQueue[Array] = SimpleQueue()
+    for i in range(max(1, min(device.pool.threads, len(tasks), fit))):
+        free.put(take(device, f"columns{i}", (numbers,), spec))
+
+    def with_scratch(task: Task) -> None:
+        scratch = free.get()
+        try:
+            work(task, scratch)
+        finally:
+            free.put(scratch)
+
+    device.pool.map(with_scratch, tasks)
+
+
+def _overlap(start: int, size: int, extent: int) -> tuple[slice, slice]:
+    """Where source[start : start + extent] has values: in the extent, and in the source of this size."""
+    low = min(max(0, -start), extent)
+    high = max(low, min(extent, size - start))
+    return slice(low, high), slice(low + start, high + start)

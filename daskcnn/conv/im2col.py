@@ -1,0 +1,191 @@
+"""Convolution as GEMM over columns, in blocks that the threads of a worker share.
+
+backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
+Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from daskcnn.arrays import Array, Device
+from daskcnn.conv.algorithm import Prepared
+from daskcnn.conv.blocks import Block, Tile, choose, least_bytes, nearly_equal, ranges_of
+from daskcnn.conv.columns import Origin, PaddedMap, map_bytes, run, take
+from daskcnn.conv.spec import ConvSpec
+
+PIXELS = 512
+"""Pixels of a block, enough for GEMM's full speed."""
+FILTER_PIXELS = 1024
+"""The same for kernel gradients, where every product is added to a sum: there should be few."""
+PARTS = 4
+"""Partial sums of a kernel gradient at most. Never the number of threads: results must not depend on it."""
+KERNELS = 256
+"""Kernels that a task of a kernel gradient works on, at most."""
+
+
+class Im2col:
+    """GEMM over columns that are expanded along the width only. Supports every problem."""
+
+    name = "im2col"
+
+    def supports(self, spec: ConvSpec) -> bool:
+        """Always true."""
+        return True
+
+    def workspace(self, spec: ConvSpec) -> int:
+        """Bytes: padded map, smallest block's columns, and the kernels flipped or a product of their gradient."""
+        forward = _least(_inner(spec)) + _kernel_bytes(spec)
+        return max([forward, *(_least(p.spec) + _phase_bytes(p, spec) for p in _phases(spec))])
+
+    def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
+        """The kernels themselves, contiguous."""
+        return device.xp.ascontiguousarray(w)
+
+    def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:
+        """y (out_H, out_W, N, K)."""
+        y = device.xp.empty(spec.y_shape, spec.dtype)
+        _correlate(_inner(spec), x, _corner(spec), prepared, y, device, held=0)
+        return y
+
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """dx (H, W, N, C)."""
+        if spec.stride == (1, 1):
+            dx = device.xp.empty(spec.x_shape, spec.dtype)
+            _correlate_phase(_phases(spec)[0], spec, dy, prepared, dx, device)
+            return dx
+        dx = device.xp.zeros(spec.x_shape, spec.dtype)  # a phase without taps stays zero
+        for phase in _phases(spec):
+            part = take(device, "phase", phase.spec.y_shape, spec)
+            _correlate_phase(phase, spec, dy, prepared, part, device)
+            dx[phase.pixels] = part
+        return dx
+
+    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+        """dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that the threads do not change."""
+        xp, inner = device.xp, _inner(spec)
+        padded = PaddedMap.of(inner, x, _corner(spec), device)
+        block, parts = _filter_blocks(spec, device)
+        dw = xp.empty((spec.R * spec.S * spec.C, spec.K), spec.dtype)
+        sums = [dw, *take(device, "sums", (len(parts) - 1, *dw.shape), spec)]
+
+        def add_up(task: tuple[tuple[Array, list[Tile]], slice], scratch: Array) -> None:
+            (total, tiles), kernels = task
+            _add_up(total[:, kernels], padded, dy, kernels, tiles, scratch)
+
+        kernels = nearly_equal(spec.K, KERNELS)
+        tasks = list(product(zip(sums, parts, strict=True), ranges_of(spec.K, kernels)))
+        held = map_bytes(inner) + (len(parts) - 1) * _kernel_bytes(spec)
+        run(add_up, tasks, block.numbers(inner) + len(dw) * kernels, spec, device, held)
+        for other in sums[1:]:
+            dw += other
+        return dw.reshape(spec.w_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """The pixels of dx that the same taps reach, as a correlation of dy without padding or stride."""
+
+    spec: ConvSpec
+    origin: Origin
+    pixels: tuple[slice, slice]
+    taps: tuple[slice, slice]
+
+
+def _correlate(
+    spec: ConvSpec, source: Array, origin: Origin, w: Array, out: Array, device: Device, *, held: int
+) -> None:
+    """out (out_H, out_W, N, K) = source ⋆ w without padding, from `origin` on; `held` bytes are taken already."""
+    padded = PaddedMap.of(spec, source, origin, device)
+    held += map_bytes(spec)
+    block = choose(spec, PIXELS, device.workspace_limit - held)
+    matrix = w.reshape(-1, spec.K)
+
+    def multiply(tile: Tile, scratch: Array) -> None:
+        device.xp.matmul(padded.columns(tile, scratch), matrix, out=tile.of(out))
+
+    run(multiply, block.tiles(spec), block.numbers(spec), spec, device, held)
+
+
+def _correlate_phase(phase: _Phase, spec: ConvSpec, dy: Array, w: Array, out: Array, device: Device) -> None:
+    kernels = take(device, "kernels", phase.spec.w_shape, spec)
+    kernels[...] = w[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
+    _correlate(phase.spec, dy, phase.origin, kernels, out, device, held=_phase_bytes(phase, spec))
+
+
+def _add_up(total: Array, padded: PaddedMap, dy: Array, kernels: slice, tiles: list[Tile], scratch: Array) -> None:
+    """total (R·S·C, K) = Σ columnsᵀ·dy over the rows of some tiles."""
+    matmul, spare = padded.device.xp.matmul, scratch[-total.size :].reshape(total.shape)
+    product = total  # the first goes straight to its place
+    for tile in tiles:
+        columns = padded.columns(tile, scratch)
+        for row, dy_row in zip(columns, tile.of(dy, kernels), strict=True):
+            matmul(row.T, dy_row, out=product)
+            if product is spare:
+                total += spare
+            product = spare
+
+
+def _filter_blocks(spec: ConvSpec, device: Device) -> tuple[Block, list[list[Tile]]]:
+    """The block of a kernel gradient, and its tiles dealt out to as many partial sums as the limit allows."""
+    inner, kernel_bytes = _inner(spec), _kernel_bytes(spec)
+    room = device.workspace_limit - map_bytes(inner) - kernel_bytes
+    block = choose(inner, FILTER_PIXELS, room).cut(inner, PARTS)
+    room -= block.numbers(inner) * spec.itemsize
+    tiles = block.tiles(inner)
+    parts = max(1, min(PARTS, len(tiles), 1 + room // kernel_bytes))
+    return block, [tiles[s] for s in ranges_of(len(tiles), -(-len(tiles) // parts))]
+
+
+def _inner(spec: ConvSpec) -> ConvSpec:
+    """The same over the padded map, cut to what its output reads."""
+    h, w = (spec.out_H - 1) * spec.stride[0] + spec.R, (spec.out_W - 1) * spec.stride[1] + spec.S
+    return replace(spec, H=h, W=w, pad=(0, 0))
+
+
+def _corner(spec: ConvSpec) -> Origin:
+    return -spec.pad[0], -spec.pad[1]
+
+
+def _phases(spec: ConvSpec) -> list[_Phase]:
+    """One for every remainder of (h, w) by the stride that has pixels and taps."""
+    rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0])
+    cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1])
+    return [_phase(spec, row, col) for row, col in product(rows, cols)]
+
+
+def _phases_along(size: int, kernel: int, stride: int, pad: int) -> list[tuple[int, slice, slice]]:
+    """(origin in dy, pixels, taps) along one axis.
+
+    Pixel h + pad = stride·(h' + shift) + r meets tap r + stride·j at dy[h' + shift − j].
+    """
+    found = []
+    for first in range(min(stride, size)):
+        shift, r = divmod(first + pad, stride)
+        taps = len(range(r, kernel, stride))
+        if taps:
+            found.append((shift - taps + 1, slice(first, size, stride), slice(r, kernel, stride)))
+    return found
+
+
+def _phase(spec: ConvSpec, row: tuple[int, slice, slice], col: tuple[int, slice, slice]) -> _Phase:
+    (h, pixel_rows, r), (w, pixel_cols, s) = row, col
+    R, S = len(range(spec.R)[r]), len(range(spec.S)[s])
+    H, W = len(range(spec.H)[pixel_rows]) + R - 1, len(range(spec.W)[pixel_cols]) + S - 1
+    inner = ConvSpec(spec.N, H, W, C=spec.K, K=spec.C, R=R, S=S, dtype=spec.dtype)
+    return _Phase(inner, (h, w), (pixel_rows, pixel_cols), (r, s))
+
+
+def _least(spec: ConvSpec) -> int:
+    return map_bytes(spec) + least_bytes(spec)
+
+
+def _kernel_bytes(spec: ConvSpec) -> int:
+    return spec.R * spec.S * spec.C * spec.K * spec.itemsize
+
+
+def _phase_bytes(phase: _Phase, spec: ConvSpec) -> int:
+    """Scratch for the flipped kernels, and for the pixels where they are not the whole of dx."""
+    H, W, N, C = phase.spec.y_shape
+    return _kernel_bytes(phase.spec) + (H * W * N * C * spec.itemsize if spec.stride != (1, 1) else 0)

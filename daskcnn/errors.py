@@ -1,0 +1,59 @@
+"""The errors a user can mend: each names the value, the reason and the remedy, and has an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class UserError(Exception):
+    """Something outside the program is wrong; shown as its message, without a traceback."""
+
+    exit_code = 2
+
+
+class JobError(UserError):
+    """The job file or its flags are wrong: every problem at once, one a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "the job has a problem" if count == 1 else f"the job has {count} problems"
+        super().__init__("\n".join([f"{head}:", *(f"  {p}" for p in self.problems)]))
+
+    def __reduce__(self) -> tuple[type[JobError], tuple[tuple[str, ...]]]:
+        return type(self), (self.problems,)
+
+
+class DataError(UserError):
+    """A data set, archive, checkpoint or image is missing, damaged or not what it should be."""
+
+
+class ClusterError(UserError):
+    """The cluster cannot run the job: no scheduler, too few workers, a resource, a version or the data missing."""
+
+    exit_code = 3
+
+
+class Diverged(UserError):
+    """The loss, a gradient or a push is not finite; the message names the last good checkpoint."""
+
+    exit_code = 4
+
+
+class Lost(UserError):
+    """More was lost, or stalled for longer, than the run survives; the message says how to resume."""
+
+    exit_code = 5
+
+
+class Interrupted(UserError):
+    """A signal ended the run after a checkpoint was written; the exit code is 128 plus the signal's number."""
+
+    def __init__(self, message: str, signum: int) -> None:
+        super().__init__(message)
+        self.signum = signum
+        self.exit_code = 128 + signum
+
+
+class PushRefused(Exception):
+    """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite."""

@@ -1,0 +1,91 @@
+"""From tables and flags to a result: what the command line and `daskcnn.train` call."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed import Client, default_client
+
+from daskcnn.config import Job, override, read_job_file
+from daskcnn.errors import DataError, JobError
+from daskcnn.launch.resolve import prepare_job, readable_plan, resolve
+from daskcnn.launch.runner import Result, display, shown, train_job
+from daskcnn.report.run_dir import RunDirectory, find_latest
+from daskcnn.report.summary import format_summary
+
+__all__ = ["Result", "dry_run", "format_summary", "run", "train"]
+
+
+def say(message: str) -> None:
+    """A line on stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool) -> dict[str, Any]:
+    """Train what the tables say, or go on with a run; returns the summary. Raises UserError."""
+    job, path = _job(raw, resume)
+    if path is not None and (summary := RunDirectory.open(path).summary()) and summary["status"] == "done":
+        say(f"{path}: this run is done; nothing to resume")
+        return summary
+    result = train_job(job, resume=path, progress=display(json_mode), handle_signals=True, say=say)
+    return result.summary
+
+
+def dry_run(raw: dict[str, Any], *, resume: str | None) -> str:
+    """The resolved job and what it would do. Makes the data set if it is not there; starts nothing."""
+    job, _ = _job(raw, resume)
+    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+    return f"{json.dumps(job.model_dump(mode='json'), indent=2)}\n\n{readable_plan(prepared)}"
+
+
+def train(client: Client | None = None, job: Job | Mapping[str, Any] | str | Path | None = None) -> Result:
+    """Train a job on a Dask cluster and return its history and model.
+
+    client: None stands for the default one; where there is none, the job's own `[cluster]` is connected or started.
+    job: tables, a `Job`, or the path of a job file; None for the built-in example. Raises `daskcnn.errors.UserError`.
+    """
+    if isinstance(job, Job):
+        raw: Mapping[str, Any] = job.model_dump(exclude_unset=True)
+    else:
+        raw = read_job_file(job) if isinstance(job, str | Path) else job or {}
+    return train_job(resolve(raw), client=client or _default_client())
+
+
+def _default_client() -> Client | None:
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def _job(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
+    """The job, and the run to go on with if any. A resumed run keeps its job; only where it runs may change."""
+    path = _run_to_resume(raw, resume)
+    if path is None:
+        return resolve(raw), None
+    if resume != "auto" and (others := sorted(set(raw) - {"cluster"})):
+        raise JobError([f"[{name}]: a resumed run keeps its job; only [cluster] may change" for name in others])
+    kept = RunDirectory.open(path).job()
+    for key, value in raw.get("cluster", {}).items():
+        override(kept, f"cluster.{key}", value)
+    return resolve(kept), path
+
+
+def _run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
+    """The run's folder; None to start a new one, for `auto` too where there is none yet."""
+    if resume is None:
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        if not (path / "job.json").is_file():
+            raise DataError(f"{path}: no run there; give the folder that a run printed, or --resume auto")
+        return path
+    settings = resolve(raw).run
+    if settings.name is None:
+        return find_latest(settings.dir)
+    named = Path(settings.dir) / settings.name
+    return named if (named / "job.json").is_file() else None

@@ -1,0 +1,179 @@
+"""From tables and flags to a job that says everything, its data set, and what it will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daskcnn.arrays import Device, cpu_count
+from daskcnn.config import Job, Model, parse_job
+from daskcnn.conv import plan
+from daskcnn.errors import DataError, JobError
+from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES
+from daskcnn.replica import initial_weights, network_of, training_samples
+from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+
+STRATEGIES = (*RULES, "layer")
+Progress = Callable[[str, int, int], None]
+Warn = Callable[[str], None]
+
+
+def resolve(raw: Mapping[str, Any]) -> Job:
+    """The job with every default filled in. Raises JobError with all problems found."""
+    job = parse_job(
+        raw,
+        rules=RULES,
+        choices={"train.strategy": STRATEGIES, "train.partition": PARTITIONERS, "data.name": DATASETS},
+        network_problems=_network_problems,
+    )
+    importer = DATASETS[job.data.name]
+    if job.data.archive and not importer.takes_archive:
+        raise JobError([f"data.archive = {job.data.archive!r}: {job.data.name} is built in; remove it"])
+    path = job.data.path or f"data/{job.data.name}.zarr"
+    data = job.data.model_copy(
+        update={
+            "path": path if "://" in path else str(Path(path).absolute()),
+            "augment": job.data.augment or importer.augment,
+        }
+    )
+    model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
+    return job.model_copy(update={"data": data, "model": model, "train": _with_partition(job)})
+
+
+def _network_problems(model: Model) -> Iterable[str]:
+    if model.name is not None and (problem := model_problem(model.name)):
+        yield f"model.name: {problem}"
+    if model.layers is not None:
+        try:
+            sequential_from_spec(model.layers)
+        except ValueError as error:
+            yield f"model.{error}"
+
+
+def _with_partition(job: Job) -> Any:
+    train = job.train
+    if train.strategy == "layer":
+        return train
+    partition = train.partition or "idpa"
+    usual = 1 if partition == "udpa" else min(4, 2 * train.epochs - 1)
+    return train.model_copy(update={"partition": partition, "increments": train.increments or usual})
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job whose data set is there, checked, and fits the network."""
+
+    job: Job
+    dataset: Dataset
+    layout: Layout
+
+    @property
+    def samples(self) -> int:
+        """Samples that are trained on."""
+        return training_samples(self.job, self.dataset)
+
+
+def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
+    """Make the data set if it is not there yet, check all of it, and that the network fits.
+
+    Raises DataError or JobError naming what is wrong.
+    """
+    data = job.data
+    assert data.path is not None, "resolved"
+    if data.archive or ("://" not in data.path and not Path(data.path).exists()):
+        prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
+    dataset = open_dataset(data.path, limit=data.limit)
+    if dataset.name != data.name:
+        raise DataError(f"{data.path} holds {dataset.name}, the job wants {data.name}; set data.name or data.path")
+    if dataset.order != data.order:
+        raise DataError(
+            f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}; "
+            f"set data.order, or prepare it anew with --order {data.order} --out another path"
+        )
+    progress("check", 0, 0)
+    verify(dataset)
+    return fitted(job, dataset)
+
+
+def fitted(job: Job, dataset: Dataset) -> Prepared:
+    """Check the job's numbers and network against the data set. Raises JobError with all problems."""
+    problems = []
+    samples = training_samples(job, dataset)
+    if samples < 1:
+        problems.append(
+            f"data.validation = {job.data.validation}: leaves nothing of {len(dataset.train)} training samples; "
+            "lower it"
+        )
+    elif (job.train.increments or 1) > samples:
+        problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
+    try:
+        layout, _ = initial_weights(job, dataset)
+        _check_workspace(job, dataset)
+    except ValueError as error:
+        problems.append(f"model: {error}")
+    if problems:
+        raise JobError(problems)
+    return Prepared(job, dataset, layout)
+
+
+def _check_workspace(job: Job, dataset: Dataset) -> None:
+    """Plan every convolution, so that one that cannot fit is refused here."""
+    for _, spec in conv_specs(job, dataset):
+        plan(spec, Device())
+
+
+def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, Any]]:
+    """Every convolution of the network by name, as the problem it is at the job's batch size."""
+    N = job.train.batch_size
+    return [
+        (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, job.model.dtype))
+        for name, layer, shape in network_of(job, dataset).shapes(dataset.shape)
+        if isinstance(layer, Conv)
+    ]
+
+
+def readable_plan(prepared: Prepared) -> str:
+    """What the job will do, for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
+    job, dataset = prepared.job, prepared.dataset
+    lines = [
+        f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
+        f"validation, {len(dataset.test):,} to test; augment {job.data.augment}",
+        f"workers   {_workers(job)}",
+        f"strategy  {_strategy(prepared)}",
+        f"memory    {_megabytes(prepared)} on each worker for weights, momentum, gradients and samples",
+        "",
+        describe(network_of(job, dataset), dataset.shape),
+        "",
+        *(f"{name}: {plan(spec, Device()).explain()}" for name, spec in conv_specs(job, dataset)),
+    ]
+    return "\n".join(lines)
+
+
+def _workers(job: Job) -> str:
+    cluster, given = job.cluster, job.cluster.workers.given
+    counts = ", ".join(f"{n} {kind}" for kind, n in given.items())
+    if where := cluster.scheduler or cluster.scheduler_file:
+        return f"{counts or 'all there are'}, of the scheduler {where}"
+    return f"{counts or f'{cpu_count()} cpu'}, and 1 for the parameter server, as processes on this machine"
+
+
+def _strategy(prepared: Prepared) -> str:
+    train = prepared.job.train
+    batches = -(-prepared.samples // train.batch_size)
+    if train.strategy == "layer":
+        return f"layer: kernels of every convolution sharded by measured speed, {batches * train.epochs:,} steps"
+    return (
+        f"{train.strategy} with {train.partition}: samples given out in {train.increments} increment(s) by measured "
+        f"speed, {prepared.samples * train.epochs:,} presentations"
+    )
+
+
+def _megabytes(prepared: Prepared) -> str:
+    dataset, layout = prepared.dataset, prepared.layout
+    H, W, C = dataset.shape
+    return f"about {(6 * layout.nbytes + len(dataset.train) * H * W * C) / 2**20:,.0f} MiB"

@@ -1,0 +1,297 @@
+"""A job from its start to its summary: data, cluster, strategy, run directory; and resuming."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+from distributed import Client
+
+from daskcnn.classifier import Classifier, Facts
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.context import RunContext, TrainingState
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.layer_sharded import LayerSharded
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.start import calibrate_all, check_workers
+from daskcnn.config import Job
+from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.launch.keep import facts_of, to_checkpoint, to_classifier, to_state
+from daskcnn.launch.resolve import Prepared, prepare_job
+from daskcnn.replica import Score
+from daskcnn.report.checkpoint import Checkpoint, latest, save
+from daskcnn.report.progress import Progress, choose
+from daskcnn.report.run_dir import RunDirectory
+from daskcnn.report.summary import build_summary, worker_totals
+
+Event = dict[str, Any]
+STATUS: dict[type[UserError], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What training leaves: where, how it ended, the events of every epoch, and the network."""
+
+    run: Path
+    summary: dict[str, Any]
+    history: list[Event]
+    model: Classifier
+
+
+class Silent:
+    """A display that shows nothing, for use from Python."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        return None
+
+
+@dataclass
+class Recorder:
+    """Where a run's events and states go: log, display, checkpoints. Writing may fail; training goes on."""
+
+    directory: RunDirectory
+    progress: Progress
+    prepared: Prepared
+    seconds_before: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+    checkpoint: Path | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self.seconds_before + time.monotonic() - self.begun
+
+    def emit(self, event: Event) -> None:
+        with self.lock:
+            self.directory.log(event)
+            self.progress.handle(event)
+
+    def save(self, state: TrainingState) -> None:
+        """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
+        dataset = self.prepared.dataset
+        facts = Facts(dataset.classes, dataset.shape, dataset.mean, dataset.deviation)
+        checkpoint = to_checkpoint(state, self.prepared.layout, facts, self.seconds)
+        try:
+            self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
+        except OSError as error:
+            self.warn(f"checkpoint of step {state.step} not written: {error}; the last one stays")
+        else:
+            self.emit({"event": "checkpoint", "path": str(self.checkpoint), "step": state.step})
+
+    def warn(self, message: str) -> None:
+        self.emit({"event": "warning", "message": message})
+
+
+class Signals:
+    """Remembers the first SIGINT or SIGTERM; a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + signum)
+        self.first = signum
+
+    @contextmanager
+    def installed(self) -> Iterator[Self]:
+        """Handle signals inside, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def train_job(
+    job: Job,
+    *,
+    client: Client | None = None,
+    resume: Path | None = None,
+    progress: Progress | None = None,
+    handle_signals: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
+
+    Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
+    run directory has its summary and the message names the last checkpoint.
+    """
+    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+    signals = Signals()
+    with ExitStack() as stack:
+        if handle_signals:
+            stack.enter_context(signals.installed())
+        there = stack.enter_context(_client(client, job))
+        members = wait_for_members(there, job.cluster.workers, job.cluster.wait)
+        check_workers(there, members, job, prepared.dataset.fingerprint)
+        recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
+        context = RunContext(
+            there,
+            _task_name(recorder.directory.path),
+            job,
+            prepared.dataset,
+            members,
+            {},
+            recorder.emit,
+            recorder.save,
+            lambda: signals.first,
+        )
+        return _train(context, recorder, checkpoint)
+
+
+def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Tell a stage once, and every tenth of it."""
+    told: dict[str, int] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 0
+        if told.get(stage) != tenth:
+            told[stage] = tenth
+            say(f"data: {stage}" + (f" {10 * tenth} %" if total else ""))
+
+    return progress
+
+
+def _client(client: Client | None, job: Job) -> AbstractContextManager[Client]:
+    return connect(job.cluster) if client is None else nullcontext(client)
+
+
+def _task_name(path: Path) -> str:
+    """The run as it shows in task names; another life of the same run has another."""
+    return f"{path.name}-{os.getpid():x}{time.time_ns() & 0xFFFFF:05x}"
+
+
+@contextmanager
+def _recorded(
+    prepared: Prepared, resume: Path | None, progress: Progress
+) -> Iterator[tuple[Recorder, Checkpoint | None]]:
+    """The run directory, new or resumed, with the checkpoint to go on from."""
+    job = prepared.job
+    if resume is None:
+        directory = RunDirectory.create(job.run.dir, job.run.name, strategy=job.train.strategy, now=datetime.now(UTC))
+        directory.write_job(job.model_dump(mode="json"))
+    else:
+        directory = RunDirectory.open(resume, writable=True)
+    with directory, progress:
+        directory.write_environment(sys.argv)
+        recorder = Recorder(directory, progress, prepared)
+        checkpoint = None
+        if resume is not None and (checkpoint := latest(directory.checkpoints, warn=recorder.warn)):
+            recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
+        recorder.emit(_start_event(recorder))
+        if checkpoint:
+            _check_same_data(checkpoint, prepared)
+            recorder.emit({"event": "resume", "path": str(checkpoint.path), "step": checkpoint.step})
+        yield recorder, checkpoint
+
+
+def _start_event(recorder: Recorder) -> Event:
+    prepared, job = recorder.prepared, recorder.prepared.job
+    return {
+        "event": "start",
+        "run": str(recorder.directory.path),
+        "strategy": job.train.strategy,
+        "epochs": job.train.epochs,
+        "samples": prepared.samples,
+        "validation_samples": job.data.validation,
+        "parameters": prepared.layout.parameter_size,
+    }
+
+
+def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
+    found, dataset = facts_of(checkpoint), prepared.dataset
+    if (found.classes, found.shape) != (dataset.classes, dataset.shape):
+        raise DataError(f"{dataset.path}: other classes or shapes than {checkpoint.path} was trained on; give its data")
+
+
+def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:
+    job = context.job
+    calibrate_all(context)
+    state = to_state(checkpoint, job) if checkpoint else None
+    recorder.begun = time.monotonic()
+    strategy = (LayerSharded if job.train.strategy == "layer" else DataParallel)(context, state)
+    try:
+        final = strategy.train()
+        seconds = recorder.seconds
+        test = context.score(final.weights, "test", 0, len(context.dataset.test))
+        summary = _summary(recorder, "done", final, seconds, test)
+    except (Diverged, Interrupted, Lost) as error:
+        _write_summary(recorder, _summary(recorder, STATUS[type(error)], strategy.state, recorder.seconds, None))
+        raise _with_remedy(error, recorder) from error
+    finally:
+        context.close()
+    _write_summary(recorder, summary)
+    history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
+    last = latest(recorder.directory.checkpoints, warn=recorder.warn)
+    assert last is not None, "training ends with a checkpoint"
+    return Result(recorder.directory.path, summary, history, to_classifier(last, job))
+
+
+def _summary(
+    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None
+) -> dict[str, Any]:
+    workers = worker_totals(recorder.directory.events())
+    prepared = recorder.prepared
+    return build_summary(
+        run=recorder.directory.path,
+        status=status,
+        strategy=prepared.job.train.strategy,
+        epochs=state.epoch,
+        seconds=seconds,
+        samples=round(state.epoch * prepared.samples),
+        test=_result(test),
+        validation=_result(state.validation),
+        bytes_up=sum(w["bytes_up"] for w in workers),
+        bytes_down=sum(w["bytes_down"] for w in workers),
+        workers=workers,
+        checkpoint=recorder.checkpoint,
+    )
+
+
+def _result(score: Score | None) -> dict[str, float] | None:
+    return None if score is None else {"accuracy": score.accuracy, "loss": score.loss}
+
+
+def _write_summary(recorder: Recorder, summary: dict[str, Any]) -> None:
+    recorder.emit({"event": "end", "status": summary["status"]})
+    try:
+        recorder.directory.write_summary(summary)
+    except OSError as error:
+        recorder.warn(f"summary.json not written: {error}")
+
+
+def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
+    """The same error with the last good checkpoint and how to go on."""
+    run, checkpoint = recorder.directory.path, recorder.checkpoint
+    kept = f"last good checkpoint: {checkpoint}" if checkpoint else "no checkpoint was written yet"
+    message = f"{error}\n{kept}"
+    if not isinstance(error, Diverged):
+        message += f"\ngo on with: python -m daskcnn.run --resume {run}"
+    return Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
+
+
+def display(json_mode: bool) -> Progress:
+    """The display for this process's terminal."""
+    return choose(sys.stdout, json_mode)

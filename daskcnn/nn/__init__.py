@@ -1,0 +1,42 @@
+"""Layers, networks, losses, the optimiser, schedules and the flat vector of a network's weights."""
+
+from daskcnn.nn.layer import Context, Layer, Params, Shape, State
+from daskcnn.nn.layers import LAYERS
+from daskcnn.nn.losses import LOSSES, Loss, correct
+from daskcnn.nn.models import MODELS, build_model, model_problem
+from daskcnn.nn.network import LayerSummary, describe, init_network, loss_and_gradients, predict, summarise
+from daskcnn.nn.optimizer import SGD
+from daskcnn.nn.schedule import SCHEDULES, Schedule
+from daskcnn.nn.sequential import Sequential
+from daskcnn.nn.spec import sequential_from_spec
+from daskcnn.nn.tree import leaves, map_leaves
+from daskcnn.nn.vector import Layout
+
+__all__ = [
+    "LAYERS",
+    "LOSSES",
+    "MODELS",
+    "SCHEDULES",
+    "SGD",
+    "Context",
+    "Layer",
+    "LayerSummary",
+    "Layout",
+    "Loss",
+    "Params",
+    "Schedule",
+    "Sequential",
+    "Shape",
+    "State",
+    "build_model",
+    "correct",
+    "describe",
+    "init_network",
+    "leaves",
+    "loss_and_gradients",
+    "map_leaves",
+    "model_problem",
+    "predict",
+    "sequential_from_spec",
+    "summarise",
+]

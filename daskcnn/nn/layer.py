@@ -1,0 +1,95 @@
+"""What a layer is: hyper-parameters and pure functions; parameters, state and residuals travel as arguments.
+
+Shapes: a *map* is (H, W, N, C), a *vector* (N, F), float32 or float64; `in_shape` and `out_shape` leave N out.
+A layer never writes to the arrays it is given, and returns arrays of the dtype it got.
+
+Layers with inner structure are layers too: their params, state and gradients are nested by child name, as in
+`Sequential`. A layer of branches would give x to every child, join what they return along the last axis, split
+dy likewise and add up the children's dx. Tied weights would be one entry of params that a composite layer passes to
+two children, adding up their gradients.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.initial import Initializer, glorot_uniform
+
+Params: TypeAlias = dict[str, Any]
+State: TypeAlias = dict[str, Any]
+Shape: TypeAlias = tuple[int, ...]
+Residual: TypeAlias = Any
+Keys: TypeAlias = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Context:
+    """How a pass runs: on which device, in training or not, for which samples, at which place in the network.
+
+    `keys` (N,) uint64 on the host identify presentations of samples and `salt` the layer's path; random layers draw
+    from the two. With `need_dx = False` backward may return None for dx: the first layer's is of no use.
+    """
+
+    device: Device
+    training: bool = False
+    keys: Keys | None = None
+    salt: int = 0
+    need_dx: bool = True
+
+    def child(self, name: str, *, need_dx: bool = True) -> Context:
+        """The context of the child of this name, salted with its path."""
+        return replace(self, salt=zlib.crc32(f"{name}/".encode(), self.salt), need_dx=need_dx)
+
+
+class Layer(ABC):
+    """Base of all layers; subclasses are frozen dataclasses of hyper-parameters, without hidden state."""
+
+    @abstractmethod
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Shape of the output without N. Raises ValueError where the layer does not fit this input."""
+
+    @abstractmethod
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return (y, new state, what backward needs). The residual is only good after a pass in training."""
+
+    @abstractmethod
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Any, Params]:
+        """Return (dx or None if not `ctx.need_dx`, gradients nested like params) of the pass of this residual."""
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        """Return (params, state, out_shape), float64 on the host, weights drawn by `initial`. Here: no parameters."""
+        return {}, {}, self.out_shape(in_shape)
+
+    def initial_before(self, after: Initializer) -> Initializer:
+        """The initializer for weights in front of this layer, where `after` is the one behind it.
+
+        Layers that let the scale of their input through (pooling, normalising, dropout) pass `after` on; a ReLU asks
+        for He's; weights and saturating activations for Glorot's.
+        """
+        return after
+
+
+def check_at_least(layer: Layer, minimum: float, *fields: str) -> None:
+    """Raise ValueError if one of the layer's hyper-parameters is below the minimum."""
+    for field in fields:
+        if (value := getattr(layer, field)) < minimum:
+            raise ValueError(f"{field}={value}: {type(layer).__name__} needs at least {minimum}")
+
+
+def map_shape(layer: Layer, in_shape: Shape) -> tuple[int, int, int]:
+    """`in_shape` as (H, W, C). Raises ValueError for a vector."""
+    if len(in_shape) != 3:
+        raise ValueError(
+            f"input shape {in_shape}: {type(layer).__name__} works on maps (H, W, C); put it before dense and flatten"
+        )
+    H, W, C = in_shape
+    return H, W, C

@@ -1,0 +1,41 @@
+"""The layers, and the names that a declarative network gives them."""
+
+from daskcnn.nn.layer import Layer
+from daskcnn.nn.layers.activations import ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.layers.dense import Dense
+from daskcnn.nn.layers.dropout import Dropout
+from daskcnn.nn.layers.flatten import Flatten
+from daskcnn.nn.layers.normalise import LRN, BatchNorm
+from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
+
+LAYERS: dict[str, type[Layer]] = {
+    "conv": Conv,
+    "relu": ReLU,
+    "sigmoid": Sigmoid,
+    "tanh": Tanh,
+    "lrn": LRN,
+    "batchnorm": BatchNorm,
+    "maxpool": MaxPool,
+    "averagepool": AveragePool,
+    "l2pool": L2Pool,
+    "dense": Dense,
+    "dropout": Dropout,
+    "flatten": Flatten,
+}
+
+__all__ = [
+    "LAYERS",
+    "LRN",
+    "AveragePool",
+    "BatchNorm",
+    "Conv",
+    "Dense",
+    "Dropout",
+    "Flatten",
+    "L2Pool",
+    "MaxPool",
+    "ReLU",
+    "Sigmoid",
+    "Tanh",
+]

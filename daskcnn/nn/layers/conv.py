@@ -1,0 +1,76 @@
+"""Convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.conv import ConvSpec, plan
+from daskcnn.nn.channels import add_to_channels, channel_sum
+from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
+
+
+@dataclass(frozen=True)
+class Conv(Layer):
+    """`kernels` kernels of size×size over a map padded with zeros: (H, W, N, C) to (out_H, out_W, N, K).
+
+    Parameters: w (size, size, C, K) and, with `bias`, b (K,). A shard of the layer is the same layer with slices of
+    the last axis of w and b: K is taken from w, not from `kernels`.
+    """
+
+    kernels: int
+    size: int
+    stride: int = 1
+    pad: int = 0
+    bias: bool = True
+
+    def __post_init__(self) -> None:
+        check_at_least(self, 1, "kernels", "size", "stride")
+        check_at_least(self, 0, "pad")
+
+    def spec(self, x_shape: Shape, kernels: int, dtype: str = "float32") -> ConvSpec:
+        """The convolution of an input (H, W, N, C) with so many kernels."""
+        H, W, N, C = x_shape
+        size, stride, pad = (self.size,) * 2, (self.stride,) * 2, (self.pad,) * 2
+        return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], stride=stride, pad=pad, dtype=dtype)
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        H, W, C = map_shape(self, in_shape)
+        spec = self.spec((H, W, 1, C), self.kernels)
+        return spec.out_H, spec.out_W, self.kernels
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        out_shape = self.out_shape(in_shape)
+        taps, C = self.size**2, in_shape[-1]
+        params = {"w": initial(rng, (self.size, self.size, C, self.kernels), taps * C, taps * self.kernels)}
+        if self.bias:
+            params["b"] = np.zeros(self.kernels)
+        return params, {}, out_shape
+
+    def residual(self, params: Params, x: Array, device: Device) -> Residual:
+        """What `backward` needs, without the forward pass: a shard's two passes may be tasks of their own."""
+        w = params["w"]
+        conv = plan(self.spec(x.shape, w.shape[-1], x.dtype.name), device)
+        return conv, x, conv.prepare(w, device)
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        residual = conv, _, prepared = self.residual(params, x, ctx.device)
+        y = conv.forward(x, prepared, ctx.device)
+        if self.bias:
+            y = add_to_channels(ctx.device.xp, y, params["b"])
+        return y, state, residual
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        conv, x, prepared = residual
+        grads = {"w": conv.backward_filter(x, dy, ctx.device)}
+        if self.bias:
+            grads["b"] = channel_sum(dy)
+        return conv.backward_data(dy, prepared, ctx.device) if ctx.need_dx else None, grads
+
+    def initial_before(self, after: Initializer) -> Initializer:
+        return glorot_uniform

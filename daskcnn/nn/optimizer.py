@@ -1,0 +1,38 @@
+"""Stochastic gradient descent on flat vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from daskcnn.arrays import Array
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Momentum, plain or Nesterov's, and weight decay, as in PyTorch: g + decay·p first, then the momentum."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum}: SGD needs 0 <= momentum < 1")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov=true with momentum=0: there is no momentum to look ahead with; set one")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay={self.weight_decay}: SGD needs 0 or more")
+
+    def step(self, params: Array, grads: Array, velocity: Array, lr: float) -> None:
+        """One step; vectors of one length, changed in place, `grads` too. `velocity` starts at zero."""
+        if self.weight_decay:
+            grads += self.weight_decay * params
+        if self.momentum:
+            velocity *= self.momentum
+            velocity += grads
+            if self.nesterov:
+                grads += self.momentum * velocity
+            else:
+                grads[...] = velocity
+        grads *= lr
+        params -= grads

@@ -1,0 +1,92 @@
+"""Layers one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from daskcnn.arrays import Array
+from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+
+
+@dataclass(frozen=True)
+class Sequential(Layer):
+    """Named layers, each fed by the one before; a layer itself, so it nests.
+
+    params, state and gradients are dicts by child name that leave out children without any; the residual is a tuple,
+    one entry a child, and None outside training, where nothing is kept. Weights before a ReLU (pooling, normalising
+    and dropout in between allowed) start He normal, others Glorot uniform.
+    """
+
+    layers: tuple[tuple[str, Layer], ...]
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.layers]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"layer names {', '.join(twice)}: given more than once; each layer needs its own")
+        if not names:
+            raise ValueError("layers=(): a network needs at least one layer")
+
+    def shapes(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
+        """Every child with its input's shape, in order. Raises ValueError, naming the layer, where one does not fit."""
+        for name, layer in self.layers:
+            yield name, layer, in_shape
+            in_shape = self._out_shape(name, layer, in_shape)
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        *_, (name, layer, last) = self.shapes(in_shape)
+        return self._out_shape(name, layer, last)
+
+    @staticmethod
+    def _out_shape(name: str, layer: Layer, in_shape: Shape) -> Shape:
+        try:
+            return layer.out_shape(in_shape)
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error}") from error
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        params: Params = {}
+        state: State = {}
+        for (name, layer, shape), start in zip(self.shapes(in_shape), self._initial(initial), strict=True):
+            own, kept, _ = layer.init(rng, shape, initial=start)
+            params |= {name: own} if own else {}
+            state |= {name: kept} if kept else {}
+        return params, state, self.out_shape(in_shape)
+
+    def _initial(self, after: Initializer) -> list[Initializer]:
+        """For each child the initializer that those behind it ask for, the network's end asking for `after`."""
+        behind = accumulate(reversed(self.layers[1:]), lambda a, child: child[1].initial_before(a), initial=after)
+        return list(behind)[::-1]
+
+    def initial_before(self, after: Initializer) -> Initializer:
+        return self.layers[0][1].initial_before(self._initial(after)[0])
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        new_state: State = {}
+        residuals = []
+        for name, layer in self.layers:
+            x, kept, residual = layer.forward(params.get(name, {}), state.get(name, {}), x, ctx.child(name))
+            new_state |= {name: kept} if kept else {}
+            if ctx.training:
+                residuals.append(residual)
+        return x, new_state, tuple(residuals) if ctx.training else None
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Without `ctx.need_dx` it stops at the first child that has parameters."""
+        first = 0 if ctx.need_dx else self._first_with(params)
+        grads: Params = {}
+        for i in range(len(self.layers) - 1, first - 1, -1):
+            name, layer = self.layers[i]
+            child = ctx.child(name, need_dx=ctx.need_dx or i > first)
+            dy, own = layer.backward(params.get(name, {}), residual[i], dy, child)
+            grads |= {name: own} if own else {}
+        return dy if ctx.need_dx else None, {name: grads[name] for name in params}
+
+    def _first_with(self, params: Params) -> int:
+        return next((i for i, (name, _) in enumerate(self.layers) if name in params), len(self.layers))

@@ -1,0 +1,25 @@
+"""Nested dicts of arrays, as params, state and gradients are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from daskcnn.arrays import Array
+
+
+def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
+    """Every array with its path ("conv1/w"), in the order of the dicts."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def map_leaves(function: Callable[[Array], Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """The same nesting with `function` of every array."""
+    return {
+        name: map_leaves(function, value) if isinstance(value, dict) else function(value)
+        for name, value in tree.items()
+    }

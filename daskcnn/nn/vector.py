@@ -1,0 +1,103 @@
+"""Parameters and state as one flat vector: what replicas push, optimisers update and checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array
+from daskcnn.nn.layer import Params, Shape, State
+from daskcnn.nn.tree import leaves
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each array lies in the vector: the parameters' names and shapes in order, then the state's; and the dtype.
+
+    Names are paths, "conv1/w".
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    dtype: str
+    parameters: int
+    """How many of the names are parameters; the others are state."""
+
+    @classmethod
+    def of(cls, params: Params, state: State) -> Layout:
+        """The layout of these. Raises ValueError if their dtypes differ, or a parameter has the name of a state."""
+        named = [*leaves(params), *leaves(state)]
+        names = tuple(name for name, _ in named)
+        dtypes = {leaf.dtype.name for _, leaf in named}
+        if len(dtypes) != 1:
+            raise ValueError(f"dtypes {sorted(dtypes)}: a vector needs exactly one; cast the network to it first")
+        if len(set(names)) < len(names):
+            raise ValueError(f"names {names}: a parameter and a state share one; rename one of them in the layer")
+        return cls(names, tuple(leaf.shape for _, leaf in named), dtypes.pop(), sum(1 for _ in leaves(params)))
+
+    @property
+    def size(self) -> int:
+        """Numbers in the vector."""
+        return self._edges[-1]
+
+    @property
+    def parameter_size(self) -> int:
+        """Numbers of its leading part, the parameters: what the optimiser updates."""
+        return self._edges[self.parameters]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def _edges(self) -> list[int]:
+        return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
+
+    def flatten(self, params: Params, state: State, *, xp: Any = np, out: Array | None = None) -> Array:
+        """The vector (size,) of these, or of gradients with their state left empty: then (parameter_size,).
+
+        Written to `out` if given. Raises ValueError if they are not of this layout.
+        """
+        named = [*leaves(params), *leaves(state)]
+        self._check([(name, leaf.shape) for name, leaf in named])
+        edges = self._edges[: len(named) + 1]
+        vector = xp.empty(edges[-1], self.dtype) if out is None else out
+        for (_, leaf), start, stop in zip(named, edges, edges[1:], strict=False):
+            vector[start:stop] = leaf.reshape(-1)
+        return vector
+
+    def _check(self, found: list[tuple[str, Shape]]) -> None:
+        expected = list(zip(self.names, self.shapes, strict=True))
+        if found not in (expected, expected[: self.parameters]):
+            wrong = next((pair for pair in zip(found, expected, strict=False) if pair[0] != pair[1]), "their number")
+            raise ValueError(f"arrays do not fit the layout: {wrong} (found, expected); the network is another one")
+
+    def views(self, vector: Array) -> tuple[Params, State]:
+        """(params, state) as views of the vector: writing to one writes to the other."""
+        if vector.shape != (self.size,):
+            raise ValueError(f"vector of shape {vector.shape}: this layout has {self.size} numbers")
+        named = list(self._named(vector))
+        return _nested(named[: self.parameters]), _nested(named[self.parameters :])
+
+    def _named(self, vector: Array) -> Iterator[tuple[str, Array]]:
+        edges = self._edges
+        for name, shape, start, stop in zip(self.names, self.shapes, edges, edges[1:], strict=False):
+            yield name, vector[start:stop].reshape(shape)
+
+
+def _nested(named: list[tuple[str, Array]]) -> dict[str, Any]:
+    """{"conv1": {"w": ...}} from [("conv1/w", ...)]."""
+    tree: dict[str, Any] = {}
+    for path, leaf in named:
+        *parents, last = path.split("/")
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = leaf
+    return tree

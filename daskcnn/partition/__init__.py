@@ -1,0 +1,19 @@
+"""Which samples, and which kernels, each worker gets. Pure: times come in as arguments, allocations go out."""
+
+from __future__ import annotations
+
+from daskcnn.partition.allocation import Allocation
+from daskcnn.partition.budget import Budget
+from daskcnn.partition.idpa import IDPA
+from daskcnn.partition.idpa_paper import IDPAPaper
+from daskcnn.partition.partitioner import Partitioner
+from daskcnn.partition.sharding import kernel_shards, proportional
+from daskcnn.partition.udpa import UDPA
+
+PARTITIONERS: dict[str, type[Partitioner]] = {
+    "idpa": IDPA,
+    "idpa-paper": IDPAPaper,
+    "udpa": UDPA,
+}
+
+__all__ = ["PARTITIONERS", "Allocation", "Budget", "Partitioner", "kernel_shards", "proportional"]

@@ -1,0 +1,135 @@
+"""Which samples belong to which worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+Range: TypeAlias = tuple[int, int]
+"""Half-open: (lo, hi) stands for samples lo … hi - 1."""
+Ranges: TypeAlias = tuple[Range, ...]
+
+_NOTHING: Ranges = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """The samples 0 … total - 1, each with one worker or not given yet.
+
+    ranges: per worker, in the order in which the workers came, sorted and as few as possible. free: not given yet.
+    granted: increments each worker has had. The operations return a new Allocation.
+    """
+
+    total: int
+    ranges: Mapping[str, Ranges]
+    free: Ranges
+    granted: Mapping[str, int]
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(self.ranges)
+
+    @property
+    def given(self) -> int:
+        """Samples that have a worker."""
+        return self.total - count(self.free)
+
+    def size(self, worker: str) -> int:
+        """Samples of this worker. Raises ValueError for a worker that is not part of the allocation."""
+        if worker not in self.ranges:
+            raise ValueError(f"worker={worker!r}: not among {list(self.ranges)}; let it join first")
+        return count(self.ranges[worker])
+
+    def sizes(self) -> dict[str, int]:
+        return {worker: count(ranges) for worker, ranges in self.ranges.items()}
+
+    def give(self, samples: Mapping[str, int], increment: int) -> Allocation:
+        """The next free samples to these workers, in this order; it is their increment of that number."""
+        ranges, free = dict(self.ranges), self.free
+        for worker, number in samples.items():
+            taken, free = take(free, number)
+            ranges[worker] = union(ranges[worker], taken)
+        return replace(self, ranges=ranges, free=free, granted={**self.granted, **dict.fromkeys(samples, increment)})
+
+    def without(self, worker: str, samples: Mapping[str, int]) -> Allocation:
+        """The worker is gone, and its samples are with the others: `samples` says how many with each."""
+        ranges, left = dict(self.ranges), self.ranges[worker]
+        for other, number in samples.items():
+            taken, left = take(left, number)
+            ranges[other] = union(ranges[other], taken)
+        assert not left, f"{count(left)} samples of {worker} went to nobody"
+        del ranges[worker]
+        return replace(self, ranges=ranges, granted={w: n for w, n in self.granted.items() if w != worker})
+
+    def with_joined(self, worker: str, samples: Mapping[str, int], increment: int) -> Allocation:
+        """A new worker, with the last samples of the others: `samples` says how many of each."""
+        ranges, own = dict(self.ranges), _NOTHING
+        for other, number in samples.items():
+            ranges[other], taken = take(ranges[other], count(ranges[other]) - number)
+            own = union(own, taken)
+        return replace(self, ranges={**ranges, worker: own}, granted={**self.granted, worker: increment})
+
+    def check(self) -> None:
+        """Assert the invariants: every sample exactly once, ranges sorted and merged, the same workers everywhere."""
+        assert self.ranges.keys() == self.granted.keys()
+        for ranges in (*self.ranges.values(), self.free):
+            assert ranges == union(ranges), f"not sorted and merged: {ranges}"
+            assert all(lo < hi for lo, hi in ranges), f"an empty range: {ranges}"
+        everything = sorted(r for ranges in (*self.ranges.values(), self.free) for r in ranges)
+        edges = [0, *(edge for r in everything for edge in r), self.total]
+        assert edges[::2] == edges[1::2], f"samples twice or missing: {everything}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can keep it. The workers are a list, because their order counts."""
+        workers = [
+            {"name": worker, "ranges": [list(r) for r in ranges], "granted": self.granted[worker]}
+            for worker, ranges in self.ranges.items()
+        ]
+        return {"total": self.total, "workers": workers, "free": [list(r) for r in self.free]}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Allocation:
+        """The inverse of `to_dict`. Raises ValueError where the record is not an allocation."""
+        try:
+            allocation = cls(
+                record["total"],
+                {each["name"]: _ranges(each["ranges"]) for each in record["workers"]},
+                _ranges(record["free"]),
+                {each["name"]: each["granted"] for each in record["workers"]},
+            )
+            allocation.check()
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"allocation: not a valid record ({error!r}); use an earlier checkpoint") from error
+        return allocation
+
+
+def count(ranges: Ranges) -> int:
+    """Samples in these ranges."""
+    return sum(hi - lo for lo, hi in ranges)
+
+
+def take(ranges: Ranges, number: int) -> tuple[Ranges, Ranges]:
+    """The first `number` samples, and the rest."""
+    taken: list[Range] = []
+    for i, (lo, hi) in enumerate(ranges):
+        if number < hi - lo:
+            head = ((lo, lo + number),) if number else ()
+            return (*taken, *head), ((lo + number, hi), *ranges[i + 1 :])
+        taken.append((lo, hi))
+        number -= hi - lo
+    assert number == 0, f"{number} samples more than there are"
+    return tuple(taken), ()
+
+
+def union(*several: Ranges) -> Ranges:
+    """All these (disjoint) ranges, sorted, neighbours merged."""
+    edges = sorted(r for ranges in several for r in ranges)
+    starts = [lo for i, (lo, _) in enumerate(edges) if i == 0 or edges[i - 1][1] != lo]
+    ends = [a[1] for a, b in pairwise(edges) if a[1] != b[0]] + [hi for _, hi in edges[-1:]]
+    return tuple(zip(starts, ends, strict=True))
+
+
+def _ranges(pairs: Iterable[Sequence[int]]) -> Ranges:
+    return tuple((lo, hi) for lo, hi in pairs)

@@ -1,0 +1,42 @@
+"""Incremental data partitioning and allocation with the paper's own formula, for comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from daskcnn.partition.allocation import Allocation
+from daskcnn.partition.idpa import IDPA
+
+
+@dataclass(frozen=True)
+class IDPAPaper(IDPA):
+    """BPT-CNN eq. 2-5 to the letter, clamped: n'_j = floor(N/A)·a·t̄ / (m·t̄_j), the last worker takes the rest.
+
+    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves.
+    Clamped means: nobody loses samples, nobody gets more than the increment still has, and everybody gets one in
+    the first. The paper drops N mod A samples; here the last increment's rest takes them, as in `idpa`.
+    """
+
+    laws: ClassVar[frozenset[str]] = frozenset({"complete"})
+
+    def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
+        sizes = list(allocation.sizes().values())
+        left = self._given_after(allocation, increment) - allocation.given
+        at_least = int(allocation.given == 0 and left >= len(sizes))
+        for index in range(len(sizes) - 1):
+            kept = at_least * (len(sizes) - 1 - index)
+            more = self._wanted(allocation, times, index, increment) - sizes[index]
+            more = max(at_least, min(more, left - kept))
+            sizes[index] += more
+            left -= more
+        sizes[-1] += left
+        return sizes
+
+    def _wanted(self, allocation: Allocation, times: list[float], index: int, increment: int) -> int:
+        """n'_j of eq. 4, or the share by nominal speed (eq. 2) in the first increment."""
+        if increment == 1:
+            return super()._wanted(allocation, times, index, increment)
+        mean = sum(times) / len(times)
+        seconds = allocation.total // self.increments * increment * mean / len(times)  # T_a, eq. 3
+        return int(seconds / times[index])

@@ -1,0 +1,154 @@
+"""What the partitioners share: increments, one worker or all at a time, and workers that come and go.
+
+The synchronous way calls `allocate` once a round for all workers together; the asynchronous way calls `grant` for one
+worker when its own round ends, by the latest times known of all. Samples are moved only by `leave` and `join`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from daskcnn.partition.allocation import Allocation, count
+from daskcnn.partition.sharding import level, proportional, speeds
+
+Seconds = Mapping[str, float]
+"""Seconds a sample takes each worker: calibrated at first, measured later."""
+
+
+@dataclass(frozen=True)
+class Partitioner(ABC):
+    """Gives the samples out in `increments` steps. Raises ValueError for less than one.
+
+    laws: what the law suite holds this class to, besides being disjoint and growing, which all are:
+    "complete" (no sample is free after the last increment), "proportional" (targets by speed) or "equal".
+    """
+
+    increments: int = 4
+    laws: ClassVar[frozenset[str]]
+
+    def __post_init__(self) -> None:
+        if self.increments < 1:
+            raise ValueError(f"increments={self.increments}: samples are given at least once; set 1 or more")
+
+    @abstractmethod
+    def weights(self, seconds: Sequence[float]) -> list[float]:
+        """What a worker's share is in proportion to."""
+
+    def start(self, total: int, workers: Sequence[str]) -> Allocation:
+        """Nothing given yet. Raises ValueError for no workers, a name twice, or more increments than samples."""
+        if not workers or len(set(workers)) != len(workers):
+            raise ValueError(f"workers={list(workers)}: need at least one worker, each name once")
+        if total < self.increments:
+            raise ValueError(
+                f"increments={self.increments}: more than the {total} samples to give out; "
+                "set train.increments lower, or give more data"
+            )
+        return Allocation(total, dict.fromkeys(workers, ()), ((0, total),), dict.fromkeys(workers, 0))
+
+    def target(self, total: int, seconds_per_sample: Seconds) -> dict[str, int]:
+        """How many of `total` samples each worker should have, whatever it has now."""
+        sizes = proportional(total, self.weights(_times(seconds_per_sample, tuple(seconds_per_sample))))
+        return dict(zip(seconds_per_sample, sizes, strict=True))
+
+    def allocate(self, allocation: Allocation, seconds_per_sample: Seconds, *, increment: int) -> Allocation:
+        """All workers' next increment (1 … increments, in turn). Raises ValueError for another increment."""
+        expected = 1 + max(allocation.granted.values())
+        if increment != expected or increment > self.increments:
+            raise ValueError(
+                f"increment={increment}: {expected - 1} of {self.increments} were given; they are given once, in turn"
+            )
+        sizes = self._sizes(allocation, _times(seconds_per_sample, allocation.workers), increment)
+        return allocation.give(_growth(allocation, sizes), increment)
+
+    def grant(self, allocation: Allocation, seconds_per_sample: Seconds, worker: str) -> Allocation:
+        """This worker's next increment; the same allocation once it has had them all.
+
+        When the last worker gets its last increment, what the drift of speeds has left over goes to all, so others
+        may then grow as well. Samples are kept back for those that have none yet.
+        """
+        has, increment = allocation.size(worker), allocation.granted[worker] + 1
+        if increment > self.increments:
+            return allocation
+        times = _times(seconds_per_sample, allocation.workers)
+        kept = sum(not ranges for other, ranges in allocation.ranges.items() if other != worker)
+        free = count(allocation.free)
+        wanted = self._wanted(allocation, times, allocation.workers.index(worker), increment)
+        at_least = min(free, int(has == 0))
+        more = max(at_least, min(wanted - has, free - kept))
+        return self._finish(allocation.give({worker: more}, increment), times)
+
+    def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
+        """The worker's samples go to the others, nearest to proportional without another move.
+
+        Raises ValueError for a worker that is not there, or the last one: nobody could take its samples.
+        """
+        size, others = allocation.size(worker), [w for w in allocation.workers if w != worker]
+        if not others:
+            raise ValueError(f"worker={worker!r}: nobody is left for its {size} samples; let another join first")
+        times = _times(seconds_per_sample, others)
+        have = [allocation.size(other) for other in others]
+        sizes = level(allocation.given, self.weights(times), have, [allocation.given] * len(others))
+        moved = {other: new - old for other, new, old in zip(others, sizes, have, strict=True)}
+        return self._finish(allocation.without(worker, moved), times)
+
+    def join(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
+        """A new worker takes its share from those that have most for their speed, leaving each at least one.
+
+        It counts as having had the increments that all others have had. Raises ValueError for one already there.
+        """
+        if worker in allocation.ranges:
+            raise ValueError(f"worker={worker!r}: is part of the allocation already; let it leave first")
+        times = _times(seconds_per_sample, (*allocation.workers, worker))
+        have = list(allocation.sizes().values())
+        own = int(sum(map(bool, have)) < allocation.given)
+        low = [*(min(size, 1) for size in have), own]
+        sizes = level(allocation.given, self.weights(times), low, [*have, allocation.given])
+        moved = {w: old - new for w, old, new in zip(allocation.workers, have, sizes, strict=False)}
+        return allocation.with_joined(worker, moved, min(allocation.granted.values()))
+
+    def _given_after(self, allocation: Allocation, increment: int) -> int:
+        """Samples given after this many increments; the last one takes the remainder of the division too."""
+        if increment == self.increments:
+            return allocation.total
+        return allocation.total // self.increments * increment
+
+    def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
+        """What each worker has after a synchronous increment. No target is below what it has (the excess is shared).
+
+        Nor is one 0 while there are samples for all: a worker without samples has no round, so it would never be
+        measured again, and never push.
+        """
+        given = self._given_after(allocation, increment)
+        have = list(allocation.sizes().values())
+        at_least_one = [max(size, 1) for size in have]
+        low = at_least_one if sum(at_least_one) <= given else have
+        return level(given, self.weights(times), low, [given] * len(have))
+
+    def _wanted(self, allocation: Allocation, times: list[float], index: int, increment: int) -> int:
+        """What one worker should have after its own increment; rounded down, the last increment of all evens it out."""
+        weights = self.weights(times)
+        return int(self._given_after(allocation, increment) * (weights[index] / sum(weights)))
+
+    def _finish(self, allocation: Allocation, times: list[float]) -> Allocation:
+        """Give out what is still free once everybody has had the last increment."""
+        if not allocation.free or min(allocation.granted.values()) < self.increments:
+            return allocation
+        have = list(allocation.sizes().values())
+        sizes = level(allocation.total, self.weights(times), have, [allocation.total] * len(have))
+        return allocation.give(_growth(allocation, sizes), self.increments)
+
+
+def _growth(allocation: Allocation, sizes: Sequence[int]) -> dict[str, int]:
+    return {w: new - old for (w, old), new in zip(allocation.sizes().items(), sizes, strict=True)}
+
+
+def _times(seconds_per_sample: Seconds, workers: Sequence[str]) -> list[float]:
+    missing = [worker for worker in workers if worker not in seconds_per_sample]
+    if missing:
+        raise ValueError(f"seconds_per_sample: no time for {missing}; calibrate every worker before it gets samples")
+    times = [seconds_per_sample[worker] for worker in workers]
+    speeds(times)  # refuses what is no time, whether the partitioner goes by it or not
+    return times

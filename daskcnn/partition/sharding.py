@@ -1,0 +1,77 @@
+"""Whole numbers in proportion to weights: kernels over workers, samples over workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+_Vector = npt.NDArray[np.float64]
+
+
+def proportional(total: int, weights: Sequence[float]) -> list[int]:
+    """Cut `total` into parts in proportion to `weights` that add up to it exactly.
+
+    Largest remainder: every part is within one of its quota; of equal remainders the earlier one is rounded up.
+    Raises ValueError for a negative total, no weights, a weight that is negative or not finite, or a zero sum.
+    """
+    if total < 0:
+        raise ValueError(f"total={total}: there is nothing to share out; give 0 or more")
+    if not weights or not all(math.isfinite(w) and w >= 0 for w in weights) or max(weights) == 0:
+        raise ValueError(f"weights={list(weights)}: need finite weights of 0 or more, at least one above 0")
+    return level(total, weights, [0] * len(weights), [total] * len(weights))
+
+
+def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
+    """Kernels for each worker by its calibrated seconds (Marques et al., eq. 1); they add up to `num_kernels`.
+
+    A slow worker may get none. Raises ValueError for no workers or seconds that are not finite and above 0.
+    """
+    return proportional(num_kernels, speeds(seconds))
+
+
+def speeds(seconds: Sequence[float]) -> list[float]:
+    """Speeds relative to the fastest, in (0, 1], from seconds per unit of work. Raises as `kernel_shards` does."""
+    if not seconds:
+        raise ValueError("seconds=[]: no workers to share the work; give the time of at least one")
+    for each in seconds:
+        if not (math.isfinite(each) and each > 0):
+            raise ValueError(f"seconds={each}: a worker's time must be finite and above 0; calibrate the worker again")
+    fastest = min(seconds)
+    # the bound keeps quotas finite: a worker 10^12 times slower than another gets no work anyway
+    return [max(fastest / each, 1e-12) for each in seconds]
+
+
+def level(total: int, weights: Sequence[float], lower: Sequence[int], upper: Sequence[int]) -> list[int]:
+    """Whole numbers that add up to `total`, lower_i ≤ s_i ≤ upper_i, as near to proportional as the bounds allow.
+
+    Where a bound holds, what it adds or takes is shared by the others in proportion. Needs sum(lower) ≤ total ≤
+    sum(upper) and weights above 0 (0 only where no bound can hold).
+    """
+    high = np.asarray(upper, dtype=np.float64)
+    quota = _quotas(total, np.asarray(weights, dtype=np.float64), np.asarray(lower, dtype=np.float64), high)
+    sizes = np.floor(quota)
+    by_remainder = np.argsort(sizes - quota, kind="stable")
+    room = by_remainder[sizes[by_remainder] < high[by_remainder]]
+    sizes[room[: total - int(sizes.sum())]] += 1
+    return [int(size) for size in sizes]
+
+
+def _quotas(total: int, weights: _Vector, low: _Vector, high: _Vector) -> _Vector:
+    """clip(λ·weights, low, high) for the λ at which it adds up to `total` (pegging, Bitran and Hax 1981)."""
+    weights = weights / weights.max()
+    quota, active = np.zeros(len(weights)), np.ones(len(weights), dtype=bool)
+    while active.any():
+        rest = total - quota[~active].sum()
+        quota[active] = rest * (weights[active] / weights[active].sum())
+        below, above = active & (quota < low), active & (quota > high)
+        if not (below.any() or above.any()):
+            break
+        lacking, excess = (low - quota)[below].sum(), (quota - high)[above].sum()
+        if lacking >= excess:
+            quota[below], active = low[below], active & ~below
+        if excess >= lacking:
+            quota[above], active = high[above], active & ~above
+    return quota

@@ -1,0 +1,41 @@
+"""The parameter server and its update rules. No I/O, no clock: events go in, instructions come out."""
+
+from __future__ import annotations
+
+from daskcnn.ps.agwu import AGWU
+from daskcnn.ps.events import Event, Join, Leave, Pull, Push, Tick, Vector
+from daskcnn.ps.instructions import Code, Evict, Instruction, Refuse, Reply
+from daskcnn.ps.rule import AccuracyWeighted, Action, Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.server import ParameterServer
+from daskcnn.ps.sgwu import SGWU
+from daskcnn.ps.snapshot import Snapshot
+
+RULES: dict[str, type[UpdateRule]] = {
+    "sgwu": SGWU,
+    "agwu": AGWU,
+}
+
+__all__ = [
+    "RULES",
+    "AccuracyWeighted",
+    "Action",
+    "Code",
+    "Event",
+    "Evict",
+    "Instruction",
+    "Join",
+    "Leave",
+    "Local",
+    "Merge",
+    "ParameterServer",
+    "Pull",
+    "Push",
+    "Refuse",
+    "Reply",
+    "RuleState",
+    "Snapshot",
+    "Tick",
+    "UpdateRule",
+    "Vector",
+    "View",
+]

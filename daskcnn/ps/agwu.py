@@ -1,0 +1,50 @@
+"""Asynchronous global weight updating (BPT-CNN §3.3.2, alg. 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, RuleState, View
+from daskcnn.ps.vectors import add_scaled
+
+_LARGEST = 500.0  # exponent at which γ is 0 for every purpose, and a sum over many workers still finite
+
+
+class AGWU(AccuracyWeighted):
+    """Each push at once, attenuated by age and accuracy: W_new = W + γ·Q·(W_j - W_base) (eq. 10).
+
+    attenuation: "paper" is eq. 9, γ_j = e^(k/v) / Σ_{j'≠j} e^(k'/v), v the version, k the base version; "staleness"
+    has the exponents -(v - k)/m for m workers instead, which attenuates alike at any time of the run (at a fixed age
+    e^(k/v) nears the others' as v grows). Both capped at 1: beside a stale peer the formulas give up to e and more.
+    accuracy_floor: Q counts as at least this. The paper has 0, where ten classes start near Q = 0.1.
+    """
+
+    barrier: ClassVar[bool] = False
+    attenuation: Literal["paper", "staleness"] = "paper"
+    accuracy_floor: float = Field(default=0.0, ge=0.0, le=1.0)
+
+    def payload(self, local: Local) -> Vector:
+        """The increment W_j - W_base, so that the server need not keep old centers."""
+        return np.subtract(local.weights, local.base)
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        (push,) = pushes
+        gamma = self._gamma(push, view)
+        quality = max(push.accuracy, self.accuracy_floor)
+        return Merge(add_scaled(center, gamma * quality, push.payload), state, gamma={push.worker: gamma})
+
+    def _gamma(self, push: Push, view: View) -> float:
+        """Eq. 9 as 1 / Σ e^((k' - k)/scale), which no large k overflows; 1 for a worker alone."""
+        others = view.others(push.worker)
+        if not len(others):
+            return 1.0
+        scale = max(1, view.version if self.attenuation == "paper" else len(others) + 1)  # at v = 0 all ages are 0
+        ages = others - push.base_version
+        ages *= 1.0 / scale
+        total = float(np.exp(np.minimum(ages, _LARGEST, out=ages), out=ages).sum())
+        return 1.0 / max(1.0, total)

@@ -1,0 +1,30 @@
+"""Synchronous global weight updating (BPT-CNN §3.3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, RuleState, View
+from daskcnn.ps.vectors import weighted_sum
+
+
+class SGWU(AccuracyWeighted):
+    """All replicas' weights, averaged by accuracy once all have pushed: W = Σ_j W_j·Q_j / Σ_k Q_k (eq. 7).
+
+    The plain mean where every Q is 0. One worker alone is plain SGD.
+    """
+
+    barrier: ClassVar[bool] = True
+
+    def payload(self, local: Local) -> Vector:
+        """The local weights."""
+        return local.weights
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        qualities = [push.accuracy for push in pushes]
+        if not any(qualities):
+            qualities = [1.0] * len(pushes)
+        total = sum(qualities)
+        return Merge(weighted_sum([push.payload for push in pushes], [q / total for q in qualities]), state)

@@ -1,0 +1,269 @@
+"""One replica: a full copy of the network, its momentum, and what a round does with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.config import Job, Schedule
+from daskcnn.errors import Diverged
+from daskcnn.nn import (
+    LOSSES,
+    SCHEDULES,
+    SGD,
+    Context,
+    Layout,
+    Sequential,
+    build_model,
+    correct,
+    init_network,
+    leaves,
+    loss_and_gradients,
+    predict,
+)
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.schedule import Schedule as Rate
+from daskcnn.store import Batch, BatchPlan, Dataset, Described, Split, batches
+
+Clock = Callable[[], float]
+EVALUATION_BATCH = 500
+
+
+class Stopped(Exception):
+    """The driver asked the round to end; its work is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Summed loss and right answers over `samples`; adds up over parts of a split."""
+
+    loss_sum: float
+    correct: int
+    samples: int
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.loss_sum + other.loss_sum, self.correct + other.correct, self.samples + other.samples)
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.samples if self.samples else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples if self.samples else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a round of training came to; seconds of waiting for batches and of computing."""
+
+    score: Score
+    lr: float
+    load: float
+    compute: float
+
+
+def network_of(job: Job, dataset: Described) -> Sequential:
+    """The job's network for this data set. Raises ValueError where they do not fit."""
+    return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+
+
+def optimizer_of(job: Job) -> SGD:
+    """The job's optimizer; without momentum there is nothing for Nesterov to look ahead with."""
+    t = job.train
+    return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
+
+
+def rate_of(schedule: Schedule) -> Rate:
+    """The job's learning-rate schedule, given the keys that are its own."""
+    own = {"constant": {}, "step": {"every": schedule.every, "factor": schedule.factor}}
+    return SCHEDULES[schedule.name](**own.get(schedule.name, {"power": schedule.power}))
+
+
+def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
+    """Layout and flat host vector (parameters, then state) that every replica starts from."""
+    params, state = init_network(network_of(job, dataset), job.train.seed, dataset.shape, job.model.dtype)
+    layout = Layout.of(params, state)
+    return layout, layout.flatten(params, state)
+
+
+def training_samples(job: Job, dataset: Dataset) -> int:
+    """Samples that are trained on: those in front of the validation slice."""
+    return len(dataset.train) - job.data.validation
+
+
+class Replica:
+    """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down."""
+
+    def __init__(
+        self,
+        job: Job,
+        dataset: Dataset,
+        device: Device,
+        *,
+        clock: Clock,
+        throttle: float = 1.0,
+        pause: Callable[[float], Any] | None = None,
+    ) -> None:
+        self.job, self.dataset, self.device = job, dataset, device
+        self.model = network_of(job, dataset)
+        self.layout, host = initial_weights(job, dataset)
+        self.optimizer, self.rate, self.loss = optimizer_of(job), rate_of(job.train.schedule), LOSSES[job.train.loss]
+        self._clock, self._throttle, self._pause = clock, throttle, pause
+        self.weights = device.backend.from_host(host)
+        self._params, self._state = self.layout.views(self.weights)
+        self.velocity = device.xp.zeros(self.layout.parameter_size, self.layout.dtype)
+        self._grads = device.xp.empty_like(self.velocity)
+
+    def adopt(self, weights: Array) -> None:
+        """Go on from these host weights (size,), which stay untouched."""
+        self.weights[...] = self.device.backend.from_host(weights)
+
+    def adopt_velocity(self, velocity: Array | None) -> None:
+        """Go on with this momentum (parameter_size,), or from rest."""
+        self.velocity[...] = 0 if velocity is None else self.device.backend.from_host(velocity)
+
+    def host_weights(self) -> Array:
+        """A copy of the weights on the host."""
+        return np.array(self.device.backend.to_host(self.weights))
+
+    def host_velocity(self) -> Array:
+        """A copy of the momentum on the host."""
+        return np.array(self.device.backend.to_host(self.velocity))
+
+    def step(self, batch: Batch, lr: float) -> tuple[float, int]:
+        """One minibatch: mean loss and right answers before the step. Raises Diverged where the loss is not finite."""
+        ctx = Context(self.device, training=True, keys=batch.keys)
+        loss, right, grads, new_state = loss_and_gradients(
+            self.model, self._params, self._state, batch.x, batch.labels, self.loss, ctx
+        )
+        value = self.device.backend.scalar(loss)
+        if not math.isfinite(value):
+            raise Diverged(f"loss = {value}: training diverged at learning rate {lr:.3g}; lower train.lr")
+        self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads)
+        parameters = self.weights[: self.layout.parameter_size]
+        self.optimizer.step(parameters, self._grads, self.velocity, lr)
+        for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
+            kept[...] = new
+        return value, int(self.device.backend.scalar(right))
+
+    def train(
+        self,
+        ranges: tuple[tuple[int, int], ...],
+        samples: int,
+        *,
+        presentation: int,
+        progress: tuple[float, float],
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Trained:
+        """Present `samples` of the ranges once; the run's progress goes from one value to the other meanwhile.
+
+        Raises Stopped when `stop` says so before a step.
+        """
+        plan = self._batch_plan(ranges, samples, presentation)
+        score, load, compute, lr = Score(0.0, 0, 0), 0.0, 0.0, self.job.train.lr
+        with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
+            for seconds, batch in self._timed(ready):
+                if stop():
+                    raise Stopped
+                begun = self._clock()
+                lr = self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
+                loss, right = self.step(batch, lr)
+                n = len(batch.labels)
+                score += Score(loss * n, right, n)
+                load += seconds
+                compute += self.slowed(self._clock() - begun)
+        return Trained(score, lr, load, compute)
+
+    def rate_at(self, progress: float) -> float:
+        """The learning rate at this part (0…1) of the run."""
+        return self.rate.rate(self.job.train.lr, progress, progress * self.job.train.epochs)
+
+    def evaluate(self, split: Split, lo: int, hi: int, stop: Callable[[], bool] = lambda: False) -> Score:
+        """Loss and right answers of the present weights on samples lo…hi of a split."""
+        plan = BatchPlan(((lo, hi),), EVALUATION_BATCH, seed=0, shuffle=False)
+        total, backend = Score(0.0, 0, 0), self.device.backend
+        with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
+            for batch in ready:
+                if stop():
+                    raise Stopped
+                scores = predict(self.model, self._params, self._state, batch.x, Context(self.device))
+                labels = backend.from_host(batch.labels)
+                loss, _ = self.loss(scores, labels, self.device.xp)
+                right = int(backend.scalar(correct(scores, labels)))
+                total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
+        return total
+
+    def calibrate(self, *, steps: int = 5) -> tuple[float, dict[str, float]]:
+        """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
+
+        The real shapes through the code path of training; a warm-up is dropped and the median kept. The weights
+        are the same afterwards.
+        """
+        batch = self._random_batch()
+        n = len(batch.labels)
+        kept = self.host_weights()
+        whole = self._median_seconds(lambda: self.step(batch, 0.0), steps) / n
+        convs = {
+            name: self._median_seconds(self._conv_step(name, layer, shape, n), steps) / n
+            for name, layer, shape in self.model.shapes(self.dataset.shape)
+            if isinstance(layer, Conv)
+        }
+        self.adopt(kept)
+        self.adopt_velocity(None)
+        return whole, convs
+
+    def _random_batch(self) -> Batch:
+        rng = np.random.default_rng(self.job.train.seed)
+        n = min(self.job.train.batch_size, training_samples(self.job, self.dataset))
+        H, W, C = self.dataset.shape
+        x = rng.standard_normal((H, W, n, C)).astype(self.job.model.dtype)
+        return Batch(x, rng.integers(0, len(self.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))
+
+    def _conv_step(self, name: str, layer: Conv, in_shape: tuple[int, ...], n: int) -> Callable[[], Any]:
+        params, xp = self._params[name], self.device.xp
+        H, W, C = in_shape
+        x, ctx = xp.ones((H, W, n, C), self.job.model.dtype), Context(self.device, training=True)
+
+        def step() -> None:
+            y, _, residual = layer.forward(params, {}, x, ctx)
+            layer.backward(params, residual, y, ctx)
+
+        return step
+
+    def _median_seconds(self, step: Callable[[], Any], steps: int) -> float:
+        seconds = []
+        for _ in range(steps + 1):
+            begun = self._clock()
+            step()
+            self.device.backend.synchronize()
+            seconds.append(self.slowed(self._clock() - begun))
+        return median(seconds[1:])
+
+    def _batch_plan(self, ranges: tuple[tuple[int, int], ...], samples: int, presentation: int) -> BatchPlan:
+        train = self.job.train
+        augment = self.job.data.augment or "none"
+        return BatchPlan(ranges, train.batch_size, train.seed, presentation, samples, augment)
+
+    def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
+        """Each batch with the seconds it was waited for."""
+        while True:
+            begun = self._clock()
+            try:
+                batch = next(ready)
+            except StopIteration:
+                return
+            yield self._clock() - begun, batch
+
+    def slowed(self, seconds: float) -> float:
+        """The same seconds times the throttle, spent."""
+        if self._throttle > 1 and self._pause is not None:
+            self._pause(seconds * (self._throttle - 1))
+            return seconds * self._throttle
+        return seconds

@@ -1,0 +1,61 @@
+"""Numbers and messages as people read them, in ASCII."""
+
+from __future__ import annotations
+
+import math
+
+
+def clean(message: object) -> str:
+    """One line without control characters: what a worker or an exception says must not drive the terminal."""
+    return "".join(c if c.isprintable() else " " for c in str(message)).strip()
+
+
+def number(value: float | None) -> str:
+    """Four significant digits: 0.1235, 1.235, 12.35; '-' where there is none."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value) or abs(value) >= 1e5 or 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:.{3 if abs(value) < 10 else 2 if abs(value) < 100 else 1}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 as '55.1 %'; '-' where there is none."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def count(value: float | None) -> str:
+    """A whole number with separators, or one decimal below ten: '48,000', '2.5'; '-' where there is none."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
+
+
+def clock(seconds: float | None) -> str:
+    """'1:23' or '2:01:23'; '-' where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def duration(seconds: float | None) -> str:
+    """'4.2 s', '4 min 12 s' or '2 h 05 min'; '-' where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size(nbytes: float | None) -> str:
+    """'812 B', '12.3 MB', '1.2 GB', in powers of 1000; '-' where there is none."""
+    if nbytes is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 999.5:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:,.1f} TB"

@@ -1,0 +1,137 @@
+"""Reading what strangers packed: archives and gzip files, in memory, with limits, nothing ever written to disk."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import tarfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+
+from daskcnn.errors import DataError
+
+_BLOCK = 1 << 20
+_HEADERS = 1 << 20  # room for headers and padding beyond the members themselves
+
+
+class _TooMuch(Exception):
+    """More came out of a compressed file than it may hold."""
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that ends in `_TooMuch` rather than yield more than `limit` bytes, whatever a header promises."""
+
+    def __init__(self, stream: gzip.GzipFile, limit: int, on_read: Callable[[], None] = lambda: None) -> None:
+        self._stream = stream
+        self._left = limit
+        self._on_read = on_read
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._stream.read(min(_BLOCK, size) if size >= 0 else _BLOCK)
+        self._left -= len(data)
+        if self._left < 0:
+            raise _TooMuch
+        self._on_read()
+        return data
+
+
+def read_tar_gz(
+    path: Path, folder: str, expected: Mapping[str, int], progress: Callable[[int, int], None]
+) -> dict[str, bytes]:
+    """The files of a .tar.gz that holds `folder` and, in it, some of `expected` (file name → most bytes allowed).
+
+    Raises DataError for a link, a device, an absolute name or one with `..`, a member that is not expected, comes
+    twice or is too large, and for an archive that is damaged or unpacks to more than it should. Every header is
+    looked at before its content is read; what was read before a refusal is dropped.
+    """
+    limit = sum(expected.values()) + _HEADERS
+    total = file_size(path)
+    found: dict[str, bytes] = {}
+    try:
+        with path.open("rb") as raw, gzip.open(raw) as unpacked:
+            stream = _Bounded(unpacked, limit, lambda: progress(raw.tell(), total))
+            with tarfile.open(fileobj=stream, mode="r|") as tar:
+                for member in tar:
+                    name = _checked_name(path, member, folder, expected, found)
+                    if name is not None:
+                        found[name] = _content(tar, member)
+    except _TooMuch:
+        raise DataError(f"{path}: unpacks to more than {limit} bytes; not the archive it should be") from None
+    except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: damaged or not a .tar.gz ({error}); get it again") from error
+    return found
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    stream = tar.extractfile(member)
+    assert stream is not None
+    return stream.read()
+
+
+def _checked_name(
+    path: Path, member: tarfile.TarInfo, folder: str, expected: Mapping[str, int], found: Mapping[str, bytes]
+) -> str | None:
+    """The member's file name, None for the folder itself. Raises DataError for what should not be there."""
+    reason = _refusal(member, folder, expected, found)
+    if reason is not None:
+        raise DataError(f"{path}: member {member.name!r:.120} {reason}; refused, nothing was unpacked")
+    return None if member.isdir() else PurePosixPath(member.name).name
+
+
+def _refusal(
+    member: tarfile.TarInfo, folder: str, expected: Mapping[str, int], found: Mapping[str, bytes]
+) -> str | None:
+    parts = PurePosixPath(member.name).parts
+    if member.name.startswith(("/", "\\")) or ".." in parts:
+        return "has a name that leads out of the archive"
+    if member.issym() or member.islnk():
+        return f"is a link to {member.linkname!r:.120}"
+    if member.isdir() and parts == (folder,):
+        return None
+    if not member.isfile() or member.issparse():
+        return "is not a plain file"
+    if len(parts) != 2 or parts[0] != folder or parts[1] not in expected:
+        return f"is not expected: only {folder}/ with {', '.join(expected)}"
+    if parts[1] in found:
+        return "comes twice"
+    if not 0 <= member.size <= expected[parts[1]]:
+        return f"has {member.size} bytes, at most {expected[parts[1]]} are expected"
+    return None
+
+
+def read_gzip_or_plain(path: Path, limit: int) -> bytes:
+    """The content of a file, unpacked if it is gzip. Raises DataError if it is damaged or longer than `limit` bytes."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            content = gzip.GzipFile(fileobj=raw).read(limit + 1) if packed else raw.read(limit + 1)
+    except (EOFError, zlib.error, OSError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); get it again") from error
+    if len(content) > limit:
+        raise DataError(f"{path}: holds more than {limit} bytes; not the file it should be")
+    return content
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file. Raises DataError where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; check the path given as --archive") from error
+
+
+def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
+    """SHA-256 of a file, read in pieces. Raises DataError where it cannot be read."""
+    digest, done, total = hashlib.sha256(), 0, file_size(path)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+                done += len(block)
+                progress(done, total)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
+    return digest.hexdigest()

@@ -1,0 +1,227 @@
+"""Data sets at rest: opening, reading by sample range or index, and checking one from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from daskcnn.arrays import cpu_count
+from daskcnn.errors import DataError
+from daskcnn.store.cache import CACHE
+from daskcnn.store.files import Files
+from daskcnn.store.manifest import PARTS, Images, Manifest, Part, parse, remedy, sha256
+
+Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """The training or the test part: the first `samples` of what is stored. Chunks are checked as they are read."""
+
+    name: str
+    samples: int
+    chunk: int
+    files: Files
+    part: Part
+    fingerprint: str
+    arrays: dict[str, zarr.Array[Any]]
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+        h, w, c = self.arrays["images"].shape[1:]
+        return h, w, c
+
+    def read(self, lo: int, hi: int) -> tuple[Images, Labels]:
+        """Images (hi-lo, H, W, C) uint8 and labels (hi-lo,) int64. Raises DataError where a chunk is damaged."""
+        return self.gather(np.arange(lo, hi))
+
+    def gather(self, indices: Indices) -> tuple[Images, Labels]:
+        """Images (n, H, W, C) and labels (n,) of these samples, in this order; costs a copy once chunks are held."""
+        self._check_indices(indices)
+        images = np.empty((len(indices), *self.shape), np.uint8)
+        labels = np.empty(len(indices), np.int64)
+        owner = indices // self.chunk
+        for index in np.unique(owner).tolist():
+            here = np.flatnonzero(owner == index)
+            at = indices[here] - index * self.chunk
+            images[here] = self._held("images", index)[at]
+            labels[here] = self._held("labels", index)[at]
+        return images, labels
+
+    def labels(self) -> Labels:
+        """Labels of all samples, (N,) int64."""
+        held = [self._held("labels", i) for i in range(-(-self.samples // self.chunk))]
+        return np.concatenate(held)[: self.samples].astype(np.int64)
+
+    def load(self, array: str, index: int) -> Images:
+        """One chunk of `images` or `labels`, past the cache. Raises DataError naming it if it is missing or damaged."""
+        lo = index * self.chunk
+        hi = min(lo + self.chunk, self.part.samples)
+        where = f"{self.files.path}: {self.name}/{array}, chunk {index} (samples {lo} to {hi - 1})"
+        stored = self.arrays[array]
+        found = self.files.size(
+            f"{stored.path}/{stored.metadata.encode_chunk_key((index,) + (0,) * (stored.ndim - 1))}"
+        )
+        expected = int(np.prod(stored.chunks))
+        if found is None:
+            raise DataError(f"{where} is missing; make the data set again")
+        if found != expected:
+            raise DataError(f"{where} has {found} bytes instead of {expected}; make the data set again")
+        data = np.ascontiguousarray(stored[lo:hi])
+        if sha256(data) != getattr(self.part, array)[index]:
+            raise DataError(f"{where} does not match its checksum: the file is damaged; make the data set again")
+        return data
+
+    def _held(self, array: str, index: int) -> Images:
+        key = (self.files.path, self.fingerprint, self.name, array, index)
+        return CACHE.get(key, lambda: self.load(array, index))
+
+    def _check_indices(self, indices: Indices) -> None:
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.samples):
+            bad = int(indices.min()) if indices.min() < 0 else int(indices.max())
+            raise IndexError(f"sample {bad}: {self.name} has samples 0 to {self.samples - 1}")
+
+
+class Described(Protocol):
+    """What a network must know of the images it sees; a data set says so, and a checkpoint keeps it."""
+
+    @property
+    def classes(self) -> tuple[str, ...]: ...
+    @property
+    def shape(self) -> tuple[int, int, int]: ...
+    @property
+    def mean(self) -> npt.NDArray[np.float64]: ...
+    @property
+    def deviation(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set opened: its manifest and its two parts."""
+
+    path: str
+    manifest: Manifest
+    train: Split
+    test: Split
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.manifest.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+        return self.manifest.shape
+
+    @cached_property
+    def mean(self) -> npt.NDArray[np.float64]:
+        """Mean of every channel over the training pixels, (C,)."""
+        return np.asarray(self.manifest.mean)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of all training pixels once the channel means are off."""
+        return self.manifest.deviation
+
+    @property
+    def order(self) -> str:
+        return self.manifest.order
+
+    @property
+    def seed(self) -> int:
+        return self.manifest.seed
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest; equal on every worker that sees the same data."""
+        return self.manifest.fingerprint()
+
+
+def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
+    """Open a prepared data set; `limit` keeps the first so many samples of each part. Reads metadata only.
+
+    Raises DataError where the store is missing, of another format, empty, inconsistent, or holds one class only.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit={limit}: at least one sample is needed; set data.limit to 1 or more")
+    files = Files.at(path)
+    root = files.json("zarr.json")
+    if root is None:
+        raise DataError(f"{path}: {_what_is_there(files)}; {remedy()}")
+    manifest = parse(root.get("attributes"), path)
+    train, test = (_open_split(files, manifest, name, limit) for name in PARTS)
+    if limit is not None and len(set(train.labels().tolist())) < 2:
+        raise DataError(f"{path}: limit={limit} leaves training samples of one class only; raise data.limit")
+    return Dataset(path, manifest, train, test)
+
+
+def _what_is_there(files: Files) -> str:
+    if files.size(".zgroup") is not None:
+        return "a zarr store of format 2, format 3 is needed"
+    return "no data set here" if files.is_empty() else "something else than a zarr group"
+
+
+def _open_split(files: Files, manifest: Manifest, name: str, limit: int | None) -> Split:
+    part = manifest.part(name)
+    shapes = {"images": (part.samples, *manifest.shape), "labels": (part.samples,)}
+    arrays = {a: files.uint8_array(f"{name}/{a}", shape, manifest.chunk) for a, shape in shapes.items()}
+    samples = part.samples if limit is None else min(limit, part.samples)
+    return Split(name, samples, manifest.chunk, files, part, manifest.fingerprint(), arrays)
+
+
+def verify(dataset: Dataset) -> None:
+    """Read everything: every chunk present and whole, every label a class, counts as recorded.
+
+    Raises DataError naming store, array, chunk and samples, or the label and its sample.
+    """
+    jobs = [
+        (split, array, index)
+        for split in (dataset.train, dataset.test)
+        for array in ("labels", "images")
+        for index in range(len(split.part.images))
+    ]
+    with ThreadPoolExecutor(min(4, cpu_count()), thread_name_prefix="daskcnn-verify") as pool:
+        try:
+            for _ in pool.map(lambda job: _verify_chunk(dataset, *job), jobs):
+                pass
+        except DataError:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for split in (dataset.train, dataset.test):
+        _verify_counts(dataset, split)
+
+
+def _verify_chunk(dataset: Dataset, split: Split, array: str, index: int) -> None:
+    data = split.load(array, index)
+    if array == "labels" and (bad := np.flatnonzero(data >= len(dataset.classes))).size:
+        sample = index * split.chunk + int(bad[0])
+        raise DataError(
+            f"{dataset.path}: {split.name}/labels, sample {sample} has label {data[bad[0]]}, "
+            f"classes are 0 to {len(dataset.classes) - 1}; make the data set again"
+        )
+
+
+def _verify_counts(dataset: Dataset, split: Split) -> None:
+    labels: Iterable[Images] = (split.load("labels", i) for i in range(len(split.part.labels)))
+    found = sum(np.bincount(block, minlength=len(dataset.classes)) for block in labels)
+    if tuple(np.asarray(found).tolist()) != split.part.class_counts:
+        raise DataError(
+            f"{dataset.path}: {split.name} has class counts {np.asarray(found).tolist()}, its manifest says "
+            f"{list(split.part.class_counts)}; make the data set again"
+        )

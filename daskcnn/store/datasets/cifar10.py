@@ -1,0 +1,101 @@
+"""CIFAR-10 from its official binary archive, or from the folder in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from daskcnn.errors import DataError
+from daskcnn.store.archive import file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.datasets.importer import Progress, Warn
+from daskcnn.store.download import Download
+from daskcnn.store.manifest import Images, Source, sha256
+
+FOLDER = "cifar-10-batches-bin"
+TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+TEST = "test_batch.bin"
+CLASSES_FILE = "batches.meta.txt"
+RECORD = 1 + 3 * 32 * 32
+_BATCH = 10_000 * RECORD
+EXPECTED = {CLASSES_FILE: 4096, **dict.fromkeys((*TRAIN, TEST), _BATCH), "readme.html": 4096}
+_NEEDED = (CLASSES_FILE, *TRAIN, TEST)
+
+OFFICIAL = Download(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    size=170_052_171,
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+
+
+class Cifar10:
+    """60,000 colour photographs of 32×32 pixels in ten classes: 50,000 to train, 10,000 to test."""
+
+    takes_archive = True
+    augment: Literal["none", "crop-mirror"] = "crop-mirror"
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """The official archive, downloaded if the folder does not hold it yet."""
+        return OFFICIAL.fetch(folder, lambda done, total: progress("download", done, total))
+
+    def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
+        """Read `.tar.gz` or folder; warns of an archive that is not the official one. Raises DataError."""
+        assert archive is not None
+        sources: dict[str, str] = {}
+        if archive.is_dir():
+            contents = _read_folder(archive)
+        else:
+            sources[archive.name] = _archive_checksum(archive, progress, warn)
+            contents = read_tar_gz(archive, FOLDER, EXPECTED, lambda done, total: progress("unpack", done, total))
+        if missing := [name for name in _NEEDED if name not in contents]:
+            raise DataError(
+                f"{archive}: {', '.join(missing)} missing; give the official archive or its folder {FOLDER}"
+            )
+        return _source(archive, contents, sources)
+
+
+def _archive_checksum(archive: Path, progress: Progress, warn: Warn) -> str:
+    found = file_sha256(archive, lambda done, total: progress("checksum", done, total))
+    if found != OFFICIAL.sha256:
+        warn(
+            f"{archive} is not the official CIFAR-10 archive: SHA-256 {found}, {file_size(archive)} bytes, instead of "
+            f"{OFFICIAL.sha256}, {OFFICIAL.size} bytes; its content is used as it is"
+        )
+    return found
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    inner = folder / FOLDER if (folder / FOLDER).is_dir() else folder
+    return {name: read_gzip_or_plain(inner / name, EXPECTED[name]) for name in _NEEDED if (inner / name).exists()}
+
+
+def _source(archive: Path, contents: Mapping[str, bytes], sources: dict[str, str]) -> Source:
+    classes = _classes(archive, contents[CLASSES_FILE])
+    batches = [_parse(f"{archive}: {name}", contents[name]) for name in TRAIN]
+    train = np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+    sources |= {name: sha256(contents[name]) for name in _NEEDED}
+    return Source("cifar10", classes, train, _parse(f"{archive}: {TEST}", contents[TEST]), sources)
+
+
+def _classes(archive: Path, content: bytes) -> tuple[str, ...]:
+    names = tuple(content.decode("ascii", "replace").split())
+    if len(names) != 10:
+        raise DataError(f"{archive}: {CLASSES_FILE} names {len(names)} classes instead of 10; get the archive again")
+    return names
+
+
+def _parse(where: str, content: bytes) -> tuple[Images, Images]:
+    """Images (N, 32, 32, 3) and labels (N,): a record is a label byte, then the planes red, green, blue, by rows."""
+    count, rest = divmod(len(content), RECORD)
+    if rest or not count:
+        raise DataError(
+            f"{where}, record {count}: {rest} bytes instead of {RECORD}, the file is truncated or empty; get it again"
+        )
+    records = np.frombuffer(content, np.uint8).reshape(count, RECORD)
+    labels = records[:, 0].copy()
+    if (bad := np.flatnonzero(labels > 9)).size:
+        raise DataError(f"{where}, record {bad[0]}: label {labels[bad[0]]}, labels are 0 to 9; get the file again")
+    planes = records[:, 1:].reshape(count, 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

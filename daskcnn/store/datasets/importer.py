@@ -1,0 +1,31 @@
+"""What every importer offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol
+
+from daskcnn.store.manifest import Source
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage's name, how much of it is done, and of how much (0: not known)."""
+Warn = Callable[[str], None]
+
+
+class Importer(Protocol):
+    """Turns one publisher's files into a `Source`. One file and one line in `DATASETS` each."""
+
+    @property
+    def takes_archive(self) -> bool:
+        """Whether there are files to import at all; otherwise the data set is made, not read."""
+
+    @property
+    def augment(self) -> Literal["none", "crop-mirror"]:
+        """The augmentation that suits the images where the job does not say."""
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Download the archive into a folder, return its path. Raises DataError where that fails or is not offered."""
+
+    def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
+        """Read and check everything. Raises DataError naming file, record and value."""

@@ -1,0 +1,82 @@
+"""A built-in data set: gratings in noise, told apart by orientation and spacing alone.
+
+Phase, colours and contrast are random, orientation and spacing vary a little, so that every pixel has the same mean in
+every class, and weighing pixels one by one, as a linear model does, leads nowhere. Mirror images belong to other
+classes: train without augmentation. Integer arithmetic throughout: the same bytes on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.store.datasets.importer import Progress, Warn
+from daskcnn.store.manifest import Images, Source
+
+_SIDE = 32
+_SEED = 10
+_TURN = 256  # one period of the sine table
+_SINE = np.array([round(127 * math.sin(2 * math.pi * i / _TURN)) for i in range(_TURN)], np.int16)
+_WAVELENGTHS = (4.5, 9.0)  # pixels
+_ANGLES = 5
+_TURNED = 8  # degrees to either side, within a class
+_STRETCHED = 0.15  # of the wavelength, likewise
+_VARIANTS = 64
+_NOISE = 40  # amplitude, of 127
+
+
+def _step(kind: int, variant: int) -> tuple[int, int]:
+    """How far along the sine table a grating goes from row to row, and from column to column, in 16ths of an entry."""
+    turn, stretch = ((i / 3.5 - 1) for i in divmod(variant, 8))
+    angle = math.pi * (kind % _ANGLES) / _ANGLES + math.radians(_TURNED) * turn
+    length = _WAVELENGTHS[kind // _ANGLES] * (1 + _STRETCHED * stretch)
+    return round(16 * _TURN * math.sin(angle) / length), round(16 * _TURN * math.cos(angle) / length)
+
+
+_STEPS = np.array([[_step(kind, variant) for variant in range(_VARIANTS)] for kind in range(10)], np.int32)
+
+
+class Synthetic:
+    """10,000 made-up colour images of 32×32 pixels in ten classes: 8,000 to train, 2,000 to test."""
+
+    takes_archive = False
+    augment: Literal["none", "crop-mirror"] = "none"
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Nothing to fetch."""
+        raise DataError("synthetic is built in; there is nothing to download")
+
+    def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
+        """Make the images; always the same ones."""
+        classes = tuple(f"{180 * a // _ANGLES} degrees, {w} pixels" for w in _WAVELENGTHS for a in range(_ANGLES))
+        return Source("synthetic", classes, gratings(8000, _SEED), gratings(2000, _SEED + 1), {})
+
+
+def gratings(count: int, seed: int) -> tuple[Images, Images]:
+    """Images (count, 32, 32, 3) and labels (count,), classes in turn, by the bits of a PCG64 generator."""
+    bits = np.random.PCG64(seed)
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    draw = _bytes(bits, count * 9).reshape(count, 9).astype(np.int32)
+    contrast, tint, ground = 48 + draw[:, 2] * 13 // 16, 43 + draw[:, 3:6] // 3, 64 + draw[:, 6:9] // 2
+    wave = _SINE[_phases(_STEPS[labels, draw[:, 0] % _VARIANTS], draw[:, 1])].astype(np.int32) * contrast[:, None, None]
+    images = ground[:, None, None, :] + (wave[..., None] * tint[:, None, None, :] >> 15)  # at most 127 up or down
+    noise = _bytes(bits, images.size).reshape(images.shape).astype(np.int32) - 128
+    return np.clip(images + (noise * _NOISE >> 7), 0, 255).astype(np.uint8), labels
+
+
+def _phases(steps: npt.NDArray[np.int32], start: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Where in the sine table each pixel is, (N, 32, 32): `start + fy·y + fx·x`, with steps (N, 2) in 16ths."""
+    fy, fx = steps.T
+    at = np.arange(_SIDE, dtype=np.int32)
+    turned = fy[:, None, None] * at[:, None] + fx[:, None, None] * at + 16 * start[:, None, None]
+    return (turned >> 4) % _TURN
+
+
+def _bytes(bits: np.random.PCG64, count: int) -> Images:
+    """Uniform bytes; raw bits are the one stream NumPy promises never to change."""
+    return np.ascontiguousarray(bits.random_raw(-(-count // 8))).astype("<u8").view(np.uint8)[:count]

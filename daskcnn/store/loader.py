@@ -1,0 +1,161 @@
+"""Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
+
+A presentation is one pass over the samples of a worker. Its order: the pieces of the worker's ranges that lie in one
+chunk each are shuffled, then grouped into windows that fit the chunk cache, and the samples of a window are shuffled.
+Order and keys come from (seed, presentation, sample) alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import derive
+from daskcnn.store.augment import AUGMENTATIONS, Keys
+from daskcnn.store.dataset import Dataset, Described, Indices, Labels, Split
+from daskcnn.store.manifest import Images
+
+Array = npt.NDArray[Any]
+
+WINDOW_BYTES = 512 << 20
+DEPTH = 2
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What to load: sample ranges (lo, hi), batch size, and what order and augmentation are drawn from.
+
+    `presentation` counts the passes, so that each has its own order; `limit` is the most samples of this one.
+    """
+
+    ranges: tuple[tuple[int, int], ...]
+    batch_size: int
+    seed: int
+    presentation: int = 0
+    limit: int | None = None
+    augment: Literal["none", "crop-mirror"] = "none"
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: at least 1 is needed; set train.batch_size")
+        if self.augment not in AUGMENTATIONS:
+            raise ValueError(f"augment={self.augment!r}: use one of {', '.join(AUGMENTATIONS)}; set data.augment")
+        if self.limit is not None and self.limit < 0:
+            raise ValueError(f"limit={self.limit}: a presentation shows 0 samples or more")
+        if bad := [r for r in self.ranges if not 0 <= r[0] <= r[1]]:
+            raise ValueError(f"range {bad[0]}: ranges are (lo, hi) with 0 <= lo <= hi")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """x (H, W, N, C) of the host, labels (N,) int64, keys (N,) uint64 for whatever else is drawn for each sample."""
+
+    x: Array
+    labels: Labels
+    keys: Keys
+
+
+def sample_keys(plan: BatchPlan, indices: Indices) -> Keys:
+    """The key of this presentation of each sample: a function of seed, presentation and the sample's own index."""
+    return derive(np, derive(np, indices.astype(np.uint64), plan.seed), plan.presentation)
+
+
+def sample_order(plan: BatchPlan, chunk: int, window: int) -> Indices:
+    """Indices of the samples in the order they are shown; `chunk` and `window` in samples."""
+    if not plan.shuffle:
+        return _concatenate([np.arange(lo, hi) for lo, hi in plan.ranges])[: plan.limit]
+    pieces = [piece for lo, hi in plan.ranges for piece in _pieces(lo, hi, chunk)]
+    starts = np.array([lo for lo, _ in pieces], np.int64)
+    shuffled = [pieces[i] for i in np.argsort(derive(np, sample_keys(plan, starts), 1), kind="stable")]
+    return _concatenate([_mixed(plan, group) for group in _windows(shuffled, window)])[: plan.limit]
+
+
+def _pieces(lo: int, hi: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """The range cut where one chunk ends and the next begins."""
+    while lo < hi:
+        end = min(hi, (lo // chunk + 1) * chunk)
+        yield lo, end
+        lo = end
+
+
+def _windows(pieces: Iterable[tuple[int, int]], window: int) -> Iterator[list[tuple[int, int]]]:
+    """Pieces in groups of at most `window` samples, or of one piece if that is larger."""
+    group: list[tuple[int, int]] = []
+    size = 0
+    for lo, hi in pieces:
+        if group and size + hi - lo > window:
+            yield group
+            group, size = [], 0
+        group.append((lo, hi))
+        size += hi - lo
+    if group:
+        yield group
+
+
+def _mixed(plan: BatchPlan, group: list[tuple[int, int]]) -> Indices:
+    indices = _concatenate([np.arange(lo, hi) for lo, hi in group])
+    return indices[np.argsort(derive(np, sample_keys(plan, indices), 2), kind="stable")]
+
+
+def _concatenate(parts: list[Indices]) -> Indices:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
+    """Images (N, H, W, C) uint8 to x (H, W, N, C): the channel's mean off, divided by the data set's deviation."""
+    n, h, w, c = images.shape
+    x = np.empty((h, w, n, c), dtype)
+    x[...] = images.transpose(1, 2, 0, 3)
+    rows = x.reshape(h * w, n * c)  # one long inner loop instead of one of C per pixel
+    rows -= np.tile(dataset.mean, n).astype(dtype)
+    rows *= np.asarray(1 / dataset.deviation, dtype)
+    return x
+
+
+def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
+    """The batch of these samples, in this order. Raises DataError where a chunk is damaged."""
+    images, labels = split.gather(indices)
+    keys = sample_keys(plan, indices)
+    x = AUGMENTATIONS[plan.augment](normalise(dataset, images, dtype), keys)
+    return Batch(x, labels, keys)
+
+
+def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indices:
+    """Indices of the samples in the order that `batches` shows them."""
+    return sample_order(plan, split.chunk, max(1, WINDOW_BYTES // dataset.manifest.sample_bytes))
+
+
+@contextmanager
+def batches(
+    dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32
+) -> Iterator[Iterator[Batch]]:
+    """Batches of a presentation, two prepared ahead on a thread that ends with the context.
+
+    An error while loading is raised where its batch is asked for. The last batch may be smaller.
+    """
+    order = presentation_order(dataset, split, plan)
+    cuts = (order[lo : lo + plan.batch_size] for lo in range(0, len(order), plan.batch_size))
+    pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
+    try:
+        yield _ahead(pool.submit(load_batch, dataset, split, plan, dtype, indices) for indices in cuts)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ahead(futures: Iterator[Future[Batch]]) -> Iterator[Batch]:
+    """Results in order, with `DEPTH` more submitted than were taken."""
+    pending: deque[Future[Batch]] = deque()
+    for future in futures:
+        pending.append(future)
+        if len(pending) > DEPTH:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()

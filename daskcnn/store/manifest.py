@@ -1,0 +1,211 @@
+"""What a data set says of itself: shape, counts, statistics, origin, and the SHA-256 of every chunk.
+
+The manifest lives in the attributes of the store's group, with a checksum of its own, and is written last: a store
+without one is not a data set. Chunks are hashed as decoded bytes, padding left out, so a checksum speaks of the
+samples and not of how a storage layer packed them. No codec but the plain `bytes` is allowed, so a hostile chunk
+has nothing to unpack before it is checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from daskcnn.errors import DataError
+
+FORMAT = 1
+ATTRIBUTE = "daskcnn"
+MAX_CHUNK_BYTES = 512 << 20
+PARTS = ("train", "test")
+
+Order = Literal["shuffled", "stored"]
+Images = npt.NDArray[np.uint8]
+Size = Annotated[int, Field(ge=1, le=1 << 40)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class Part(_Frozen):
+    """One part (train or test): samples, samples of each class, SHA-256 of each chunk of images and of labels."""
+
+    samples: Size
+    class_counts: tuple[int, ...]
+    images: tuple[str, ...]
+    labels: tuple[str, ...]
+
+
+class Manifest(_Frozen):
+    """Everything a data set is checked against. `shape` is (H, W, C), `chunk` the samples of one chunk."""
+
+    format: Literal[1] = 1
+    name: str = Field(min_length=1)
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    chunk: Size
+    mean: tuple[float, ...]
+    deviation: float = Field(gt=0)
+    order: Order
+    seed: int
+    sources: dict[str, str]
+    train: Part
+    test: Part
+
+    def part(self, name: str) -> Part:
+        """The part called `train` or `test`."""
+        return self.train if name == "train" else self.test
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one image."""
+        return self.shape[0] * self.shape[1] * self.shape[2]
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the manifest: equal for equal data of equal origin."""
+        return sha256(_canonical(self))
+
+    def content(self) -> Manifest:
+        """The manifest without its sources: equal for equal data, wherever they came from."""
+        return self.model_copy(update={"sources": {}})
+
+    def attributes(self) -> dict[str, Any]:
+        """What the store's group carries."""
+        return {ATTRIBUTE: {"manifest": self.model_dump(mode="json"), "sha256": self.fingerprint()}}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an importer found. Images (N, H, W, C) uint8, labels (N,) uint8; `sources`: file name → SHA-256."""
+
+    name: str
+    classes: tuple[str, ...]
+    train: tuple[Images, Images]
+    test: tuple[Images, Images]
+    sources: dict[str, str]
+
+
+def sha256(data: Any) -> str:
+    """Hexadecimal SHA-256 of bytes or of a contiguous array."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
+    """The sample ranges (lo, hi) of the chunks of a part."""
+    return ((lo, min(lo + chunk, samples)) for lo in range(0, samples, chunk))
+
+
+def describe(source: Source, *, chunk: int, order: Order, seed: int) -> Manifest:
+    """The manifest of a source already in its final order. Raises DataError where nothing could be learnt from it."""
+    images = source.train[0]
+    mean, deviation = _statistics(images)
+    if not deviation > 0:
+        raise DataError(f"{source.name}: every training image is the same plain colour; give the real data set")
+    manifest = Manifest(
+        name=source.name,
+        classes=source.classes,
+        shape=images.shape[1:],
+        chunk=chunk,
+        mean=mean,
+        deviation=deviation,
+        order=order,
+        seed=seed,
+        sources=source.sources,
+        train=_describe_part(source.train, chunk, len(source.classes)),
+        test=_describe_part(source.test, chunk, len(source.classes)),
+    )
+    check(manifest, source.name)
+    return manifest
+
+
+def _describe_part(part: tuple[Images, Images], chunk: int, classes: int) -> Part:
+    images, labels = part
+    ranges = list(chunks(len(labels), chunk))
+    return Part(
+        samples=len(labels),
+        class_counts=tuple(np.bincount(labels, minlength=classes).tolist()),
+        images=tuple(sha256(images[lo:hi]) for lo, hi in ranges),
+        labels=tuple(sha256(labels[lo:hi]) for lo, hi in ranges),
+    )
+
+
+def _statistics(images: Images) -> tuple[tuple[float, ...], float]:
+    """Mean of every channel, and the standard deviation of all pixels once that mean is off. Exact integer sums."""
+    counts = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])])
+    values = np.arange(256)
+    pixels = int(counts[0].sum())
+    sums, squares = counts @ values, counts @ values**2
+    mean = tuple(int(s) / pixels for s in sums)
+    variance = sum(int(q) * pixels - int(s) ** 2 for s, q in zip(sums, squares, strict=True)) / pixels**2 / len(counts)
+    return mean, float(np.sqrt(variance))
+
+
+def parse(attributes: Any, path: str) -> Manifest:
+    """The manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy."""
+    stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
+    if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
+        raise DataError(f"{path}: a zarr group, but not a data set of daskcnn, or not written to its end; {remedy()}")
+    body = stored["manifest"]
+    if body.get("format") != FORMAT:
+        raise DataError(f"{path}: format {body.get('format')!r}, this version reads format {FORMAT}; {remedy()}")
+    try:
+        manifest = Manifest.model_validate_json(json.dumps(body))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{path}: manifest, {where} = {first['input']!r:.80}: {first['msg']}; {remedy(body.get('name'))}"
+        ) from None
+    if stored.get("sha256") != manifest.fingerprint():
+        raise DataError(
+            f"{path}: the manifest does not match its checksum {stored.get('sha256')!r:.80}; {remedy(manifest.name)}"
+        )
+    check(manifest, path)
+    return manifest
+
+
+def check(manifest: Manifest, path: str) -> None:
+    """Raise DataError where the manifest contradicts itself, declares too much, or describes nothing to learn."""
+    for problem in _problems(manifest):
+        raise DataError(f"{path}: {problem}; {remedy(manifest.name)}")
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    classes = len(manifest.classes)
+    if not 2 <= classes <= 256:
+        yield f"{classes} class names: between 2 and 256 are needed"
+    if min(manifest.shape) < 1 or len(manifest.mean) != manifest.shape[2]:
+        yield f"images of shape {manifest.shape} with {len(manifest.mean)} channel means"
+    if manifest.chunk * manifest.sample_bytes > MAX_CHUNK_BYTES:
+        yield f"chunks of {manifest.chunk} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES} bytes"
+    for name in PARTS:
+        yield from _part_problems(name, manifest.part(name), manifest.chunk, classes)
+    if sum(count > 0 for count in manifest.train.class_counts) < 2:
+        yield f"train: every sample is of one class (counts {list(manifest.train.class_counts)}), nothing to learn"
+
+
+def _part_problems(name: str, part: Part, chunk: int, classes: int) -> Iterator[str]:
+    expected = -(-part.samples // chunk)
+    for array, sums in (("images", part.images), ("labels", part.labels)):
+        if len(sums) != expected:
+            yield f"{name}/{array}: {len(sums)} checksums for {part.samples} samples in chunks of {chunk}"
+        if bad := next((s for s in sums if len(s) != 64), None):
+            yield f"{name}/{array}: {bad!r:.80} is no SHA-256"
+    if len(part.class_counts) != classes or sum(part.class_counts) != part.samples or min(part.class_counts) < 0:
+        yield f"{name}: class counts {part.class_counts!r:.80} do not add up to {part.samples} samples"
+
+
+def remedy(name: object = None) -> str:
+    """How a user gets a data set that is whole."""
+    return f"make it again with `daskcnn data prepare {name if isinstance(name, str) else 'NAME'} --out PATH`"
+
+
+def _canonical(manifest: Manifest) -> bytes:
+    return json.dumps(manifest.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,142 @@
+"""From an archive to a prepared data set: `daskcnn data prepare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import derive
+from daskcnn.errors import DataError
+from daskcnn.store.dataset import Dataset, open_dataset, verify
+from daskcnn.store.datasets import DATASETS
+from daskcnn.store.datasets.importer import Importer, Progress, Warn
+from daskcnn.store.files import Files, is_url
+from daskcnn.store.manifest import Images, Manifest, Order, Source, describe
+from daskcnn.store.writer import Occupied, write
+
+_CHUNK = 1000
+_CHUNKS_AT_LEAST = 20
+
+
+def _silent(*_: Any) -> None:
+    return None
+
+
+def prepare(
+    name: str,
+    *,
+    archive: str | Path | None = None,
+    out: str | Path,
+    order: Order = "shuffled",
+    seed: int = 0,
+    progress: Progress = _silent,
+    warn: Warn = _silent,
+) -> str:
+    """Import a data set to `out` (local path or fsspec URL) and return a sentence that says what was done.
+
+    `progress(stage, done, total)` and `warn(message)` are called on the way. An `out` that already holds the same data
+    is left as it is. Raises DataError where the archive is wrong or `out` holds something else.
+    """
+    out = str(out)
+    importer = _importer(name)
+    if order not in ("shuffled", "stored"):
+        raise DataError(f"order={order!r}: use 'shuffled' or 'stored'")
+    if archive is not None and not importer.takes_archive:
+        raise DataError(f"{name} is built in and takes no archive ({archive} given); leave --archive out")
+    existing = _existing(out)
+    if existing is not None and (existing.name, existing.order, existing.seed) != (name, order, seed):
+        raise _refusal(existing)
+    if existing is not None and archive is None:
+        return _already(existing, progress)
+    source = importer.load(_archive(importer, archive, out, progress), progress, warn)
+    source = _ordered(source, order, seed)
+    manifest = describe(source, chunk=_chunk(len(source.train[1])), order=order, seed=seed)
+    return _settle(source, manifest, out, existing, progress)
+
+
+def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | None, progress: Progress) -> str:
+    """Write, unless the same is there already, be it that another process was faster."""
+    if existing is None:
+        try:
+            write(source, manifest, out, lambda part: progress(f"write {part}", 0, 0))
+        except Occupied:
+            existing = _existing(out)
+    if existing is None:
+        return f"wrote {out}: {_summary(open_dataset(out))}"
+    if existing.manifest.content() != manifest.content():
+        raise _refusal(existing)
+    return _already(existing, progress)
+
+
+def _importer(name: str) -> Importer:
+    if name not in DATASETS:
+        raise DataError(f"data set {name!r} is unknown; one of: {', '.join(sorted(DATASETS))}")
+    return DATASETS[name]
+
+
+def _archive(importer: Importer, archive: str | Path | None, out: str, progress: Progress) -> Path | None:
+    """The archive's path; without one, the importer's own download, next to `out`."""
+    if archive is not None or not importer.takes_archive:
+        return None if archive is None else Path(archive).expanduser()
+    if is_url(out):
+        raise DataError(f"{out}: an archive is downloaded next to local paths only; get it first and give --archive")
+    return importer.fetch(Path(out).expanduser().parent, progress)
+
+
+def _existing(out: str) -> Dataset | None:
+    """The data set at `out`, None where nothing is. Raises DataError for anything else."""
+    if not is_url(out) and not Path(out).expanduser().is_dir():
+        if Path(out).expanduser().exists():
+            raise DataError(f"{out}: is a file, not a folder; choose another --out")
+        return None
+    if Files.at(out).is_empty():
+        return None
+    try:
+        return open_dataset(out)
+    except DataError as error:
+        raise DataError(
+            f"{out}: is not empty, and holds no whole data set ({error}); remove it or choose another --out"
+        ) from error
+
+
+def _already(existing: Dataset, progress: Progress) -> str:
+    progress("verify", 0, 0)
+    verify(existing)
+    return f"{existing.path} already holds it, checked and left as it is: {_summary(existing)}"
+
+
+def _refusal(existing: Dataset) -> DataError:
+    return DataError(
+        f"{existing.path}: already holds another data set ({_summary(existing)}); remove it or choose another --out"
+    )
+
+
+def _summary(dataset: Dataset) -> str:
+    h, w, c = dataset.shape
+    return (
+        f"{dataset.name}, {len(dataset.train)} training and {len(dataset.test)} test images of {h}x{w}x{c}, "
+        f"{len(dataset.classes)} classes, order {dataset.order}, seed {dataset.seed}, "
+        f"fingerprint {dataset.fingerprint[:12]}"
+    )
+
+
+def _chunk(samples: int) -> int:
+    """Samples a chunk: 1000, less where that would leave too few chunks to share among workers."""
+    return max(1, min(_CHUNK, samples // _CHUNKS_AT_LEAST))
+
+
+def _ordered(source: Source, order: Order, seed: int) -> Source:
+    if order == "stored":
+        return source
+    train, test = (_shuffled(part, seed, salt) for salt, part in enumerate((source.train, source.test)))
+    return Source(source.name, source.classes, train, test, source.sources)
+
+
+def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
+    """Sorted by keys of our own rather than NumPy's `permutation`, whose stream may change between versions."""
+    images, labels = part
+    keys = derive(np, derive(np, np.arange(len(labels), dtype=np.uint64), seed), salt)
+    by_key = np.argsort(keys, kind="stable")
+    return images[by_key], labels[by_key]

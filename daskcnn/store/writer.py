@@ -1,0 +1,87 @@
+"""Writing a data set so that a path holds all of it or nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zarr
+
+from daskcnn.errors import DataError
+from daskcnn.store.files import Files, create_array, is_url
+from daskcnn.store.manifest import PARTS, Manifest, Source
+
+
+class Occupied(Exception):
+    """Something else came to lie at the path while we wrote."""
+
+
+def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str], None]) -> None:
+    """Write a source, in its final order, to a path or URL. Raises Occupied, or DataError where it cannot be written.
+
+    Locally: a temporary sibling folder, flushed to disk, then renamed. By URL, where nothing can be renamed: the
+    manifest, without which a store is not a data set, is written last.
+    """
+    if is_url(out):
+        _fill(zarr.open_group(Files.at(out, read_only=False).store, mode="a", zarr_format=3), source, manifest, on_part)
+        return
+    target = Path(out).expanduser()
+    try:
+        with _temporary_sibling(target) as folder:
+            _fill(zarr.open_group(folder, mode="w-", zarr_format=3), source, manifest, on_part)
+            _flush(folder)
+            _take_place(folder, target)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another --out") from error
+
+
+def _fill(root: zarr.Group, source: Source, manifest: Manifest, on_part: Callable[[str], None]) -> None:
+    for name in PARTS:
+        on_part(name)
+        group = root.create_group(name, overwrite=True)
+        images, labels = source.train if name == "train" else source.test
+        create_array(group, "images", images, manifest.chunk)
+        create_array(group, "labels", labels, manifest.chunk)
+    root.update_attributes(manifest.attributes())
+
+
+@contextmanager
+def _temporary_sibling(target: Path) -> Iterator[Path]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync_to_disk(Path(parent, name))
+        sync_to_disk(Path(parent))
+
+
+def sync_to_disk(path: Path) -> None:
+    """fsync a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _take_place(folder: Path, target: Path) -> None:
+    try:
+        folder.rename(target)  # atomic; an empty folder at the target is replaced, anything else refused
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+            raise Occupied from error
+        raise
+    sync_to_disk(target.parent)

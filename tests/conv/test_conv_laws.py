@@ -1,0 +1,206 @@
+"""Laws that every convolution algorithm keeps, on every backend."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from standin import device_of
+
+from daskcnn.arrays import Device, Pool, single_threaded_blas
+from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec
+
+SPECS = {
+    "5x5 same": ConvSpec(N=3, H=8, W=8, C=4, K=6, R=5, S=5, pad=(2, 2)),
+    "3x3 valid": ConvSpec(N=2, H=7, W=6, C=3, K=5, R=3, S=3),
+    "1x1": ConvSpec(N=2, H=4, W=5, C=3, K=4, R=1, S=1),
+    "1x1 stride 2": ConvSpec(N=2, H=5, W=6, C=3, K=4, R=1, S=1, stride=(2, 2)),
+    "1x1 padded, strided over it": ConvSpec(N=1, H=1, W=2, C=2, K=2, R=1, S=1, stride=(3, 3), pad=(1, 1)),
+    "even kernel": ConvSpec(N=2, H=6, W=6, C=2, K=3, R=2, S=4, pad=(1, 2)),
+    "one row of taps": ConvSpec(N=2, H=6, W=5, C=3, K=2, R=1, S=3, pad=(0, 1)),
+    "one column of taps": ConvSpec(N=2, H=6, W=5, C=9, K=2, R=4, S=1, pad=(2, 0)),
+    "stride 2": ConvSpec(N=2, H=9, W=8, C=3, K=4, R=3, S=3, stride=(2, 2), pad=(1, 1)),
+    "stride 4, 11x11": ConvSpec(N=2, H=23, W=23, C=3, K=4, R=11, S=11, stride=(4, 4), pad=(2, 2)),
+    "unequal strides": ConvSpec(N=2, H=9, W=10, C=2, K=3, R=4, S=3, stride=(2, 3), pad=(1, 0)),
+    "stride beyond the kernel": ConvSpec(N=2, H=10, W=9, C=2, K=3, R=2, S=2, stride=(3, 4)),
+    "last rows unread": ConvSpec(N=2, H=8, W=8, C=2, K=3, R=3, S=3, stride=(3, 3)),
+    "padding beyond the kernel": ConvSpec(N=2, H=3, W=4, C=2, K=3, R=2, S=3, pad=(4, 3)),
+    "kernel beyond the map": ConvSpec(N=2, H=3, W=2, C=2, K=3, R=5, S=6, pad=(1, 2)),
+    "kernel as the map": ConvSpec(N=2, H=4, W=3, C=2, K=3, R=4, S=3),
+    "one of each": ConvSpec(N=1, H=1, W=1, C=1, K=1, R=1, S=1),
+    "one channel": ConvSpec(N=2, H=6, W=6, C=1, K=3, R=3, S=3, pad=(1, 1)),
+    "one sample": ConvSpec(N=1, H=6, W=7, C=3, K=4, R=3, S=3, pad=(1, 1)),
+    "one kernel": ConvSpec(N=2, H=6, W=6, C=3, K=1, R=3, S=3, pad=(1, 1)),
+    "many channels": ConvSpec(N=2, H=3, W=3, C=40, K=2, R=3, S=3, pad=(1, 1)),
+    "many samples": ConvSpec(N=1100, H=2, W=3, C=2, K=3, R=2, S=2, pad=(1, 0)),
+    "many pixels": ConvSpec(N=3, H=5, W=400, C=2, K=3, R=3, S=3, pad=(1, 1)),
+    "many kernels": ConvSpec(N=2, H=4, W=4, C=2, K=600, R=2, S=3, pad=(1, 1)),
+}
+TORCH_ORDER = ((2, 3, 0, 1), (3, 2, 0, 1), (2, 3, 0, 1))
+"""From (H, W, N, C), (R, S, C, K) and (H, W, N, K) to PyTorch's NCHW, KCRS and NKHW."""
+DIRECTIONS = ("forward", "backward_data", "backward_filter")
+
+
+def cases() -> list[Any]:
+    """Every algorithm with every problem it supports."""
+    pairs = itertools.product(ALGORITHMS, SPECS)
+    return [pytest.param(a, SPECS[s], id=f"{a}-{s}") for a, s in pairs if ALGORITHMS[a].supports(SPECS[s])]
+
+
+every_case = pytest.mark.parametrize(("algorithm", "spec"), cases())
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def arrays(spec: ConvSpec) -> list[np.ndarray]:
+    """x, w, dy."""
+    rng = np.random.default_rng(7)
+    return [rng.standard_normal(shape).astype(spec.dtype) for shape in (spec.x_shape, spec.w_shape, spec.y_shape)]
+
+
+def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device: Device) -> dict[str, np.ndarray]:
+    """All three directions, on the host."""
+    x, w, dy = (device.backend.from_host(a) for a in host)
+    prepared = algorithm.prepare(spec, w, device)
+    results = {
+        "forward": algorithm.forward(spec, x, prepared, device),
+        "backward_data": algorithm.backward_data(spec, dy, prepared, device),
+        "backward_filter": algorithm.backward_filter(spec, x, dy, device),
+    }
+    assert all(isinstance(r, device.xp.ndarray) for r in results.values())
+    return {name: device.backend.to_host(result) for name, result in results.items()}
+
+
+def naive(spec: ConvSpec, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> dict[str, np.ndarray]:
+    """The definition, one tap and output pixel after the other, in float64; the adjoints are its derivative."""
+    (ph, pw), (sh, sw) = spec.pad, spec.stride
+    padded = np.pad(x.astype(np.float64), ((ph, ph), (pw, pw), (0, 0), (0, 0)))
+    w, dy = w.astype(np.float64), dy.astype(np.float64)
+    y, dw, dpadded = np.zeros(spec.y_shape), np.zeros(spec.w_shape), np.zeros_like(padded)
+    for i, j, r, s in itertools.product(*(range(n) for n in (spec.out_H, spec.out_W, spec.R, spec.S))):
+        y[i, j] += padded[i * sh + r, j * sw + s] @ w[r, s]
+        dw[r, s] += padded[i * sh + r, j * sw + s].T @ dy[i, j]
+        dpadded[i * sh + r, j * sw + s] += dy[i, j] @ w[r, s].T
+    dx = dpadded[ph : ph + spec.H, pw : pw + spec.W]
+    return {"forward": y, "backward_data": dx, "backward_filter": dw}
+
+
+@every_case
+def test_computes_the_definition(algorithm: str, spec: ConvSpec, device: Device) -> None:
+    exact = replace(spec, dtype="float64")
+    host = arrays(exact)
+    results, expected = run(ALGORITHMS[algorithm], exact, host, device), naive(exact, *host)
+    for name in DIRECTIONS:
+        np.testing.assert_allclose(results[name], expected[name], rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+@every_case
+def test_backward_directions_are_adjoints_of_forward(algorithm: str, spec: ConvSpec, device: Device) -> None:
+    exact = replace(spec, dtype="float64")
+    x, w, dy = host = arrays(exact)
+    results = run(ALGORITHMS[algorithm], exact, host, device)
+    product = np.vdot(results["forward"], dy)
+    scale = np.linalg.norm(results["forward"]) * np.linalg.norm(dy)
+    assert np.vdot(x, results["backward_data"]) == pytest.approx(product, abs=1e-12 * scale)
+    assert np.vdot(w, results["backward_filter"]) == pytest.approx(product, abs=1e-12 * scale)
+
+
+@every_case
+def test_results_are_new_contiguous_arrays_of_the_dtype_and_inputs_stay(algorithm: str, spec: ConvSpec) -> None:
+    device, host = device_of("numpy"), arrays(spec)
+    before = [a.copy() for a in host]
+    first = run(ALGORITHMS[algorithm], spec, host, device)
+    kept = {name: a.copy() for name, a in first.items()}
+    run(ALGORITHMS[algorithm], spec, [a + 1 for a in host], device)
+    for name, shape in zip(DIRECTIONS, (spec.y_shape, spec.x_shape, spec.w_shape), strict=True):
+        assert (first[name].shape, first[name].dtype) == (shape, spec.dtype)
+        assert first[name].flags.c_contiguous
+        np.testing.assert_array_equal(first[name], kept[name], err_msg=f"{name} is scratch memory")
+    for array, old in zip(host, before, strict=True):
+        np.testing.assert_array_equal(array, old)
+
+
+@every_case
+def test_inputs_may_be_strided(algorithm: str, spec: ConvSpec) -> None:
+    host = arrays(spec)
+    strided = [np.repeat(a, 2, axis=2)[:, :, ::2] for a in host]
+    expected = run(ALGORITHMS[algorithm], spec, host, device_of("numpy"))
+    for name, result in run(ALGORITHMS[algorithm], spec, strided, device_of("numpy")).items():
+        np.testing.assert_allclose(result, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@every_case
+def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: ConvSpec) -> None:
+    host = arrays(spec)
+    with single_threaded_blas():
+        expected = run(ALGORITHMS[algorithm], spec, host, device_of("numpy"))
+        for threads in (2, 3):
+            device = Device(pool=Pool(threads))
+            results = run(ALGORITHMS[algorithm], spec, host, device)
+            device.pool.close()
+            for name in DIRECTIONS:
+                np.testing.assert_array_equal(results[name], expected[name], err_msg=f"{name}, {threads} threads")
+
+
+@every_case
+@pytest.mark.parametrize("threads", [1, 3])
+def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec, threads: int) -> None:
+    chosen, host = ALGORITHMS[algorithm], arrays(spec)
+    device = Device(pool=Pool(threads), workspace_limit=chosen.workspace(spec))
+    x, w, dy = host
+    expected = run(chosen, spec, host, device_of("numpy"))
+    prepared = chosen.prepare(spec, w, device)
+    for name, arguments in (
+        ("forward", (x, prepared)),
+        ("backward_data", (dy, prepared)),
+        ("backward_filter", (x, dy)),
+    ):
+        fresh = replace(device, workspace=type(device.workspace)())
+        result = getattr(chosen, name)(spec, *arguments, fresh)
+        assert fresh.workspace.nbytes <= device.workspace_limit, name
+        np.testing.assert_allclose(result, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+    device.pool.close()
+
+
+@every_algorithm
+def test_float32_stays_within_its_rounding(algorithm: str, device: Device) -> None:
+    single = ConvSpec(N=32, H=16, W=16, C=32, K=48, R=5, S=5, pad=(2, 2))
+    double = replace(single, dtype="float64")
+    host = arrays(single)
+    results = run(ALGORITHMS[algorithm], single, host, device)
+    exact = run(ALGORITHMS[algorithm], double, [a.astype(np.float64) for a in host], device)
+    for name in DIRECTIONS:
+        error = np.linalg.norm(results[name] - exact[name]) / np.linalg.norm(exact[name])
+        assert error < 1e-5, name
+
+
+@every_algorithm
+def test_kernels_prepared_once_serve_every_batch(algorithm: str, device: Device) -> None:
+    spec = ConvSpec(N=4, H=6, W=6, C=3, K=5, R=3, S=3, pad=(1, 1), dtype="float64")
+    chosen, (x, w, _) = ALGORITHMS[algorithm], (device.backend.from_host(a) for a in arrays(spec))
+    prepared = chosen.prepare(spec, w, device)
+    whole = chosen.forward(spec, x, prepared, device)
+    half = chosen.forward(replace(spec, N=2), x[:, :, :2], prepared, device)
+    host = device.backend.to_host
+    np.testing.assert_allclose(host(half), host(whole)[:, :, :2], rtol=1e-13, atol=1e-13)
+
+
+@every_case
+def test_agrees_with_torch(algorithm: str, spec: ConvSpec) -> None:
+    torch = pytest.importorskip("torch")
+    exact = replace(spec, dtype="float64")
+    host = arrays(exact)
+    results = run(ALGORITHMS[algorithm], exact, host, device_of("numpy"))
+    x, w, dy = (torch.tensor(a.transpose(order)) for a, order in zip(host, TORCH_ORDER, strict=True))
+    x.requires_grad_()
+    w.requires_grad_()
+    y = torch.nn.functional.conv2d(x, w, stride=exact.stride, padding=exact.pad)
+    y.backward(dy)
+    for name, theirs, back in (
+        ("forward", y.detach(), (2, 3, 0, 1)),
+        ("backward_data", x.grad, (2, 3, 0, 1)),
+        ("backward_filter", w.grad, (2, 3, 1, 0)),
+    ):
+        np.testing.assert_allclose(results[name], theirs.numpy().transpose(back), atol=1e-11, err_msg=name)

@@ -1,0 +1,95 @@
+"""Examples of every layer for the law suites: small, odd-sized, with every option off its default somewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daskcnn.nn import Context, Sequential
+from daskcnn.nn.layers import (
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    L2Pool,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    Tanh,
+)
+
+MAP, VECTOR = (5, 4, 3), (7,)
+
+CASES = {
+    "conv": [
+        (Conv(4, 3), MAP),
+        (Conv(2, 3, stride=2, pad=1), MAP),
+        (Conv(3, 2, bias=False), MAP),
+        (Conv(2, 1), (3, 3, 1)),
+    ],
+    "relu": [(ReLU(), MAP), (ReLU(), VECTOR)],
+    "sigmoid": [(Sigmoid(), MAP), (Sigmoid(), VECTOR)],
+    "tanh": [(Tanh(), MAP), (Tanh(), VECTOR)],
+    "lrn": [
+        (LRN(alpha=0.5), (2, 3, 7)),
+        (LRN(size=3, alpha=0.5, beta=0.6, k=2), MAP),
+        (LRN(size=4, alpha=0.5), MAP),
+        (LRN(size=1, alpha=0.5), MAP),
+        (LRN(alpha=0.5), VECTOR),
+    ],
+    "batchnorm": [(BatchNorm(), MAP), (BatchNorm(momentum=0.3, epsilon=0.01), VECTOR)],
+    "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
+    "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
+    "l2pool": [(L2Pool(2), MAP), (L2Pool(3, 2), (7, 6, 2)), (L2Pool(2, 3), MAP)],
+    "dense": [(Dense(3), MAP), (Dense(3), VECTOR)],
+    "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
+    "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
+}
+
+NESTED = Sequential(
+    (
+        ("conv1", Conv(3, 3, pad=1)),
+        ("stage", Sequential((("norm", BatchNorm()), ("relu", ReLU()), ("pool", MaxPool(2)), ("drop", Dropout(0.3))))),
+        ("dense1", Dense(4)),
+    )
+)
+
+COMPOSITES = [(NESTED, MAP)]
+
+ALL = [
+    *((layer, shape) for cases in CASES.values() for layer, shape in cases),
+    *COMPOSITES,
+]
+
+
+def label(value):
+    """Names of cases in pytest's output."""
+    return type(value).__name__ if not isinstance(value, tuple) else "x".join(map(str, value))
+
+
+def cast(tree, dtype):
+    """The tree's arrays in another dtype."""
+    return {k: cast(v, dtype) if isinstance(v, dict) else v.astype(dtype) for k, v in tree.items()}
+
+
+def values(rng, shape, dtype="float64"):
+    """Random numbers."""
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def example(layer, in_shape, device, *, dtype="float64", N=3, training=True, seed=0):
+    """(params, state, x, dy, ctx) on the host, with random parameters, biases included."""
+    rng = np.random.default_rng(seed)
+    params, state, out_shape = layer.init(rng, in_shape)
+    params = cast({k: _shaken(v, rng) for k, v in params.items()}, dtype)
+    x, dy = (values(rng, (*shape[:-1], N, shape[-1]), dtype) for shape in (in_shape, out_shape))
+    keys = rng.integers(0, 1 << 63, N, dtype=np.uint64)
+    return params, cast(state, dtype), x, dy, Context(device, training=training, keys=keys)
+
+
+def _shaken(value, rng):
+    if isinstance(value, dict):
+        return {k: _shaken(v, rng) for k, v in value.items()}
+    return value + 0.1 * rng.standard_normal(value.shape)

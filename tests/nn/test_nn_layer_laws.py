@@ -1,0 +1,140 @@
+"""Laws that every layer keeps, found from the registry."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nn_cases import ALL, CASES, example, label
+
+from daskcnn.arrays import Device
+from daskcnn.nn import LAYERS, Sequential, blocks, leaves, map_leaves
+from daskcnn.nn.layers import BatchNorm
+
+DTYPES = ["float32", "float64"]
+every_layer = pytest.mark.parametrize(("layer", "in_shape"), ALL, ids=label)
+
+
+def test_every_registered_layer_has_cases():
+    assert CASES.keys() == LAYERS.keys()
+    assert all(type(layer) is LAYERS[kind] for kind, cases in CASES.items() for layer, _ in cases)
+
+
+def numeric_gradient(f, array, step=1e-5):
+    """Central differences of f() by every entry of the array."""
+    gradient, flat = np.empty_like(array), array.reshape(-1)
+    for i, value in enumerate(flat):
+        flat[i] = value + step
+        above = f()
+        flat[i] = value - step
+        gradient.reshape(-1)[i] = (above - f()) / (2 * step)
+        flat[i] = value
+    return gradient
+
+
+@every_layer
+def test_gradients_are_the_central_differences(layer, in_shape):
+    params, state, x, dy, ctx = example(layer, in_shape, Device())
+
+    def value():
+        return (layer.forward(params, state, x, ctx)[0] * dy).sum()
+
+    _, _, residual = layer.forward(params, state, x, ctx)
+    dx, grads = layer.backward(params, residual, dy, ctx)
+    np.testing.assert_allclose(dx, numeric_gradient(value, x), rtol=1e-6, atol=1e-8)
+    assert [name for name, _ in leaves(grads)] == [name for name, _ in leaves(params)]
+    for (name, found), (_, parameter) in zip(leaves(grads), leaves(params), strict=True):
+        np.testing.assert_allclose(found, numeric_gradient(value, parameter), rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_shapes_and_dtype_are_kept(layer, in_shape, dtype, training, device):
+    params, state, x, dy, ctx = example(layer, in_shape, device, dtype=dtype, training=training)
+    move, host = device.backend.from_host, device.backend.to_host
+    params, state = map_leaves(move, params), map_leaves(move, state)
+    y, new_state, residual = layer.forward(params, state, move(x), ctx)
+    *pixels, channels = layer.out_shape(in_shape)
+    assert host(y).shape == (*pixels, x.shape[-2], channels)
+    assert host(y).dtype == dtype
+    assert [(n, host(a).dtype, host(a).shape) for n, a in leaves(new_state)] == [
+        (n, np.dtype(dtype), host(a).shape) for n, a in leaves(state)
+    ]
+    if training:
+        dx, grads = layer.backward(params, residual, move(dy), ctx)
+        assert host(dx).shape == x.shape
+        found = [host(dx), *(host(g) for _, g in leaves(grads))]
+        assert {str(a.dtype) for a in found} == {dtype}
+        assert [host(g).shape for _, g in leaves(grads)] == [host(p).shape for _, p in leaves(params)]
+
+
+@every_layer
+def test_devices_agree(layer, in_shape, device):
+    params, state, x, dy, ctx = example(layer, in_shape, device)
+    reference = passes(layer, params, state, x, dy, replace(ctx, device=Device()))
+    move, host = device.backend.from_host, device.backend.to_host
+    arrays = (map_leaves(move, params), map_leaves(move, state), move(x), move(dy))
+    for found, expected in zip(passes(layer, *arrays, ctx), reference, strict=True):
+        np.testing.assert_allclose(host(found), expected, rtol=1e-9, atol=1e-12)
+
+
+def passes(layer, params, state, x, dy, ctx):
+    """[y, dx, gradients and new state ...]."""
+    y, new_state, residual = layer.forward(params, state, x, ctx)
+    dx, grads = layer.backward(params, residual, dy, ctx)
+    return [y, dx, *(a for _, a in leaves(grads)), *(a for _, a in leaves(new_state))]
+
+
+@every_layer
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_what_is_given_is_not_written_to(layer, in_shape, training):
+    params, state, x, dy, ctx = example(layer, in_shape, Device(), training=training)
+    given = (params, state, x, dy)
+    before = deepcopy(given)
+    y, _, residual = layer.forward(params, state, x, ctx)
+    y_before = y.copy()
+    if training:
+        dx, grads = layer.backward(params, residual, dy, ctx)
+        np.testing.assert_array_equal(y, y_before)
+        for result in (dx, *(g for _, g in leaves(grads))):
+            result[...] = np.nan
+    y[...] = np.nan  # nor does it share memory with what is returned
+    np.testing.assert_equal(given, before)
+
+
+@every_layer
+def test_a_residual_gives_the_same_gradients_twice(layer, in_shape):
+    params, state, x, dy, ctx = example(layer, in_shape, Device())
+    _, _, residual = layer.forward(params, state, x, ctx)
+    first = layer.backward(params, residual, dy, ctx)
+    np.testing.assert_equal(layer.backward(params, residual, dy, ctx), first)
+
+
+@every_layer
+def test_blocks_and_threads_change_nothing(layer, in_shape, monkeypatch):
+    params, state, x, dy, ctx = example(layer, in_shape, Device())
+    whole = passes(layer, params, state, x, dy, ctx)
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "numpy", 1)
+    parts = passes(layer, params, state, x, dy, replace(ctx, device=Device.of("cpu", threads=2)))
+    for found, expected in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def normalises_batches(layer):
+    children = [child for _, child in layer.layers] if isinstance(layer, Sequential) else []
+    return isinstance(layer, BatchNorm) or any(map(normalises_batches, children))
+
+
+@every_layer
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_samples_output_depends_on_no_other_sample(layer, in_shape, training):
+    if training and normalises_batches(layer):
+        pytest.skip("batch normalisation in training depends on the batch by design")
+    params, state, x, _, ctx = example(layer, in_shape, Device(), N=4, training=training)
+    together, _, _ = layer.forward(params, state, x, ctx)
+    some = [2, 0]
+    alone, _, _ = layer.forward(params, state, x[..., some, :], replace(ctx, keys=ctx.keys[some]))
+    np.testing.assert_allclose(alone, together[..., some, :], rtol=1e-12, atol=1e-15)

@@ -1,0 +1,119 @@
+"""The named models: their layers, shapes and numbers of parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daskcnn.nn import MODELS, build_model, describe, init_network, leaves, model_problem, summarise
+from daskcnn.nn.layers import LRN, Conv, Dense, MaxPool, ReLU
+
+CIFAR, MNIST = (32, 32, 3), (28, 28, 1)
+
+
+def count(model, in_shape):
+    return sum(row.parameters for row in summarise(model, in_shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "in_shape", "parameters"),
+    [
+        ("quick", CIFAR, 89_578),
+        ("lenet5", MNIST, 61_706),
+        ("lenet5", (32, 32, 1), 61_706),
+        ("50:500", CIFAR, 25 * 3 * 50 + 50 + 25 * 50 * 500 + 500 + 64 * 500 * 10 + 10),
+        ("8:16", CIFAR, 25 * 3 * 8 + 8 + 25 * 8 * 16 + 16 + 64 * 16 * 10 + 10),
+    ],
+)
+def test_numbers_of_parameters(name, in_shape, parameters):
+    model = build_model(name, None, in_shape, 10)
+    assert count(model, in_shape) == parameters
+    assert sum(p.size for _, p in leaves(init_network(model, 0, in_shape, "float32")[0])) == parameters
+
+
+def test_quick_is_the_networks_list():
+    shapes = [(row.name, row.out_shape) for row in summarise(build_model("quick", None, CIFAR, 10), CIFAR)]
+    assert shapes == [
+        ("conv1", (32, 32, 32)),
+        ("maxpool1", (16, 16, 32)),
+        ("relu1", (16, 16, 32)),
+        ("conv2", (16, 16, 32)),
+        ("relu2", (16, 16, 32)),
+        ("averagepool1", (8, 8, 32)),
+        ("conv3", (8, 8, 64)),
+        ("relu3", (8, 8, 64)),
+        ("averagepool2", (4, 4, 64)),
+        ("dense1", (10,)),
+    ]
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_two_convolutions_are_the_papers_list(relu):
+    def stage(kernels):
+        return [Conv(kernels, 5, pad=2), *([ReLU()] if relu else []), LRN(5, 1e-4, 0.75, 1.0), MaxPool(2)]
+
+    model = build_model("50:500", None, CIFAR, 10, relu)
+    assert [layer for _, layer in model.layers] == [*stage(50), *stage(500), Dense(10)]
+
+
+@pytest.mark.parametrize("name", ["quick", "lenet5", "50:500", "1:1"])
+def test_known_models_have_no_problem(name):
+    assert model_problem(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("quik", "one of quick, lenet5 or C1:C2"),
+        ("50:", "C1:C2"),
+        ("0:5", "C1:C2"),
+        ("50:-5", "C1:C2"),
+        ("quick ", "quick, lenet5"),
+    ],
+)
+def test_unknown_models_are_named_with_a_remedy(name, remedy):
+    assert name in model_problem(name)
+    assert remedy in model_problem(name)
+    with pytest.raises(ValueError, match=name):
+        build_model(name, None, CIFAR, 10)
+
+
+def test_layers_make_a_model_too():
+    model = build_model(None, [{"layer": "dense", "units": 3}], MNIST, 3)
+    assert model.layers == (("dense1", Dense(3)),)
+
+
+def test_a_model_that_does_not_end_in_the_classes_is_refused():
+    with pytest.raises(ValueError, match=r"output is \(4,\), of 3 classes: end it with a dense layer of 3"):
+        build_model(None, [{"layer": "dense", "units": 4}], MNIST, 3)
+
+
+def test_a_model_that_does_not_fit_the_images_is_refused():
+    with pytest.raises(ValueError, match="layer maxpool2: size=2"):
+        build_model("8:8", None, (3, 3, 1), 10)
+
+
+@pytest.mark.parametrize("layers", [None, [{"layer": "relu"}]])
+def test_name_or_layers_exactly_one(layers):
+    with pytest.raises(ValueError, match="give one of the two"):
+        build_model(None if layers is None else "quick", layers, CIFAR, 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_seed_and_dtype_decide_the_weights(name):
+    model = build_model(name, None, CIFAR, 10)
+    single, double = (init_network(model, 3, CIFAR, dtype)[0] for dtype in ("float32", "float64"))
+    other = init_network(model, 4, CIFAR, "float32")[0]
+    for (path, a), (_, b), (_, c) in zip(leaves(single), leaves(double), leaves(other), strict=True):
+        assert (a.dtype, b.dtype) == ("float32", "float64")
+        np.testing.assert_array_equal(a, b.astype("float32"))
+        assert path.endswith("/b") or (a != c).any()
+
+
+def test_the_table_shows_every_layer_and_the_total():
+    table = describe(build_model("50:500", None, CIFAR, 10), CIFAR)
+    lines = [line.split() for line in table.splitlines()]
+    assert lines[0] == ["layer", "output", "parameters"]
+    assert lines[1] == ["conv1", "Conv(kernels=50,", "size=5,", "pad=2)", "32×32×50", "3,800"]
+    assert lines[3] == ["lrn1", "LRN()", "32×32×50", "0"]
+    assert lines[-1] == ["total", "949,310"]

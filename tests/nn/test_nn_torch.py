@@ -1,0 +1,168 @@
+"""Layers, losses and descent against PyTorch, where it is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nn_cases import cast, values
+
+from daskcnn.arrays import Device
+from daskcnn.nn import LOSSES, SGD, Context, build_model, init_network, leaves, loss_and_gradients
+from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+CTX = Context(Device(), training=True)
+
+
+def nchw(x_hwnc):
+    return torch.tensor(x_hwnc.transpose(2, 3, 0, 1).copy(), requires_grad=True)
+
+
+def hwnc(x_nchw):
+    return x_nchw.detach().numpy().transpose(2, 3, 0, 1)
+
+
+def oihw(w_rsck):
+    return torch.tensor(w_rsck.transpose(3, 2, 0, 1).copy(), requires_grad=True)
+
+
+ON_MAPS = [
+    (ReLU(), F.relu),
+    (Sigmoid(), torch.sigmoid),
+    (Tanh(), torch.tanh),
+    (LRN(), lambda x: F.local_response_norm(x, 5, 1e-4, 0.75, 1.0)),
+    (LRN(4, 0.5, 0.75, 1.0), lambda x: F.local_response_norm(x, 4, 0.5, 0.75, 1.0)),
+    (LRN(3, 0.5, 0.6, 2.0), lambda x: F.local_response_norm(x, 3, 0.5, 0.6, 2.0)),
+    (MaxPool(2), lambda x: F.max_pool2d(x, 2)),
+    (MaxPool(3, 2), lambda x: F.max_pool2d(x, 3, 2)),
+    (MaxPool(2, 3), lambda x: F.max_pool2d(x, 2, 3)),
+    (AveragePool(2), lambda x: F.avg_pool2d(x, 2)),
+    (AveragePool(3, 2), lambda x: F.avg_pool2d(x, 3, 2)),
+    (L2Pool(2), lambda x: F.lp_pool2d(x, 2.0, 2)),
+    (L2Pool(3, 2), lambda x: F.lp_pool2d(x, 2.0, 3, 2)),
+]
+
+
+@pytest.mark.parametrize(("layer", "reference"), ON_MAPS, ids=lambda v: repr(v) if hasattr(v, "init") else "")
+@pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
+def test_layers_without_parameters(layer, reference, ties, rng):
+    x = values(rng, (7, 6, 4, 9))
+    if ties:  # few values: windows have several maxima
+        x = 1.0 + np.round(np.abs(x))
+    y, _, residual = layer.forward({}, {}, x, CTX)
+    dy = values(rng, y.shape)
+    dx, _ = layer.backward({}, residual, dy, CTX)
+    x_t = nchw(x)
+    y_t = reference(x_t)
+    y_t.backward(nchw(dy).detach())
+    np.testing.assert_allclose(y, hwnc(y_t), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("size", "stride", "pad"), [(5, 1, 2), (3, 2, 1), (2, 3, 0)])
+def test_convolution(size, stride, pad, rng):
+    layer = Conv(4, size, stride, pad)
+    params, _, _ = layer.init(rng, (7, 6, 3))
+    params["b"] = values(rng, 4)
+    x = values(rng, (7, 6, 2, 3))
+    y, _, residual = layer.forward(params, {}, x, CTX)
+    dy = values(rng, y.shape)
+    dx, grads = layer.backward(params, residual, dy, CTX)
+    x_t, w_t, b_t = nchw(x), oihw(params["w"]), torch.tensor(params["b"], requires_grad=True)
+    y_t = F.conv2d(x_t, w_t, b_t, stride, pad)
+    y_t.backward(nchw(dy).detach())
+    np.testing.assert_allclose(y, hwnc(y_t), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(grads["w"].transpose(3, 2, 0, 1), w_t.grad.numpy(), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(grads["b"], b_t.grad.numpy(), rtol=1e-9)
+
+
+def test_batch_norm_over_two_steps_and_an_evaluation(rng):
+    layer, reference = BatchNorm(), torch.nn.BatchNorm2d(3, dtype=torch.float64)
+    params, state, _ = layer.init(rng, (4, 5, 3))
+    for _ in range(2):
+        x = 2 + 3 * values(rng, (4, 5, 6, 3))
+        y, state, residual = layer.forward(params, state, x, CTX)
+        dy = values(rng, y.shape)
+        dx, grads = layer.backward(params, residual, dy, CTX)
+        x_t = nchw(x)
+        y_t = reference(x_t)
+        reference.zero_grad()
+        y_t.backward(nchw(dy).detach())
+        np.testing.assert_allclose(y, hwnc(y_t), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose(grads["scale"], reference.weight.grad.numpy(), rtol=1e-9)
+        np.testing.assert_allclose(grads["shift"], reference.bias.grad.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(state["mean"], reference.running_mean.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(state["variance"], reference.running_var.numpy(), rtol=1e-9)
+    y, _, _ = layer.forward(params, state, x, Context(Device()))
+    np.testing.assert_allclose(y, hwnc(reference.eval()(nchw(x))), rtol=1e-9, atol=1e-12)
+
+
+def test_dense(rng):
+    layer = Dense(5)
+    params, _, _ = layer.init(rng, (7,))
+    x, dy = values(rng, (3, 7)), values(rng, (3, 5))
+    y, _, residual = layer.forward(params, {}, x, CTX)
+    dx, grads = layer.backward(params, residual, dy, CTX)
+    x_t, w_t = torch.tensor(x, requires_grad=True), torch.tensor(params["w"].T.copy(), requires_grad=True)
+    y_t = F.linear(x_t, w_t, torch.tensor(params["b"]))
+    y_t.backward(torch.tensor(dy))
+    np.testing.assert_allclose(y, y_t.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(dx, x_t.grad.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(grads["w"], w_t.grad.numpy().T, rtol=1e-9)
+
+
+def test_softmax_cross_entropy(rng):
+    scores, labels = 5 * values(rng, (6, 4)), np.array([0, 1, 2, 3, 3, 0])
+    loss, dscores = LOSSES["softmax"](scores, labels)
+    scores_t = torch.tensor(scores, requires_grad=True)
+    loss_t = F.cross_entropy(scores_t, torch.tensor(labels))
+    loss_t.backward()
+    np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
+    np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_descent(options, weight_decay, rng):
+    params, velocity = values(rng, 5), np.zeros(5)
+    params_t = torch.tensor(params.copy(), requires_grad=True)
+    ours = SGD(weight_decay=weight_decay, **options)
+    theirs = torch.optim.SGD([params_t], lr=0.1, weight_decay=weight_decay, **options)
+    for lr in (0.1, 0.1, 0.05, 0.01):
+        gradient = values(rng, 5)
+        params_t.grad = torch.tensor(gradient)
+        theirs.param_groups[0]["lr"] = lr
+        theirs.step()
+        ours.step(params, gradient.copy(), velocity, lr)
+    np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
+
+
+def quick_in_torch(p, x):
+    """`quick` on NCHW, from our parameters' tensors."""
+    x = F.relu(F.max_pool2d(F.conv2d(x, p["conv1/w"], p["conv1/b"], padding=2), 2))
+    x = F.avg_pool2d(F.relu(F.conv2d(x, p["conv2/w"], p["conv2/b"], padding=2)), 2)
+    x = F.avg_pool2d(F.relu(F.conv2d(x, p["conv3/w"], p["conv3/b"], padding=2)), 2)
+    return x.permute(0, 2, 3, 1).flatten(1) @ p["dense1/w"].flatten(0, 2) + p["dense1/b"]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
+def test_a_whole_step_of_quick(dtype, tolerance, rng):
+    model = build_model("quick", None, (16, 16, 3), 10)
+    params, state = init_network(model, 0, (16, 16, 3), dtype)
+    x, labels = values(rng, (16, 16, 8, 3), dtype), np.arange(8)
+    loss, _, grads, _ = loss_and_gradients(model, cast(params, dtype), state, x, labels, LOSSES["softmax"], CTX)
+    p = {
+        n: oihw(a) if a.ndim == 4 and n != "dense1/w" else torch.tensor(a, requires_grad=True)
+        for n, a in leaves(params)
+    }
+    loss_t = F.cross_entropy(quick_in_torch(p, nchw(x)), torch.tensor(labels))
+    loss_t.backward()
+    np.testing.assert_allclose(loss, loss_t.item(), rtol=tolerance)
+    for name, found in leaves(grads):
+        expected = p[name].grad.numpy()
+        expected = expected.transpose(2, 3, 1, 0) if expected.ndim == 4 and name != "dense1/w" else expected
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * abs(expected).max(), err_msg=name)

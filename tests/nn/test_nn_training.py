@@ -1,0 +1,233 @@
+"""Losses, optimiser, schedules, the flat vector, and all of them together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from nn_cases import MAP, NESTED, cast, example, values
+
+from daskcnn.arrays import Device
+from daskcnn.nn import (
+    LOSSES,
+    SCHEDULES,
+    SGD,
+    Context,
+    Layout,
+    build_model,
+    correct,
+    init_network,
+    leaves,
+    loss_and_gradients,
+    map_leaves,
+    predict,
+)
+from daskcnn.nn.schedule import Constant, Poly, Step
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_dscores_are_the_central_differences_of_the_loss(name, rng):
+    scores, labels, step = values(rng, (4, 5)), np.array([0, 4, 2, 2]), 1e-6
+    _, dscores = LOSSES[name](scores, labels)
+    for place in np.ndindex(*scores.shape):
+        change = np.zeros_like(scores)
+        change[place] = step
+        above, below = (LOSSES[name](scores + sign * change, labels)[0] for sign in (1, -1))
+        assert abs((above - below) / (2 * step) - dscores[place]) < 1e-8
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_losses_keep_dtype_and_scores(name, dtype, device, rng):
+    scores, labels = values(rng, (4, 5), dtype), np.array([0, 4, 2, 2])
+    move, host = device.backend.from_host, device.backend.to_host
+    given = move(scores.copy())
+    loss, dscores = LOSSES[name](given, move(labels), device.xp)
+    assert (host(loss).dtype, host(dscores).dtype) == (dtype, dtype)
+    assert host(loss).shape == ()
+    np.testing.assert_array_equal(host(given), scores)
+
+
+def test_losses_by_hand():
+    even, labels = np.zeros((2, 4)), np.array([1, 3])
+    assert LOSSES["softmax"](even, labels)[0] == pytest.approx(np.log(4))
+    assert LOSSES["softmax"](np.array([[1e4, 0.0], [0.0, -1e4]]), np.array([0, 1]))[0] == pytest.approx(5e3)
+    assert LOSSES["squared"](even, labels)[0] == pytest.approx(0.5)
+
+
+def test_correct_counts_the_highest_scores():
+    assert correct(np.array([[1.0, 2], [3, 0], [0, 1]]), np.array([1, 0, 0])) == 2
+
+
+def test_plain_descent_with_decay_by_hand():
+    params, grads, velocity = np.array([1.0, -2]), np.array([0.5, 0.5]), np.zeros(2)
+    SGD(weight_decay=0.1).step(params, grads, velocity, 0.1)
+    np.testing.assert_allclose(params, [1 - 0.1 * 0.6, -2 - 0.1 * 0.3])
+
+
+@pytest.mark.parametrize(("nesterov", "second"), [(False, 1.9 + 1), (True, 0.9 * 2.71 + 1)])
+def test_momentum_by_hand(nesterov, second):
+    """Gradient 1, momentum 0.9: velocities 1, 1.9, 2.71; plain steps by them, Nesterov's by 1 + 0.9 of them."""
+    params, velocity = np.zeros(1), np.zeros(1)
+    seen = []
+    for _ in range(3):
+        SGD(0.9, nesterov).step(params, np.ones(1), velocity, 0.5)
+        seen.append(-params[0] / 0.5)
+    assert velocity[0] == pytest.approx(2.71)
+    first = 1.9 if nesterov else 1.0
+    assert seen[:2] == pytest.approx([first, first + (1 + 0.9 * 1.9 if nesterov else 1.9)])
+    assert seen[2] - seen[1] == pytest.approx(second if nesterov else 2.71)
+
+
+def test_steps_keep_float32():
+    params, grads, velocity = (np.ones(3, "float32") for _ in range(3))
+    SGD(0.9, True, 1e-3).step(params, grads, velocity, 0.1)
+    assert {a.dtype.name for a in (params, grads, velocity)} == {"float32"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"nesterov": True}, "momentum=0"),
+        ({"weight_decay": -1.0}, "weight_decay=-1.0"),
+    ],
+)
+def test_nonsense_descent_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        SGD(**options)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_start_at_the_rate_and_never_rise(name):
+    schedule = SCHEDULES[name](**({"every": 2} if name == "step" else {}))
+    rates = [schedule.rate(0.1, i / 100, 5 * i / 100) for i in range(101)]
+    assert rates[0] == 0.1
+    assert rates == sorted(rates, reverse=True)
+    assert min(rates) >= 0
+
+
+def test_schedules_by_hand():
+    assert Constant().rate(0.3, 0.7, 9) == 0.3
+    assert [Step(10).rate(1.0, 0, epoch) for epoch in (0, 9.99, 10, 25)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert Step(1.5, 0.5).rate(1.0, 0, 3) == pytest.approx(0.25)
+    assert [Poly(1).rate(0.2, p, 0) for p in (0, 0.5, 1)] == pytest.approx([0.2, 0.1, 0])
+    assert Poly().rate(1.0, 0.75, 0) == pytest.approx(0.5)
+    assert Poly().rate(1.0, 1.0001, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Step(0), "every=0"),
+        (lambda: Step(1, 0), "factor=0"),
+        (lambda: Step(1, 2), "factor=2"),
+        (lambda: Poly(0), "power=0"),
+    ],
+)
+def test_nonsense_schedules_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def network(dtype="float32"):
+    params, state, _, _, _ = example(NESTED, MAP, Device(), dtype=dtype)
+    return params, state, Layout.of(params, state)
+
+
+def test_the_vector_holds_parameters_then_state_and_gives_them_back():
+    params, state, layout = network()
+    vector = layout.flatten(params, state)
+    joined = [a.reshape(-1) for _, a in [*leaves(params), *leaves(state)]]
+    np.testing.assert_array_equal(vector, np.concatenate(joined))
+    assert (vector.size, vector.nbytes, vector.dtype) == (layout.size, layout.nbytes, "float32")
+    assert layout.parameter_size == sum(a.size for _, a in leaves(params))
+    np.testing.assert_equal(layout.views(vector), (params, state))
+
+
+def test_views_share_the_vectors_memory():
+    params, state, layout = network()
+    vector = layout.flatten(params, state)
+    own, kept = layout.views(vector)
+    vector[...] = 7
+    assert all((a == 7).all() for _, a in [*leaves(own), *leaves(kept)])
+    own["conv1"]["w"][...] = 3
+    assert (vector[: own["conv1"]["w"].size] == 3).all()
+
+
+def test_gradients_flatten_to_the_leading_part_and_into_memory_given():
+    params, state, layout = network()
+    out = np.empty(layout.parameter_size, "float32")
+    assert layout.flatten(params, {}, out=out) is out
+    np.testing.assert_array_equal(out, layout.flatten(params, state)[: layout.parameter_size])
+
+
+def test_flattening_moves_nothing_to_the_host(device):
+    params, state, layout = network()
+    move = device.backend.from_host
+    vector = layout.flatten(map_leaves(move, params), map_leaves(move, state), xp=device.xp)
+    np.testing.assert_array_equal(device.backend.to_host(vector), layout.flatten(params, state))
+    own, _ = layout.views(vector)
+    assert type(own["conv1"]["w"]) is type(move(np.zeros(1)))
+
+
+def test_a_layout_is_equal_for_equal_networks():
+    assert network()[2] == network()[2]
+    assert network()[2] != network("float64")[2]
+
+
+def test_vectors_and_arrays_of_another_network_are_refused():
+    params, state, layout = network()
+    with pytest.raises(ValueError, match="shape"):
+        layout.views(np.zeros(layout.size + 1, "float32"))
+    with pytest.raises(ValueError, match="conv1/w"):
+        layout.flatten({**params, "conv1": {"w": np.zeros(3), "b": params["conv1"]["b"]}}, state)
+    with pytest.raises(ValueError, match="their number"):
+        layout.flatten({"conv1": params["conv1"]}, {})
+
+
+def test_mixed_dtypes_and_shared_names_are_refused():
+    with pytest.raises(ValueError, match=r"float32.*float64"):
+        Layout.of({"a": np.zeros(1), "b": np.zeros(1, "float32")}, {})
+    with pytest.raises(ValueError, match="share one"):
+        Layout.of({"a": np.zeros(1)}, {"a": np.zeros(1)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_step_keeps_dtype_everywhere(dtype, device):
+    params, state, x, _, ctx = example(NESTED, MAP, device, dtype=dtype)
+    move, host = device.backend.from_host, device.backend.to_host
+    params, state, labels = map_leaves(move, params), map_leaves(move, state), np.array([0, 3, 1])
+    loss, hits, grads, new = loss_and_gradients(NESTED, params, state, x, labels, LOSSES["softmax"], ctx)
+    assert {host(a).dtype.name for a in [loss, *(a for _, a in [*leaves(grads), *leaves(new)])]} == {dtype}
+    assert 0 <= device.backend.scalar(hits) <= 3
+    assert host(predict(NESTED, params, state, x, ctx)).dtype == dtype
+
+
+def test_a_network_that_diverges_gives_no_warning():
+    params, state, x, _, ctx = example(NESTED, MAP, Device(), dtype="float32")
+    huge = cast(map_leaves(lambda a: a * 1e38, params), "float32")
+    loss, _, _, _ = loss_and_gradients(NESTED, huge, state, x, np.array([0, 3, 1]), LOSSES["softmax"], ctx)
+    assert not np.isfinite(loss)
+    assert not np.isfinite(predict(NESTED, huge, state, x, ctx)).all()
+
+
+@pytest.mark.parametrize("name", ["quick", "4:8", "lenet5"])
+def test_training_learns_a_few_samples_by_heart(name, rng):
+    shape, N = (16, 16, 3), 12
+    model, device = build_model(name, None, shape, 4), Device()
+    params, state = init_network(model, 0, shape, "float32")
+    layout = Layout.of(params, state)
+    vector = layout.flatten(params, state)
+    params, state = layout.views(vector)
+    weights, velocity = vector[: layout.parameter_size], np.zeros(layout.parameter_size, "float32")
+    x, labels = values(rng, (16, 16, N, 3), "float32"), np.arange(N) % 4
+    losses = []
+    for _ in range(80):
+        loss, hits, grads, _ = loss_and_gradients(model, params, state, x, labels, LOSSES["softmax"], Context(device))
+        losses.append(float(loss))
+        SGD(0.9, True).step(weights, layout.flatten(grads, {}), velocity, 0.01)
+    assert losses[0] > 1
+    assert losses[-1] < 0.05
+    assert hits == N
+    assert (predict(model, params, state, x, Context(device)).argmax(axis=1) == labels).all()

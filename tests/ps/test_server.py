@@ -1,0 +1,383 @@
+"""The server's exact instructions in the situations that matter."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskcnn.ps import (
+    RULES,
+    Code,
+    Evict,
+    Instruction,
+    Join,
+    Leave,
+    Merge,
+    ParameterServer,
+    Pull,
+    Push,
+    Refuse,
+    Reply,
+    Snapshot,
+    Tick,
+    UpdateRule,
+)
+
+
+def server(name: str, *workers: str, **options: Any) -> ParameterServer:
+    """With these workers in it, center (0, 0)."""
+    made = ParameterServer(RULES[name](), np.zeros(2, "float32"), **options)
+    for worker in workers:
+        made.handle(Join(made.snapshot().epoch, worker, 1))
+    return made
+
+
+def push(worker: str, seq: int = 1, *, value: float = 1.0, base: int = 0, session: int = 1, **other: Any) -> Push:
+    event = Push(0, worker, session, seq, base, np.full(2, value, "float32"), 10, 0.5)
+    return replace(event, **other)
+
+
+def reply(worker: str, seq: int, version: int, *, base: int | None = None, session: int = 1, **facts: Any) -> Reply:
+    base = version if base is None else base
+    return Reply(facts.pop("epoch", 0), worker, session, seq, np.zeros(2), version, base, **facts)
+
+
+def merged(worker: str, seq: int, version: int, *, base: int, staleness: int = 0, **facts: Any) -> Reply:
+    return reply(worker, seq, version, base=base, staleness=staleness, accuracy=0.5, n_samples=10, **facts)
+
+
+def refusal(worker: str, seq: int, code: Code, *, session: int = 1) -> Refuse:
+    return Refuse(worker, session, seq, code, "")
+
+
+def handle(made: ParameterServer, event: Any) -> list[Instruction]:
+    instructions = made.handle(event)
+    made.validate()
+    return instructions
+
+
+# --- pushes ---
+
+
+def test_asynchronous_pushes_are_merged_as_they_come() -> None:
+    s = server("agwu", "a", "b")
+    assert handle(s, push("a")) == [merged("a", 1, 1, base=0)]
+    assert handle(s, push("b")) == [merged("b", 1, 2, base=0, staleness=1, gamma=math.exp(-1))]
+    np.testing.assert_allclose(s.snapshot().center, 0.5 + 0.5 * math.exp(-1), rtol=1e-6)
+
+
+def test_a_barrier_opens_with_the_last_push_and_answers_in_the_workers_order() -> None:
+    s = server("sgwu", "a", "b", "c")
+    assert handle(s, push("c", value=3, at=1.0)) == []
+    assert handle(s, push("a", value=1, at=2.0)) == []
+    replies = handle(s, push("b", value=2, at=5.0))
+    assert replies == [
+        merged("a", 1, 1, base=0, waited=3.0),
+        merged("b", 1, 1, base=0),
+        merged("c", 1, 1, base=0, waited=4.0),
+    ]
+    for each in replies:
+        assert isinstance(each, Reply)
+        np.testing.assert_allclose(each.weights, 2.0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_repeated_push_gets_the_same_reply_and_is_merged_once(name: str) -> None:
+    s = server(name, "a")
+    first = handle(s, push("a"))
+    center = s.snapshot().center
+    again = handle(s, push("a", value=7.0))
+    assert again[0] is first[0]
+    assert s.snapshot().center is center
+    assert (s.snapshot().merged, s.snapshot().repeated, s.snapshot().version) == (1, 1, 1)
+
+
+def test_a_push_repeated_at_the_barrier_waits_for_its_one_reply() -> None:
+    s = server("sgwu", "a", "b")
+    assert handle(s, push("a")) == []
+    assert handle(s, push("a")) == []
+    assert [r.worker for r in handle(s, push("b"))] == ["a", "b"]
+    assert (s.snapshot().merged, s.snapshot().repeated) == (2, 1)
+
+
+def test_a_push_after_the_repeated_one_is_next() -> None:
+    s = server("agwu", "a")
+    handle(s, push("a"))
+    handle(s, push("a"))
+    assert handle(s, push("a", 2, base=1)) == [merged("a", 2, 2, base=1)]
+
+
+REFUSED = {
+    "epoch": (push("a", epoch=1), Code.EPOCH),
+    "unknown worker": (push("z"), Code.WORKER),
+    "old session": (push("a", session=0), Code.SESSION),
+    "session to come": (push("a", session=2), Code.SESSION),
+    "seq 0": (push("a", 0), Code.SEQ),
+    "seq skipped": (push("a", 2), Code.SEQ),
+    "base from the future": (push("a", base=1), Code.BASE),
+    "base below 0": (push("a", base=-1), Code.BASE),
+    "too long": (push("a", payload=np.zeros(3, "float32")), Code.LENGTH),
+    "two-dimensional": (push("a", payload=np.zeros((2, 1), "float32")), Code.LENGTH),
+    "other precision": (push("a", payload=np.zeros(2)), Code.DTYPE),
+    "objects": (push("a", payload=np.array([None, None])), Code.DTYPE),
+    "no array": (push("a", payload=[0.0, 0.0]), Code.DTYPE),
+    "NaN": (push("a", value=math.nan), Code.FINITE),
+    "infinity": (push("a", value=-math.inf), Code.FINITE),
+    "accuracy NaN": (push("a", accuracy=math.nan), Code.ACCURACY),
+    "accuracy above 1": (push("a", accuracy=1.5), Code.ACCURACY),
+    "no samples": (push("a", n_samples=0), Code.SAMPLES),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_push_changes_nothing_and_is_counted(name: str, case: str) -> None:
+    event, code = REFUSED[case]
+    s = server(name, "a")
+    before = s.snapshot()
+    (refuse,) = handle(s, event)
+    assert refuse == Refuse(event.worker, event.session, event.seq, code, "")
+    assert isinstance(refuse, Refuse)
+    assert ";" in refuse.reason  # says what to do
+    after = s.snapshot()
+    assert after.center is before.center
+    assert replace(after, refused={}) == before
+    assert after.refused == {code.value: 1}
+    assert handle(s, push("a")) == [merged("a", 1, 1, base=0)]  # the seq is still to be used
+
+
+def test_a_push_before_the_waiting_one_is_merged_is_refused() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    assert handle(s, push("a", 2)) == [refusal("a", 2, Code.SEQ)]
+    assert len(handle(s, push("b"))) == 2
+
+
+# --- pulls ---
+
+
+def test_a_pull_gets_the_center_and_sets_the_base() -> None:
+    s = server("agwu", "a", "b")
+    handle(s, push("a"))
+    (pulled,) = handle(s, Pull(0, "b", 1, seq=4))
+    assert pulled == reply("b", 4, 1)
+    assert isinstance(pulled, Reply)
+    assert pulled.weights is s.snapshot().center
+    assert handle(s, push("b", base=1)) == [merged("b", 1, 2, base=1)]
+
+
+def test_strangers_do_not_get_the_center() -> None:
+    s = server("agwu", "a")
+    assert handle(s, Pull(0, "z", 1)) == [refusal("z", 0, Code.WORKER)]
+    assert handle(s, Pull(1, "a", 1)) == [refusal("a", 0, Code.EPOCH)]
+    assert handle(s, Pull(0, "a", 2)) == [refusal("a", 0, Code.SESSION, session=2)]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_one_can_write_into_the_center(name: str) -> None:
+    payload, start = np.ones(2, "float32"), np.zeros(2, "float32")
+    s = ParameterServer(RULES[name](), start)
+    (joined,) = s.handle(Join(0, "a", 1))
+    start += 9
+    (pushed,) = s.handle(push("a", payload=payload))
+    payload += 9
+    np.testing.assert_array_equal(joined.weights, 0)
+    np.testing.assert_array_equal(pushed.weights, 1 if name == "sgwu" else 0.5)
+    for each in (joined.weights, pushed.weights, s.snapshot().center):
+        with pytest.raises(ValueError, match="read-only"):
+            each += 1
+
+
+# --- coming and going ---
+
+
+def test_a_join_brings_the_center_once_more_when_repeated() -> None:
+    s = server("agwu", "a")
+    handle(s, push("a"))
+    assert handle(s, Join(0, "b", 1)) == [reply("b", 0, 1)]
+    assert handle(s, Join(0, "b", 1)) == [reply("b", 0, 1)]
+
+
+def test_a_newer_session_supersedes_the_older() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    assert handle(s, Join(0, "a", 2)) == [refusal("a", 1, Code.SESSION), reply("a", 0, 0, session=2)]
+    assert handle(s, push("a")) == [refusal("a", 1, Code.SESSION)]
+    assert handle(s, Join(0, "a", 1)) == [refusal("a", 0, Code.SESSION)]
+    handle(s, push("b", value=3.0))
+    assert len(handle(s, push("a", session=2))) == 2
+    np.testing.assert_allclose(s.snapshot().center, 2.0)  # the push of the first session is not in it
+
+
+def test_who_joins_into_a_round_takes_part_from_the_next() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    assert handle(s, Join(0, "c", 1)) == []
+    assert handle(s, Pull(0, "c", 1, seq=9)) == []
+    assert handle(s, push("c")) == [refusal("c", 1, Code.BASE)]
+    assert handle(s, push("b")) == [
+        merged("a", 1, 1, base=0),
+        merged("b", 1, 1, base=0),
+        reply("c", 0, 1),
+        reply("c", 9, 1),
+    ]
+    assert handle(s, push("a", 2, base=1)) == handle(s, push("b", 2, base=1)) == []
+    assert len(handle(s, push("c", 1, base=1))) == 3
+
+
+def test_a_session_that_is_superseded_in_a_round_joins_the_next() -> None:
+    s = server("sgwu", "a", "b", "c")
+    handle(s, push("a"))
+    handle(s, push("b"))
+    assert handle(s, Join(0, "c", 2)) == [
+        merged("a", 1, 1, base=0),
+        merged("b", 1, 1, base=0),
+        reply("c", 0, 1, session=2),
+    ]
+
+
+def test_an_asynchronous_join_never_waits() -> None:
+    s = server("agwu", "a")
+    handle(s, push("a"))
+    assert handle(s, Join(0, "b", 1)) == [reply("b", 0, 1)]
+
+
+def test_leaving_frees_the_barrier() -> None:
+    s = server("sgwu", "a", "b")
+    assert handle(s, push("a", at=1.0)) == []
+    assert handle(s, Leave("b", 1, at=3.0)) == [merged("a", 1, 1, base=0, waited=2.0)]
+
+
+def test_a_leaver_s_waiting_push_is_dropped_and_answered() -> None:
+    s = server("sgwu", "a", "b")
+    handle(s, push("a"))
+    assert handle(s, Leave("a", 1)) == [refusal("a", 1, Code.LEFT)]
+    assert handle(s, push("b", value=4.0)) == [merged("b", 1, 1, base=0)]
+    np.testing.assert_allclose(s.snapshot().center, 4.0)
+
+
+def test_the_late_begin_when_all_others_have_left() -> None:
+    s = server("sgwu", "a")
+    s.handle(Join(0, "b", 1))
+    handle(s, push("a"))
+    handle(s, Join(0, "c", 1))
+    assert handle(s, Leave("b", 1)) == [merged("a", 1, 1, base=0), reply("c", 0, 1)]
+    handle(s, push("a", 2, base=1))
+    handle(s, Join(0, "d", 1))
+    assert handle(s, Leave("d", 1)) == [refusal("d", 0, Code.LEFT)]
+    assert handle(s, Leave("a", 1)) == [refusal("a", 2, Code.LEFT)]
+
+
+def test_leaving_twice_or_for_an_earlier_life_changes_nothing() -> None:
+    s = server("agwu", "a")
+    handle(s, Join(0, "a", 2))
+    assert handle(s, Leave("a", 1)) == []
+    assert handle(s, push("a", session=2)) == [merged("a", 1, 1, base=0, session=2)]
+    assert handle(s, Leave("a", 2)) == handle(s, Leave("a", 2)) == []
+    assert handle(s, push("a", 2, base=1, session=2)) == [refusal("a", 2, Code.WORKER, session=2)]
+    assert handle(s, Join(0, "a", 2)) == [refusal("a", 0, Code.SESSION, session=2)]
+    assert handle(s, Join(0, "a", 3)) == [reply("a", 0, 1, session=3)]
+
+
+def test_a_worker_gone_no_longer_attenuates_the_others() -> None:
+    s = server("agwu", "a", "b")
+    handle(s, Leave("b", 1))
+    (only,) = handle(s, push("a"))
+    assert only == merged("a", 1, 1, base=0, gamma=1.0)
+
+
+def test_the_silent_are_evicted_and_those_who_wait_for_them_go_on() -> None:
+    s = server("sgwu", "a", "b", stall_timeout=10.0)
+    assert handle(s, push("a", at=5.0)) == []
+    assert handle(s, Tick(10.0)) == []
+    assert handle(s, Tick(10.5)) == [Evict("b", 1), merged("a", 1, 1, base=0, waited=5.5)]
+    assert handle(s, push("b", at=11.0)) == [refusal("b", 1, Code.WORKER)]
+    assert handle(s, Join(0, "b", 2, at=12.0)) == [reply("b", 0, 1, session=2)]
+    assert handle(s, Tick(20.0)) == []  # a was answered at 10.5
+
+
+def test_who_waits_for_others_is_not_silent() -> None:
+    s = server("sgwu", "a", "b", stall_timeout=10.0)
+    handle(s, push("a", at=1.0))
+    handle(s, Join(0, "c", 1, at=1.0))
+    handle(s, Pull(0, "b", 1, at=100.0))
+    assert handle(s, Tick(105.0)) == []
+    assert len(handle(s, push("b", at=106.0))) == 3
+
+
+def test_nobody_is_evicted_unless_asked_for() -> None:
+    s = server("agwu", "a")
+    assert handle(s, Tick(1e12)) == []
+
+
+# --- snapshots ---
+
+
+class _Summing(UpdateRule):
+    """Keeps a state and answers with something else than the center."""
+
+    barrier = False
+
+    def payload(self, local: Any) -> Any:
+        return local.weights
+
+    def init(self, center: Any) -> Any:
+        return {"sum": np.zeros_like(center)}
+
+    def merge(self, center: Any, state: Any, pushes: Any, view: Any) -> Merge:
+        (event,) = pushes
+        total = state["sum"] + event.payload
+        return Merge(center + total, {"sum": total}, replies={event.worker: -total})
+
+
+def test_a_rule_may_keep_state_and_reply_with_something_else() -> None:
+    s = ParameterServer(_Summing(), np.zeros(2, "float32"))
+    handle(s, Join(0, "a", 1))
+    handle(s, push("a"))
+    (second,) = handle(s, push("a", 2, base=1))
+    assert isinstance(second, Reply)
+    np.testing.assert_array_equal(second.weights, -2)
+    np.testing.assert_array_equal(s.snapshot().center, 3)
+    restored = ParameterServer.restore(_Summing(), s.snapshot())
+    handle(restored, Join(1, "a", 1))
+    handle(restored, push("a", epoch=1))
+    np.testing.assert_array_equal(restored.snapshot().center, 6)
+
+
+def test_a_restored_server_goes_on_as_a_new_epoch() -> None:
+    s = server("sgwu", "a", "b")
+    for event in (push("a"), push("b", value=3.0), push("z"), push("a", 2, base=1)):
+        handle(s, event)
+    kept = s.snapshot()
+    assert kept == Snapshot(kept.center, version=1, epoch=0, merged=2, refused={"worker": 1})
+    new = ParameterServer.restore(RULES["sgwu"](), kept)
+    new.validate()
+    assert handle(new, push("a", 2, base=1)) == [refusal("a", 2, Code.EPOCH)]
+    assert handle(new, Join(1, "a", 1)) == [reply("a", 0, 1, epoch=1)]  # the same life may go on
+    assert handle(new, push("a", epoch=1, base=1)) == [merged("a", 1, 2, base=1, epoch=1)]
+    after = new.snapshot()
+    assert (after.epoch, after.version, after.merged) == (1, 2, 3)
+    assert after.refused == {"worker": 1, "epoch": 1}
+    np.testing.assert_allclose(kept.center, 2.0)
+    assert ParameterServer.restore(RULES["sgwu"](), kept, epoch=7).snapshot().epoch == 7
+
+
+@pytest.mark.parametrize("bad", [np.zeros((2, 2)), np.zeros(2, int), np.array([1.0, math.nan])])
+def test_a_center_that_is_none_is_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="finite 1-D float vector"):
+        ParameterServer(RULES["sgwu"](), bad)
+
+
+def test_server_and_partitioners_bring_no_io_with_them() -> None:
+    code = (
+        "import sys, daskcnn.ps, daskcnn.partition\n"
+        "found = {'dask', 'distributed', 'zarr', 'cupy'} & {name.split('.')[0] for name in sys.modules}\n"
+        "sys.exit(f'imported: {found}' if found else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

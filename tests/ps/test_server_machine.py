@@ -1,0 +1,182 @@
+"""Any order of joins, pulls, pushes, repeats, stale pushes and leaves keeps the server's promises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from daskcnn.ps import RULES, Event, Evict, Instruction, Join, Leave, ParameterServer, Pull, Push, Refuse, Reply, Tick
+
+WORKERS = ("a", "b", "c", "d")
+workers = st.sampled_from(WORKERS)
+
+
+@dataclass
+class Client:
+    """What a worker knows of itself."""
+
+    session: int = 0
+    seq: int = 0
+    base: int | None = None  # None: waits for its first center
+    waits: Push | None = None
+    sent: list[Push] = field(default_factory=list)
+
+
+class Machine(RuleBasedStateMachine):
+    name = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = ParameterServer(RULES[self.name](), np.zeros(3), stall_timeout=50.0)
+        self.now = 0.0
+        self.clients: dict[str, Client] = {}
+        self.sessions: Counter[str] = Counter()
+        self.replies: dict[tuple[str, int, int], Reply] = {}
+        self.merges = 0
+
+    def tell(self, event: Event) -> list[Instruction]:
+        self.now += 1.0
+        instructions = self.server.handle(replace(event, at=self.now))
+        for each in instructions:
+            match each:
+                case Reply():
+                    self.replied(each)
+                case Evict(worker=worker):
+                    del self.clients[worker]
+                case Refuse(worker=worker, session=session):
+                    client = self.clients.get(worker)
+                    assert client is None or session <= self.sessions[worker]
+        return instructions
+
+    def replied(self, reply: Reply) -> None:
+        key = (reply.worker, reply.session, reply.seq)
+        client = self.clients[reply.worker]
+        assert reply.session == client.session
+        if client.waits is not None and reply.seq == client.waits.seq:
+            assert key not in self.replies, "merged twice"
+            assert reply.staleness >= 0
+            assert 0 <= reply.gamma <= 1
+            self.replies[key], self.merges = reply, self.merges + 1
+            client.waits, client.seq = None, reply.seq
+        client.base = reply.version
+
+    @rule(worker=workers)
+    def join(self, worker: str) -> None:
+        self.sessions[worker] += 1
+        self.clients[worker] = Client(self.sessions[worker])
+        self.tell(Join(0, worker, self.sessions[worker]))
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def pull(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.clients)))
+        client = self.clients[worker]
+        answered = self.tell(Pull(0, worker, client.session, seq=0))
+        assert bool(answered) == (client.base is not None)
+
+    @precondition(lambda self: any(c.base is not None and not c.waits for c in self.clients.values()))
+    @rule(data=st.data(), value=st.floats(-1, 1), accuracy=st.floats(0, 1))
+    def push(self, data: st.DataObject, value: float, accuracy: float) -> None:
+        able = sorted(w for w, c in self.clients.items() if c.base is not None and not c.waits)
+        worker = data.draw(st.sampled_from(able))
+        client = self.clients[worker]
+        assert client.base is not None
+        event = Push(0, worker, client.session, client.seq + 1, client.base, np.full(3, value), 1, accuracy)
+        client.waits = event
+        client.sent.append(event)
+        instructions = self.tell(event)
+        assert not any(isinstance(each, Refuse) for each in instructions)
+
+    @precondition(lambda self: any(c.sent for c in self.clients.values()))
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        """The last push again: the same reply if it was merged, no second one while it waits."""
+        worker = data.draw(st.sampled_from(sorted(w for w, c in self.clients.items() if c.sent)))
+        client, before = self.clients[worker], self.server.snapshot()
+        base = client.base
+        instructions = self.tell(client.sent[-1])
+        if client.waits:
+            assert instructions == []
+        else:
+            assert instructions[0] is self.replies[worker, client.session, client.seq]
+        client.base = base
+        assert self.server.snapshot().center is before.center
+
+    @precondition(lambda self: any(c.base is not None for c in self.clients.values()))
+    @rule(
+        data=st.data(),
+        wrong=st.sampled_from(
+            [
+                {"epoch": 3},
+                {"session": 0},
+                {"seq": 1000},
+                {"seq": -1},
+                {"base_version": 10**6},
+                {"payload": np.zeros(2)},
+                {"payload": np.zeros(3, "float32")},
+                {"payload": np.array([0.0, np.nan, 0.0])},
+                {"accuracy": np.nan},
+                {"n_samples": 0},
+            ]
+        ),
+    )
+    def push_wrong(self, data: st.DataObject, wrong: dict[str, object]) -> None:
+        worker = data.draw(st.sampled_from(sorted(w for w, c in self.clients.items() if c.base is not None)))
+        client, before = self.clients[worker], self.server.snapshot()
+        assert client.base is not None
+        good = Push(0, worker, client.session, client.seq + 1 + bool(client.waits), client.base, np.zeros(3), 1, 0.5)
+        self.refused(replace(good, **wrong))
+        assert self.server.snapshot().center is before.center
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def push_from_an_earlier_life(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.sessions)))
+        session = self.sessions[worker] - (worker in self.clients)
+        self.refused(Push(0, worker, session, 1, 0, np.zeros(3), 1, 0.5))
+
+    def refused(self, event: Push) -> None:
+        before = self.server.snapshot()
+        (refuse,) = self.tell(event)
+        assert isinstance(refuse, Refuse)
+        after = self.server.snapshot()
+        assert (after.center is before.center, after.version, after.merged) == (True, before.version, before.merged)
+        assert sum(after.refused.values()) == sum(before.refused.values()) + 1
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.clients)))
+        self.tell(Leave(worker, self.clients.pop(worker).session))
+
+    @rule(seconds=st.integers(0, 40))
+    def tick(self, seconds: int) -> None:
+        self.now += seconds
+        self.tell(Tick(self.now))
+
+    @invariant()
+    def valid(self) -> None:
+        self.server.validate()
+        snapshot = self.server.snapshot()
+        assert snapshot.merged == self.merges
+
+    @invariant()
+    def somebody_can_go_on(self) -> None:
+        """Where all wait for each other nobody would ever push: a barrier was not freed."""
+        assert not self.clients or any(c.base is not None and not c.waits for c in self.clients.values())
+
+    @invariant()
+    def a_restored_server_is_valid(self) -> None:
+        ParameterServer.restore(RULES[self.name](), self.server.snapshot()).validate()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_any_order_of_events(name: str) -> None:
+    machine = type(f"Machine_{name}", (Machine,), {"name": name})
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40, deadline=None))

@@ -1,0 +1,328 @@
+"""Stores are read back as written, and whatever is wrong with one is named before it does harm."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskcnn.errors import DataError
+from daskcnn.store import open_dataset, verify
+from daskcnn.store.cache import CACHE, ChunkCache
+from daskcnn.store.manifest import Manifest, describe
+from daskcnn.store.writer import write
+
+
+def test_reads_back_what_was_written(toy, source):
+    data = open_dataset(toy)
+    assert (data.name, data.shape, len(data.train), len(data.test)) == ("toy", (32, 32, 3), 230, 60)
+    for split, (images, labels) in ((data.train, source.train), (data.test, source.test)):
+        x, y = split.read(0, len(split))
+        np.testing.assert_array_equal(x, images)
+        np.testing.assert_array_equal(y, labels)
+        assert (x.dtype, y.dtype) == (np.uint8, np.int64)
+    np.testing.assert_array_equal(data.train.labels(), source.train[1])
+    verify(data)
+
+
+def test_statistics_are_those_of_the_training_pixels(toy, source):
+    data, pixels = open_dataset(toy), source.train[0].astype(np.float64)
+    np.testing.assert_allclose(data.mean, pixels.mean((0, 1, 2)), rtol=1e-12)
+    np.testing.assert_allclose(data.deviation, (pixels - pixels.mean((0, 1, 2))).std(), rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+    from daskcnn.store.manifest import Source
+
+    rng = np.random.default_rng(1)
+    images, labels = rng.integers(0, 256, (37, 4, 4, 1), dtype=np.uint8), (np.arange(37) % 3).astype(np.uint8)
+    source = Source("tiny", ("a", "b", "c"), (images, labels), (images[:5], labels[:5]), {})
+    path = str(tmp_path_factory.mktemp("tiny") / "tiny.zarr")
+    write(source, describe(source, chunk=7, order="stored", seed=0), path, lambda part: None)
+    return open_dataset(path).train, images, labels
+
+
+@given(indices=st.lists(st.integers(0, 36), max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_gather_is_indexing(train, indices):
+    split, images, labels = train
+    at = np.array(indices, np.int64)
+    x, y = split.gather(at)
+    np.testing.assert_array_equal(x, images[at])
+    np.testing.assert_array_equal(y, labels[at])
+
+
+@pytest.mark.parametrize(("lo", "hi", "named"), [(-1, 3, -1), (30, 38, 37)])
+def test_indices_outside_are_refused(train, lo, hi, named):
+    with pytest.raises(IndexError, match=f"sample {named}: train has samples 0 to 36"):
+        train[0].read(lo, hi)
+
+
+def test_limit_keeps_the_first_samples_of_each_part(toy, source):
+    data = open_dataset(toy, limit=70)
+    assert (len(data.train), len(data.test)) == (70, 60)
+    np.testing.assert_array_equal(data.train.read(60, 70)[0], source.train[0][60:70])
+    with pytest.raises(IndexError):
+        data.train.read(69, 71)
+    verify(data)
+
+
+def test_limits_that_leave_nothing_to_learn_are_refused(toy):
+    with pytest.raises(DataError, match="limit=0"):
+        open_dataset(toy, limit=0)
+    with pytest.raises(DataError, match="limit=1 leaves training samples of one class only"):
+        open_dataset(toy, limit=1)
+
+
+def test_an_opened_data_set_travels(toy):
+    there = pickle.loads(pickle.dumps(open_dataset(toy)))  # noqa: S301
+    np.testing.assert_array_equal(there.train.read(0, 9)[0], open_dataset(toy).train.read(0, 9)[0])
+
+
+def test_stores_by_url(source):
+    url = "memory://daskcnn-tests/toy.zarr"
+    write(source, describe(source, chunk=50, order="stored", seed=0), url, lambda part: None)
+    data = open_dataset(url)
+    verify(data)
+    np.testing.assert_array_equal(data.train.read(40, 60)[0], source.train[0][40:60])
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/x.zarr", "memory://daskcnn-tests/nothing.zarr"])
+def test_urls_that_lead_nowhere(url):
+    with pytest.raises(DataError, match=url):
+        open_dataset(url)
+
+
+# --- damage ---
+
+
+def _chunk(path: str, array: str, index: int) -> Path:
+    return Path(path, array, "c", str(index), *(["0", "0", "0"] if array.endswith("images") else []))
+
+
+@pytest.mark.parametrize(
+    ("array", "index", "samples"),
+    [("train/images", 1, "50 to 99"), ("train/images", 4, "200 to 229"), ("test/labels", 0, "0 to 49")],
+)
+@pytest.mark.parametrize("harm", ["flip", "missing", "truncated", "longer"])
+def test_a_damaged_chunk_is_named(toy, array, index, samples, harm):
+    file = _chunk(toy, array, index)
+    content = bytearray(file.read_bytes())
+    if harm == "missing":
+        file.unlink()
+    elif harm == "flip":
+        content[11] ^= 4
+        file.write_bytes(content)
+    else:
+        file.write_bytes(content[:-1] if harm == "truncated" else content + b"!")
+    data = open_dataset(toy)
+    with pytest.raises(DataError) as caught:
+        verify(data)
+    for part in (toy, array, f"chunk {index}", f"samples {samples}"):
+        assert part in str(caught.value)
+    split = data.train if array.startswith("train") else data.test
+    with pytest.raises(DataError, match=f"chunk {index} "):
+        split.read(0, len(split))
+
+
+def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source, tmp_path):
+    images = source.train[0].copy()
+    images[50:100] = 0
+    source, path = replace(source, train=(images, source.train[1])), str(tmp_path / "dark.zarr")
+    write(source, describe(source, chunk=50, order="stored", seed=0), path, lambda part: None)
+    _chunk(path, "train/images", 1).unlink()
+    with pytest.raises(DataError, match=r"chunk 1 .* is missing"):
+        verify(open_dataset(path))
+
+
+def test_padding_of_the_last_chunk_is_not_data(toy):
+    file = _chunk(toy, "train/images", 4)
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    verify(open_dataset(toy))
+
+
+def test_a_label_that_is_no_class_is_named(source, tmp_path):
+    labels = source.train[1].copy()
+    manifest = describe(source, chunk=50, order="stored", seed=0)
+    labels[123] = 10
+    hostile = describe(
+        replace(source, classes=(*source.classes, "x"), train=(source.train[0], labels)),
+        chunk=50,
+        order="stored",
+        seed=0,
+    )
+    train = hostile.train.model_copy(update={"class_counts": manifest.train.class_counts})
+    path = str(tmp_path / "bad.zarr")
+    wrong = manifest.model_copy(update={"train": train})
+    write(replace(source, train=(source.train[0], labels)), wrong, path, lambda part: None)
+    with pytest.raises(DataError, match="train/labels, sample 123 has label 10, classes are 0 to 9"):
+        verify(open_dataset(path))
+
+
+def test_class_counts_are_checked(source, tmp_path):
+    manifest = describe(source, chunk=50, order="stored", seed=0)
+    counts = (22, 24, *manifest.train.class_counts[2:])
+    wrong = manifest.model_copy(update={"train": manifest.train.model_copy(update={"class_counts": counts})})
+    write(source, wrong, str(tmp_path / "x.zarr"), lambda part: None)
+    with pytest.raises(DataError, match=r"train has class counts \[23, 23"):
+        verify(open_dataset(str(tmp_path / "x.zarr")))
+
+
+# --- metadata ---
+
+
+def _edit(path: Path, change) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+HOSTILE_ARRAYS = {
+    "huge shape": ({"shape": [1 << 50, 32, 32, 3]}, "shape"),
+    "huge chunk": (
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 40, 32, 32, 3]}}},
+        "chunk",
+    ),
+    "object array": ({"data_type": "object"}, "data_type"),
+    "dates": ({"data_type": {"name": "numpy.datetime64"}}, "data_type"),
+    "pickle": ({"codecs": [{"name": "numcodecs.pickle", "configuration": {}}]}, "codecs"),
+    "compressed": ({"codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 1}}]}, "codecs"),
+    "transformer": ({"storage_transformers": [{"name": "x"}]}, "storage_transformers"),
+    "format 2": ({"zarr_format": 2}, "zarr_format"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_ARRAYS)
+def test_hostile_arrays_are_refused_unread(toy, kind):
+    change, named = HOSTILE_ARRAYS[kind]
+    _edit(Path(toy, "train/images/zarr.json"), lambda meta: meta.update(change))
+    with pytest.raises(DataError, match=f"train/images has {named}"):
+        open_dataset(toy)
+
+
+def _signed(change):
+    """An edit of the manifest whose checksum is right all the same."""
+
+    def edit(root):
+        body = root["attributes"]["daskcnn"]["manifest"]
+        change(body)
+        canonical = Manifest.model_validate_json(json.dumps(body))
+        root["attributes"] = canonical.attributes()
+
+    return edit
+
+
+HOSTILE_MANIFESTS = {
+    "one class": (_signed(lambda m: m["train"].update(class_counts=[230] + [0] * 9)), "every sample is of one class"),
+    "class names": (_signed(lambda m: m.update(classes=["only"])), "1 class names"),
+    "huge chunk": (_signed(lambda m: m.update(chunk=1 << 39)), "larger than"),
+    "huge image": (_signed(lambda m: m.update(shape=[1 << 20, 1 << 20, 3])), "larger than"),
+    "more samples than checksums": (_signed(lambda m: m["train"].update(samples=1 << 39)), "5 checksums for"),
+    "negative shape": (_signed(lambda m: m.update(shape=[-32, -32, 3])), "shape"),
+    "means": (_signed(lambda m: m.update(mean=[1.0])), "1 channel means"),
+    "counts": (_signed(lambda m: m["test"].update(class_counts=[1] * 10)), "do not add up to 60"),
+    "checksum": (_signed(lambda m: m["test"]["images"].__setitem__(0, "abc")), "'abc' is no SHA-256"),
+    "empty": (lambda r: r["attributes"]["daskcnn"]["manifest"]["train"].update(samples=0), "train.samples = 0"),
+    "unsigned": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(deviation=1.0), "does not match its checksum"),
+    "unknown key": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(extra=1), "extra"),
+    "wrong type": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(seed="0"), "seed = '0'"),
+    "not finite": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(deviation=float("inf")), "deviation"),
+    "later format": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(format=2), "format 2"),
+    "no manifest": (lambda r: r.update(attributes={}), "not written to its end"),
+    "odd attributes": (lambda r: r.update(attributes=[1]), "not written to its end"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_MANIFESTS)
+def test_bad_manifests_are_refused(toy, kind):
+    change, message = HOSTILE_MANIFESTS[kind]
+    _edit(Path(toy, "zarr.json"), change)
+    with pytest.raises(DataError) as caught:
+        open_dataset(toy)
+    assert message in str(caught.value)
+    assert toy in str(caught.value)
+    assert "daskcnn data prepare" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "[" * 100_000, "\x00"])
+def test_metadata_that_are_no_json_object(toy, content):
+    Path(toy, "zarr.json").write_text(content)
+    with pytest.raises(DataError, match=r"zarr\.json"):
+        open_dataset(toy)
+
+
+def test_huge_metadata_are_not_read(toy, monkeypatch):
+    monkeypatch.setattr("daskcnn.store.files._MAX_METADATA", 1000)
+    with pytest.raises(DataError, match="bytes of metadata, more than 1000"):
+        open_dataset(toy)
+
+
+def test_what_is_not_there(tmp_path, toy):
+    with pytest.raises(DataError, match=r"no data set here.*daskcnn data prepare NAME --out PATH"):
+        open_dataset(str(tmp_path / "nothing.zarr"))
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(DataError, match="file"):
+        open_dataset(str(tmp_path / "file"))
+    (tmp_path / "old.zarr").mkdir()
+    (tmp_path / "old.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
+    with pytest.raises(DataError, match="format 2, format 3 is needed"):
+        open_dataset(str(tmp_path / "old.zarr"))
+    shutil.rmtree(Path(toy, "test"))
+    with pytest.raises(DataError, match="array test/images is missing"):
+        open_dataset(toy)
+
+
+# --- cache ---
+
+
+def test_the_cache_forgets_what_was_not_used_longest():
+    cache, loads = ChunkCache(250), []
+
+    def get(key):
+        return cache.get(key, lambda: loads.append(key) or np.zeros(100, np.uint8))
+
+    for key in "abacab":
+        get(key)
+    assert loads == ["a", "b", "c", "b"]
+    assert cache.nbytes == 200
+
+
+def test_an_array_larger_than_the_cache_is_not_kept():
+    cache = ChunkCache(10)
+    assert cache.get("a", lambda: np.zeros(11, np.uint8)).size == 11
+    assert cache.nbytes == 0
+
+
+def test_held_chunks_cannot_be_written_to_and_are_shared_between_openings(toy, monkeypatch):
+    open_dataset(toy).train.read(0, 230)
+    again = open_dataset(toy).train
+    monkeypatch.setattr(type(again), "load", lambda *_: pytest.fail("read twice"))
+    again.read(0, 230)
+    block = again._held("images", 0)
+    with pytest.raises(ValueError, match="read-only"):
+        block[0] = 0
+
+
+def test_threads_share_the_cache(toy, source):
+    data, start = open_dataset(toy), threading.Barrier(8)
+
+    def read(seed: int) -> bool:
+        at = np.random.default_rng(seed).integers(0, 230, 100)
+        start.wait()
+        return bool((data.train.gather(at)[0] == source.train[0][at]).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(8)))
+    assert CACHE.nbytes == source.train[0].nbytes + source.train[1].nbytes

@@ -1,0 +1,192 @@
+"""A path holds a whole data set or nothing, whoever writes there, and however often."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from daskcnn.errors import DataError
+from daskcnn.store import open_dataset, prepare, verify
+from daskcnn.store.manifest import describe
+from daskcnn.store.writer import Occupied, write
+
+
+@pytest.fixture
+def archive(tmp_path, batches_of, make_cifar_tar) -> Path:
+    return make_cifar_tar(tmp_path / "a.tar.gz", batches_of(20))
+
+
+def test_shuffled_is_a_permutation_set_by_the_seed(archive, tmp_path):
+    def labelled(order, seed):
+        out = tmp_path / f"{order}{seed}.zarr"
+        prepare("cifar10", archive=archive, out=out, order=order, seed=seed)
+        data = open_dataset(str(out))
+        verify(data)
+        assert (data.order, data.seed) == (order, seed)
+        return [(x.tobytes(), y) for x, y in zip(*data.train.read(0, len(data.train)), strict=True)]
+
+    stored, first, second = labelled("stored", 0), labelled("shuffled", 0), labelled("shuffled", 1)
+    assert sorted(stored) == sorted(first) == sorted(second)
+    assert len({tuple(stored), tuple(first), tuple(second)}) == 3
+
+
+def test_the_same_again_is_left_as_it_is(archive, tmp_path):
+    out = tmp_path / "d" / "x.zarr"
+    assert prepare("cifar10", archive=archive, out=out).startswith(f"wrote {out}")
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    assert "already holds it" in prepare("cifar10", archive=archive, out=out)
+    assert "already holds it" in prepare("cifar10", out=out)  # nothing is downloaded for it either
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+    assert [p.name for p in out.parent.iterdir()] == ["x.zarr"]
+
+
+def test_the_same_from_folder_and_archive_is_the_same(archive, tmp_path, batches_of):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name, content in batches_of(20).items():
+        (folder / name).write_bytes(content)
+    prepare("cifar10", archive=archive, out=tmp_path / "x.zarr")
+    assert "already holds it" in prepare("cifar10", archive=folder, out=tmp_path / "x.zarr")
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"order": "stored"}, {"archive": "other"}])
+def test_something_else_is_never_overwritten(archive, tmp_path, batches_of, make_cifar_tar, changed):
+    out = tmp_path / "x.zarr"
+    prepare("cifar10", archive=archive, out=out)
+    if "archive" in changed:
+        changed = {"archive": make_cifar_tar(tmp_path / "b.tar.gz", batches_of(21))}
+    with pytest.raises(DataError, match="already holds another data set"):
+        prepare("cifar10", **({"archive": archive, "out": out} | changed))
+    verify(open_dataset(str(out)))
+
+
+def test_a_damaged_one_is_not_called_the_same(archive, tmp_path):
+    out = tmp_path / "x.zarr"
+    prepare("cifar10", archive=archive, out=out)
+    (out / "test" / "labels" / "c" / "0").write_bytes(b"")
+    with pytest.raises(DataError, match=r"test/labels, chunk 0 .* 0 bytes"):
+        prepare("cifar10", archive=archive, out=out)
+
+
+def test_files_and_foreign_folders_are_left_alone(archive, tmp_path):
+    (tmp_path / "f").write_text("mine")
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "notes").write_text("mine")
+    with pytest.raises(DataError, match="is a file"):
+        prepare("cifar10", archive=archive, out=tmp_path / "f")
+    with pytest.raises(DataError, match="is not empty, and holds no whole data set"):
+        prepare("cifar10", archive=archive, out=tmp_path / "g")
+    assert (tmp_path / "g" / "notes").read_text() == "mine"
+
+
+def test_an_empty_folder_is_used(archive, tmp_path):
+    (tmp_path / "x.zarr").mkdir()
+    assert prepare("cifar10", archive=archive, out=tmp_path / "x.zarr").startswith("wrote")
+
+
+def test_failing_midway_leaves_nothing(source, tmp_path):
+    def fail_at_test(part):
+        if part == "test":
+            raise RuntimeError("disk on fire")
+
+    with pytest.raises(RuntimeError, match="on fire"):
+        write(source, describe(source, chunk=50, order="stored", seed=0), str(tmp_path / "x"), fail_at_test)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made(archive, tmp_path):
+    with pytest.raises(DataError, match=r"cannot be written .*choose another --out"):
+        prepare("cifar10", archive=archive, out=archive / "x.zarr")
+
+
+def test_the_slower_writer_gives_way(source, tmp_path):
+    manifest, out = describe(source, chunk=50, order="stored", seed=0), str(tmp_path / "x")
+
+    def overtake(part):
+        if part == "test":
+            write(source, manifest, out, lambda part: None)
+
+    with pytest.raises(Occupied):
+        write(source, manifest, out, overtake)
+    verify(open_dataset(out))
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_two_processes_at_once(archive, tmp_path):
+    code = (
+        "import sys; from daskcnn.store import prepare; print(prepare('cifar10', archive=sys.argv[1], out=sys.argv[2]))"
+    )
+    command = [sys.executable, "-c", code, str(archive), str(tmp_path / "x.zarr")]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [run.communicate()[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert any(s.startswith("wrote") for s in said)
+    verify(open_dataset(str(tmp_path / "x.zarr")))
+    assert {p.name for p in tmp_path.iterdir()} == {"a.tar.gz", "x.zarr"}
+
+
+def test_by_url_the_manifest_comes_last(source, archive):
+    url = "memory://daskcnn-tests/half.zarr"
+
+    def stop(part):
+        if part == "test":
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write(source, describe(source, chunk=50, order="stored", seed=0), url, stop)
+    with pytest.raises(DataError, match="not written to its end"):
+        open_dataset(url)
+    with pytest.raises(DataError, match="holds no whole data set"):
+        prepare("cifar10", archive=archive, out=url)
+
+
+def test_by_url(archive):
+    url = "memory://daskcnn-tests/whole.zarr"
+    assert prepare("cifar10", archive=archive, out=url).startswith("wrote")
+    assert "already holds it" in prepare("cifar10", archive=archive, out=url)
+    with pytest.raises(DataError, match="give --archive"):
+        prepare("cifar10", out="memory://daskcnn-tests/new.zarr")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "imagenet"}, "'imagenet' is unknown; one of: cifar10, mnist, synthetic"),
+        ({"name": "synthetic", "archive": "x.tar.gz"}, "takes no archive"),
+        ({"name": "mnist"}, "give --archive FOLDER"),
+        ({"name": "mnist", "order": "sorted"}, "order='sorted'"),
+        ({"name": "cifar10", "archive": "nowhere.tar.gz"}, "nowhere.tar.gz: No such file"),
+    ],
+)
+def test_wrong_arguments(tmp_path, arguments, message):
+    with pytest.raises(DataError, match=message):
+        prepare(**({"out": tmp_path / "x.zarr"} | arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_class_or_plain_images_are_refused_at_import(source):
+    images, labels = source.train
+    from dataclasses import replace
+
+    with pytest.raises(DataError, match="every sample is of one class"):
+        describe(replace(source, train=(images, labels * 0)), chunk=50, order="stored", seed=0)
+    with pytest.raises(DataError, match="same plain colour"):
+        describe(replace(source, train=(np.full_like(images, 7), labels)), chunk=50, order="stored", seed=0)
+
+
+def test_progress_and_warnings_are_passed_on(archive, tmp_path):
+    stages, warnings = [], []
+    prepare(
+        "cifar10",
+        archive=archive,
+        out=tmp_path / "x.zarr",
+        progress=lambda stage, done, total: stages.append(stage),
+        warn=warnings.append,
+    )
+    assert list(dict.fromkeys(stages)) == ["checksum", "unpack", "write train", "write test"]
+    (warning,) = warnings
+    assert "not the official CIFAR-10 archive: SHA-256" in warning
