@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import psutil
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from daskcnn.errors import ClusterError
 
@@ -175,8 +176,14 @@ def _processor() -> str:
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
     """BLAS runs one thread inside; our own pool does the rest. Without it two threads fight over the same cores."""
-    with threadpool_limits(limits=1, user_api="blas"):
+    with _libraries().limit(limits=1, user_api="blas"):
         yield
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """NumPy's BLAS among others; to look for them costs as much as a small task of a step."""
+    return ThreadpoolController()
 
 
 def cpu_count() -> int:

@@ -14,7 +14,7 @@ from daskcnn.config import Job
 from daskcnn.errors import DataError
 from daskcnn.nn import Context, predict
 from daskcnn.replica import initial_weights, network_of
-from daskcnn.store import normalise
+from daskcnn.store import Described, normalise
 
 BATCH = 500
 
@@ -28,6 +28,11 @@ class Facts:
     mean: npt.NDArray[np.float64]
     deviation: float
 
+    @classmethod
+    def of(cls, images: Described) -> Facts:
+        """The facts of a data set."""
+        return cls(images.classes, images.shape, images.mean, images.deviation)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON can keep it."""
         shape, mean = list(self.shape), [float(m) for m in self.mean]
@@ -38,7 +43,7 @@ class Facts:
         """The inverse of `to_dict`. Raises DataError where the record is none."""
         try:
             H, W, C = map(int, record["shape"])
-            mean, deviation = np.asarray(record["mean"], np.float64), float(record["deviation"])
+            mean, deviation = np.array([float(m) for m in record["mean"]]), float(record["deviation"])
             return cls(tuple(map(str, record["classes"])), (H, W, C), mean, deviation)
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"checkpoint: its description of the images is damaged ({error})") from error

@@ -18,7 +18,7 @@ verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("cnn", context_settings={"help_option_names": ["-h", "--help"]})  # the name Dask shows it by
 @click.version_option(__version__, prog_name="daskcnn")
 def main() -> None:
     """Distributed training of convolutional networks on clusters of unequal machines."""
@@ -37,7 +37,7 @@ def data() -> None:
 @click.option("--archive", metavar="FILE", help="The data set's own archive or folder. None: download it.")
 @click.option("--out", metavar="PATH", help="Where to write the zarr store.  [default: data/NAME.zarr]")
 @click.option("--order", type=click.Choice(["shuffled", "stored"]), default="shuffled", show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the shuffle.")
 @verbose
 def prepare(name: str, archive: str | None, out: str | None, order: str, seed: int, **_: Any) -> None:
     """Write data set NAME (cifar10, mnist, synthetic) as chunks that workers can read."""
@@ -80,7 +80,9 @@ def predict(run: str, images: tuple[str, ...], checkpoint: tools.Which, top: int
 @main.command(cls=Command)
 @click.option("--scheduler", metavar="ADDRESS", help="Look at this cluster too.")
 @click.option("--scheduler-file", metavar="FILE", help="The file the scheduler wrote its address to.")
-@click.option("--wait", type=float, default=10.0, show_default=True, help="Seconds to wait for the scheduler.")
+@click.option(
+    "--wait", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds to wait for the scheduler."
+)
 @as_json
 @verbose
 @click.pass_context

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import date, time
 from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from daskcnn.errors import JobError
 
+Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
+
 
 class Options(BaseModel):
-    """A table of options: immutable, typed, no unknown keys, no infinities."""
+    """A table of options: immutable, no unknown keys, no infinities, no value taken for one of another type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Data(Options):
     """`[data]`: which samples. `validation` samples come off the end of the training part and are never trained on."""
 
     name: str = "synthetic"
-    path: str | None = None
-    archive: str | None = None
+    path: Location | None = None
+    archive: Location | None = None
     order: Literal["shuffled", "stored"] = "shuffled"
     validation: int = Field(2000, ge=1)
     augment: Literal["none", "crop-mirror"] | None = None  # None: what suits the data set
@@ -35,7 +40,7 @@ class Model(Options):
     """`[model]`: a network by name or as a list of layers. `relu = false` gives `C1:C2` as the papers list it."""
 
     name: str | None = None
-    layers: tuple[dict[str, Any], ...] | None = Field(None, min_length=1)
+    layers: list[dict[str, Any]] | None = Field(None, min_length=1)
     dtype: Literal["float32", "float64"] = "float32"
     relu: bool = True
 
@@ -51,9 +56,11 @@ class Schedule(Options):
 
 def _named_schedule(value: Any) -> Any:
     """Let `schedule = "step"` stand for `{name = "step"}`; `linear` is the polynomial of power 1."""
-    if value == "linear":
-        return {"name": "poly", "power": 1.0}
-    return {"name": value} if isinstance(value, str) else value
+    if isinstance(value, dict | Schedule):
+        return value
+    if not isinstance(value, str):
+        raise ValueError('write a name, or a table such as {name = "step", every = 10}')
+    return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
 
 
 class Train(Options):
@@ -90,17 +97,19 @@ class Workers(Options):
 
 def _counted_workers(value: Any) -> Any:
     """Read the flag's form `cpu=2,gpu=1`; anything else is left to the model."""
-    if not isinstance(value, str):
+    if isinstance(value, dict | Workers):
         return value
-    pairs = [part.partition("=") for part in value.split(",")]
-    return {kind.strip(): count.strip() for kind, _, count in pairs}
+    if not re.fullmatch(r"\s*\w+\s*=\s*\d+\s*(,\s*\w+\s*=\s*\d+\s*)*", str(value)):
+        raise ValueError("write cpu=2, gpu=1 or cpu=2,gpu=1")
+    pairs = (part.split("=") for part in value.split(","))
+    return {kind.strip(): int(count) for kind, count in pairs}
 
 
 class Cluster(Options):
     """`[cluster]`: where. Without a scheduler a local cluster starts. `wait` and `stall_timeout` are seconds."""
 
     scheduler: str | None = None
-    scheduler_file: str | None = None
+    scheduler_file: Location | None = None
     workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Workers()
     wait: float = Field(60.0, ge=0)
     stall_timeout: float = Field(300.0, gt=0)
@@ -110,7 +119,7 @@ class Cluster(Options):
 class Run(Options):
     """`[run]`: where results go. `checkpoint_every` is in epochs; `keep` newest checkpoints stay, and the best."""
 
-    dir: str = "runs"
+    dir: Location = "runs"
     name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     checkpoint_every: float = Field(1.0, gt=0)
     keep: int = Field(3, ge=1)
@@ -127,11 +136,6 @@ class Job(Options):
     run: Run = Run()
 
 
-SECTIONS: dict[str, type[Options]] = {
-    "data": Data, "model": Model, "train": Train, "cluster": Cluster, "run": Run,
-}  # fmt: skip
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known word, or the list of them where none is close."""
     known = sorted(known)
@@ -145,28 +149,31 @@ def read_job_file(path: str | Path) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise JobError([f"{path}: not a TOML file: {error}"]) from error
 
 
 def parse_value(text: str) -> Any:
     """A flag's value as TOML would read it: numbers, booleans, arrays, tables; anything else is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         return text
+    return text if isinstance(value, date | time) else value  # 2026-11-20 is a name, as no key is a date
 
 
 def override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set `section.key` in the raw tables. Raises JobError where `key` has no section."""
-    section, _, name = key.partition(".")
-    if not name:
+    """Set `section.key` in the raw tables. Raises JobError where `key` has no section, or lies in what is no table."""
+    *tables, name = key.split(".")
+    if not tables or "" in (*tables, name):
         raise JobError([f"--set {key}: write section.key=value, for example train.epochs=5"])
-    table = raw.setdefault(section, {})
-    for part in name.split(".")[:-1]:
-        table = table.setdefault(part, {}) if isinstance(table, dict) else {}
-    if isinstance(table, dict):
-        table[name.split(".")[-1]] = value
+    table = raw
+    for i, part in enumerate(tables, 1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            above = ".".join(tables[:i])
+            raise JobError([f"{key} = {value!r}: {above} is {table!r}, which has no keys to set; set {above} instead"])
+    table[name] = value
 
 
 def parse_job(
@@ -174,100 +181,126 @@ def parse_job(
     *,
     rules: Mapping[str, type[BaseModel]],
     choices: Mapping[str, Iterable[str]],
-    network_problems: Callable[[Model], Iterable[str]],
+    further: Callable[[Job], Iterable[str]],
 ) -> Job:
     """Check the raw tables against the models, the rules' own parameters and the registries (`section.key` → names).
 
-    Raises JobError with every problem found, those that `network_problems` sees in `[model]` among them.
+    Raises JobError with every problem found: those of what is wrong by itself, and those that `further` and the
+    checks here see in the rest of the job.
     """
-    problems = [
-        f"[{name}]: no such section{nearest(name, [*SECTIONS, 'rule'])}"
-        for name in raw
-        if name not in SECTIONS and name != "rule"
-    ]
-    tables: dict[str, Options] = {}
-    for name, section in SECTIONS.items():
-        try:
-            tables[name] = section.model_validate(raw.get(name, {}))
-        except ValidationError as error:
-            problems += _readable(error, name, section)
-    problems += _unknown_choices(tables, choices)
-    problems += _rule_problems(raw.get("rule", {}), tables.get("train"), rules)
-    problems += _contradictions(tables)
-    match tables.get("model"):
-        case Model() as model_table:
-            problems += network_problems(model_table)
+    problems: list[str] = []
+    wrong: set[tuple[int | str, ...]] = set()
+    try:
+        job = Job.model_validate(raw)
+    except ValidationError as error:
+        problems += _readable(error, Job)
+        wrong = {item["loc"][:2] for item in error.errors()}
+        job = Job.model_validate(_without(raw, wrong))
+    problems += _unknown_choices(job, choices)
+    problems += _contradictions(job)
+    problems += _too_many_increments(job.train) if ("train", "epochs") not in wrong else []
+    problems += _rule_problems(job, rules) if ("train", "strategy") not in wrong else []
+    problems += further(job)
     if problems:
         raise JobError(problems)
-    return Job(**tables, rule=dict(raw.get("rule", {})))
+    return job
 
 
-def _readable(error: ValidationError, section: str, model: type[BaseModel]) -> Iterator[str]:
+def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
+    """The raw tables less these sections and keys."""
+    return {
+        section: {key: value for key, value in table.items() if (section, key) not in wrong}
+        for section, table in raw.items()
+        if (section,) not in wrong
+    }
+
+
+def _readable(error: ValidationError, model: type[BaseModel], *above: str) -> Iterator[str]:
+    """A line a problem; `above` is the section of the model that was checked."""
     for item in error.errors():
-        key = ".".join([section, *map(str, item["loc"])])
+        loc = [str(part) for part in item["loc"]]
+        key, value = ".".join([*above, *loc]), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
-            known = model.model_fields if len(item["loc"]) == 1 else _inner_fields(model, item["loc"])
-            yield f"{key}: unknown key{nearest(str(item['loc'][-1]), known)}"
+            yield f"{key}: unknown {'key' if '.' in key else 'section'}{_suggestion(model, loc)}"
+        elif item["type"] in ("model_type", "dict_type"):
+            yield f"{key} = {value}: write a table of keys"
         else:
-            yield f"{key} = {item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+            reason = item["msg"].removeprefix("Value error, ")
+            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}"
 
 
-def _inner_fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> Iterable[str]:
-    inner = model.model_fields[str(loc[0])].annotation
-    return inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else ()
+def _suggestion(model: Any, loc: list[str]) -> str:
+    """For an unknown key: the one section that has it, or else the nearest key of its own table."""
+    *tables, name = loc
+    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in getattr(f.annotation, "model_fields", ())]
+    if len(homes) == 1:
+        return f"; did you mean {homes[0]!r}?"
+    for table in tables:
+        model = model.model_fields[table].annotation
+    return nearest(name, model.model_fields)
 
 
-def _unknown_choices(tables: Mapping[str, Options], choices: Mapping[str, Iterable[str]]) -> Iterator[str]:
+def _unknown_choices(job: Job, choices: Mapping[str, Iterable[str]]) -> Iterator[str]:
     for key, known in choices.items():
         section, name = key.split(".")
-        value = getattr(tables.get(section), name, None)
+        value = getattr(getattr(job, section), name)
         if value is not None and value not in (names := list(known)):
             yield f"{key} = {value!r}: no such {name}{nearest(value, names)}"
 
 
-def _rule_problems(table: Any, train: Options | None, rules: Mapping[str, type[BaseModel]]) -> Iterable[str]:
-    if not isinstance(table, Mapping):
-        return [f"[rule] = {table!r}: write a table of the rule's parameters"]
-    if not isinstance(train, Train):
-        return []
-    if train.strategy not in rules:
-        return [f"rule.{key}: strategy {train.strategy!r} has no rule; remove it" for key in table]
-    try:
-        rules[train.strategy].model_validate(dict(table))
-    except ValidationError as error:
-        return _readable(error, "rule", rules[train.strategy])
-    return []
+def _rule_problems(job: Job, rules: Mapping[str, type[BaseModel]]) -> Iterator[str]:
+    strategy = job.train.strategy
+    if strategy == "layer":
+        yield from (f"rule.{key}: strategy 'layer' has no rule; remove it" for key in job.rule)
+    elif strategy in rules:
+        try:
+            rules[strategy].model_validate(job.rule)
+        except ValidationError as error:
+            yield from _readable(error, rules[strategy], "rule")
 
 
-def _contradictions(tables: Mapping[str, Options]) -> Iterator[str]:
-    match tables.get("model"):
-        case Model(name=str(), layers=tuple()):
-            yield "model.name and model.layers: each describes the network; keep one"
-    match tables.get("cluster"):
-        case Cluster(scheduler=str(), scheduler_file=str()):
-            yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
-    match tables.get("cluster"):
-        case Cluster(workers=workers) if workers.given and not any(workers.given.values()):
-            yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
-    match tables.get("train"):
-        case Train() as train:
-            yield from _training_contradictions(train)
+def _contradictions(job: Job) -> Iterator[str]:
+    model, cluster = job.model, job.cluster
+    if model.name and model.layers:
+        yield "model.name and model.layers: each describes the network; keep one"
+    if not model.relu and ":" not in (model.name or ""):
+        yield "model.relu = false: only the models C1:C2 leave it out; remove it, or choose one such as 50:500"
+    if cluster.scheduler and cluster.scheduler_file:
+        yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
+    if cluster.workers.given and not any(cluster.workers.given.values()):
+        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
+    yield from _training_contradictions(job.train)
+
+
+_SCHEDULE_KEYS = {"constant": (), "step": ("every", "factor"), "poly": ("power",)}
 
 
 def _training_contradictions(train: Train) -> Iterator[str]:
-    given = train.model_fields_set
+    schedule = train.schedule
+    for key in ("every", "factor", "power"):
+        if key not in _SCHEDULE_KEYS[schedule.name] and _is_set(schedule, key):
+            yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
     if train.strategy == "layer":
         for key in ("partition", "increments", "replica_size"):
-            if key in given:
+            if _is_set(train, key):
                 yield f"train.{key}: strategy 'layer' is one replica that sees every sample; remove it"
     elif train.replica_size > 1:
         yield f"train.replica_size = {train.replica_size}: replicas of several workers are not built yet; use 1"
     if train.partition == "udpa" and (train.increments or 1) > 1:
         yield f"train.increments = {train.increments}: partition 'udpa' gives everything at once; remove it or use idpa"
-    if train.increments is not None and train.increments > 2 * train.epochs - 1:
+    if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
+        yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
+
+
+def _is_set(table: Options, key: str) -> bool:
+    """Whether a key says something else than its default: a resolved job gives every key."""
+    return bool(getattr(table, key) != type(table).model_fields[key].default)
+
+
+def _too_many_increments(train: Train) -> Iterator[str]:
+    most = 2 * train.epochs - 1
+    if train.increments is not None and train.increments > most:
         yield (
             f"train.increments = {train.increments}: {train.epochs} epochs end before the last increment is given; "
-            f"use at most {2 * train.epochs - 1} or more epochs"
+            f"use at most {most} or more epochs"
         )
-    if train.nesterov and "nesterov" in given and train.momentum == 0:
-        yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"

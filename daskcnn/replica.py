@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -33,6 +33,7 @@ from daskcnn.store import Batch, BatchPlan, Dataset, Described, Split, batches
 
 Clock = Callable[[], float]
 EVALUATION_BATCH = 500
+_QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
 
 class Stopped(Exception):
@@ -82,8 +83,8 @@ def optimizer_of(job: Job) -> SGD:
 
 def rate_of(schedule: Schedule) -> Rate:
     """The job's learning-rate schedule, given the keys that are its own."""
-    own = {"constant": {}, "step": {"every": schedule.every, "factor": schedule.factor}}
-    return SCHEDULES[schedule.name](**own.get(schedule.name, {"power": schedule.power}))
+    kind = SCHEDULES[schedule.name]
+    return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
 
 
 def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
@@ -137,8 +138,12 @@ class Replica:
         """A copy of the momentum on the host."""
         return np.array(self.device.backend.to_host(self.velocity))
 
+    @_QUIET
     def step(self, batch: Batch, lr: float) -> tuple[float, int]:
-        """One minibatch: mean loss and right answers before the step. Raises Diverged where the loss is not finite."""
+        """One minibatch: mean loss and right answers before the step.
+
+        Raises Diverged where the loss is not finite, with weights and momentum as they were.
+        """
         ctx = Context(self.device, training=True, keys=batch.keys)
         loss, right, grads, new_state = loss_and_gradients(
             self.model, self._params, self._state, batch.x, batch.labels, self.loss, ctx
@@ -147,8 +152,7 @@ class Replica:
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}: training diverged at learning rate {lr:.3g}; lower train.lr")
         self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads)
-        parameters = self.weights[: self.layout.parameter_size]
-        self.optimizer.step(parameters, self._grads, self.velocity, lr)
+        self.optimizer.step(self.weights[: self.layout.parameter_size], self._grads, self.velocity, lr)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, int(self.device.backend.scalar(right))
@@ -185,6 +189,7 @@ class Replica:
         """The learning rate at this part (0…1) of the run."""
         return self.rate.rate(self.job.train.lr, progress, progress * self.job.train.epochs)
 
+    @_QUIET
     def evaluate(self, split: Split, lo: int, hi: int, stop: Callable[[], bool] = lambda: False) -> Score:
         """Loss and right answers of the present weights on samples lo…hi of a split."""
         plan = BatchPlan(((lo, hi),), EVALUATION_BATCH, seed=0, shuffle=False)
@@ -203,20 +208,20 @@ class Replica:
     def calibrate(self, *, steps: int = 5) -> tuple[float, dict[str, float]]:
         """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
 
-        The real shapes through the code path of training; a warm-up is dropped and the median kept. The weights
-        are the same afterwards.
+        The real shapes through the code path of training; a warm-up is dropped and the median kept. Weights and
+        momentum are the same afterwards.
         """
         batch = self._random_batch()
         n = len(batch.labels)
-        kept = self.host_weights()
+        weights, velocity = self.host_weights(), self.host_velocity()
         whole = self._median_seconds(lambda: self.step(batch, 0.0), steps) / n
         convs = {
             name: self._median_seconds(self._conv_step(name, layer, shape, n), steps) / n
             for name, layer, shape in self.model.shapes(self.dataset.shape)
             if isinstance(layer, Conv)
         }
-        self.adopt(kept)
-        self.adopt_velocity(None)
+        self.adopt(weights)
+        self.adopt_velocity(velocity)
         return whole, convs
 
     def _random_batch(self) -> Batch:
@@ -253,13 +258,10 @@ class Replica:
 
     def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
         """Each batch with the seconds it was waited for."""
-        while True:
-            begun = self._clock()
-            try:
-                batch = next(ready)
-            except StopIteration:
-                return
+        begun = self._clock()
+        for batch in ready:
             yield self._clock() - begun, batch
+            begun = self._clock()
 
     def slowed(self, seconds: float) -> float:
         """The same seconds times the throttle, spent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import traceback
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from daskcnn import config, launch
-from daskcnn.errors import UserError
+from daskcnn.errors import JobError, UserError
 
 FLAGS = {
     "dataset": ("data.name", "NAME", "Data set: cifar10, mnist or synthetic."),
@@ -44,6 +45,8 @@ class Command(click.Command):
         except UserError as error:
             _say(f"error: {error}", ctx.params.get("verbose"))
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            ctx.exit(128 + signal.SIGINT)
         except Exception as error:
             _say(f"internal error: {type(error).__name__}: {error}", ctx.params.get("verbose"))
             click.echo("This is a bug of daskcnn's; run again with --verbose and report what it prints.", err=True)
@@ -87,7 +90,9 @@ def main(
     raw = config.read_job_file(job_file) if job_file else {}
     _override(raw, flags, settings)
     if dry_run:
-        click.echo(launch.dry_run(raw, resume=resume))
+        job, plan = launch.dry_run(raw, resume=resume)
+        click.echo(json.dumps(job, indent=2))
+        click.echo(f"\n{plan}", err=as_json)
         return
     summary = launch.run(raw, resume=resume, json_mode=as_json)
     click.echo(json.dumps(summary, indent=2) if as_json else launch.format_summary(summary))
@@ -99,7 +104,9 @@ def _override(raw: dict[str, Any], flags: dict[str, str | None], settings: Itera
             key, metavar, _ = FLAGS[flag.replace("_", "-")]
             config.override(raw, key, config.parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
     for setting in settings:
-        key, _, text = setting.partition("=")
+        key, given, text = setting.partition("=")
+        if not given:
+            raise JobError([f"--set {setting}: write section.key=value, for example train.epochs=5"])
         config.override(raw, key.strip(), config.parse_value(text.strip()))
 
 

@@ -2,7 +2,9 @@
 
 The network becomes *stages*: a convolution (its kernels in shards) and the layers behind it, up to the next
 convolution, which run where the shards' outputs are merged. The functions here are one stage's work on one worker,
-pure but for the device's scratch memory; `cluster` sends them about (Marques et al.; thesis, ch. 4).
+pure but for the device's scratch memory; `cluster` sends them about (Marques et al.; thesis, ch. 4). Activations and
+their gradients come and go as host arrays, for they travel between workers; pieces and residuals stay on the device.
+A network that diverges gives a score that is not finite, and no warnings, as in `nn.network`.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Context, Layer, Layout, Loss, Params, Sequential, State, correct, map_leaves
+from daskcnn.nn.layer import Keys
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.optimizer import SGD
 from daskcnn.replica import Score
 
-Keys = Any
+_QUIET = np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,15 @@ class Piece:
     layout: Layout
 
     @classmethod
-    def of(cls, params: Params, state: State, velocity: Array) -> Piece:
-        return cls(params, state, velocity, Layout.of(params, state))
+    def of(cls, params: Params, state: State, momentum: Params) -> Piece:
+        """The piece of these host arrays; `momentum` is nested like `params`."""
+        layout = Layout.of(params, state)
+        return cls(params, state, layout.flatten(momentum, {}), layout)
+
+    @property
+    def momentum(self) -> Params:
+        """The momentum of a piece on the host, nested like `params`."""
+        return _nested(self.layout, self.velocity)
 
     def on(self, device: Device) -> Piece:
         """The same piece in the device's memory."""
@@ -96,7 +106,7 @@ def cut_pieces(
     `kernels` says, per stage, how many each worker gets; weights (size,), velocity (parameter_size,).
     """
     params, state = layout.views(weights)
-    momentum, _ = layout.views(np.concatenate([velocity, np.zeros(layout.size - layout.parameter_size, layout.dtype)]))
+    momentum = _nested(layout, velocity)
     shards = [
         [_shard(params[s.name], momentum[s.name], cut) for cut in shard_slices(k)] if s.name else []
         for s, k in zip(stages, kernels, strict=True)
@@ -104,21 +114,21 @@ def cut_pieces(
     return shards, [_merged(s.rest, params, state, momentum) for s in stages]
 
 
+def _nested(layout: Layout, velocity: Array) -> Params:
+    """Momentum (parameter_size,), nested like the parameters of the layout."""
+    without_state = np.zeros(layout.size - layout.parameter_size, layout.dtype)
+    return layout.views(np.concatenate([velocity, without_state]))[0]
+
+
 def _shard(params: Params, momentum: Params, cut: slice) -> Piece:
-    own = {name: np.ascontiguousarray(a[..., cut]) for name, a in params.items()}
-    moving = {name: np.ascontiguousarray(a[..., cut]) for name, a in momentum.items()}
-    return Piece.of(own, {}, Layout.of(moving, {}).flatten(moving, {}))
+    own, moving = (map_leaves(lambda a: np.ascontiguousarray(a[..., cut]), tree) for tree in (params, momentum))
+    return Piece.of(own, {}, moving)
 
 
 def _merged(rest: Sequential | None, params: Params, state: State, momentum: Params) -> Piece | None:
-    names = [name for name, _ in rest.layers if name in params or name in state] if rest else []
-    if not names:
-        return None
-    own = {name: params[name] for name in names if name in params}
-    kept = {name: state[name] for name in names if name in state}
-    moving = {name: momentum[name] for name in own}
-    flat = Layout.of(moving, {}).flatten(moving, {}) if moving else np.zeros(0)
-    return Piece.of(own, kept, flat)
+    names = [name for name, _ in rest.layers] if rest else []
+    own, kept, moving = ({n: tree[n] for n in names if n in tree} for tree in (params, state, momentum))
+    return Piece.of(own, kept, moving) if own or kept else None
 
 
 def join_pieces(
@@ -131,23 +141,17 @@ def join_pieces(
     for stage, own, piece in zip(stages, shards, merged, strict=True):
         if stage.name:
             _put(params[stage.name], [s.params for s in own])
-            _put(momentum[stage.name], [_velocity_tree(s) for s in own])
+            _put(momentum[stage.name], [s.momentum for s in own])
         if piece is not None:
             _copy_into(params, piece.params)
             _copy_into(state, piece.state)
-            _copy_into(momentum, _velocity_tree(piece))
+            _copy_into(momentum, piece.momentum)
     return weights, velocity[: layout.parameter_size]
 
 
 def _put(whole: Params, parts: Sequence[Params]) -> None:
     for name, array in whole.items():
         array[...] = np.concatenate([part[name] for part in parts], axis=-1)
-
-
-def _velocity_tree(piece: Piece) -> Params:
-    layout = piece.layout
-    padded = np.concatenate([piece.velocity, np.zeros(layout.size - layout.parameter_size, layout.dtype)])
-    return layout.views(padded)[0]
 
 
 def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:
@@ -158,6 +162,7 @@ def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:
             whole[name][...] = value
 
 
+@_QUIET
 def conv_forward(stage: Stage, x: Array, shard: Piece, device: Device) -> Array:
     """This shard's kernels over the whole input: (out_H, out_W, N, own kernels), on the host."""
     assert stage.conv is not None
@@ -165,6 +170,7 @@ def conv_forward(stage: Stage, x: Array, shard: Piece, device: Device) -> Array:
     return device.backend.to_host(y)
 
 
+@_QUIET
 def conv_backward(
     stage: Stage, x: Array, dy: Array, shard: Piece, optimizer: SGD, lr: float, device: Device, *, need_dx: bool
 ) -> tuple[Array | None, Piece]:
@@ -177,25 +183,28 @@ def conv_backward(
     return None if dx is None else backend.to_host(dx), shard.descended(grads, {}, optimizer, lr, backend.xp)
 
 
+@_QUIET
 def merged_forward(
-    stage: Stage, ys: Sequence[Array], piece: Piece | None, keys: Keys, device: Device
+    stage: Stage, ys: Sequence[Array], piece: Piece | None, keys: Keys | None, device: Device
 ) -> tuple[Array, Any, State]:
     """Outputs of the shards, side by side, through the stage's other layers: (x of the next stage, residual, state)."""
-    x = device.backend.from_host(ys[0] if len(ys) == 1 else np.concatenate(ys, axis=-1))
+    x = ys[0] if len(ys) == 1 else np.concatenate(ys, axis=-1)
     if stage.rest is None:
         return x, None, {}
     params, state = (piece.params, piece.state) if piece else ({}, {})
-    y, new_state, residual = stage.rest.forward(params, state, x, Context(device, training=True, keys=keys))
-    return y, residual, new_state
+    ctx = Context(device, training=True, keys=keys)
+    y, new_state, residual = stage.rest.forward(params, state, device.backend.from_host(x), ctx)
+    return device.backend.to_host(y), residual, new_state
 
 
+@_QUIET
 def merged_backward(
     stage: Stage,
     residual: Any,
     dxs: Sequence[Array],
     piece: Piece | None,
     new_state: State,
-    keys: Keys,
+    keys: Keys | None,
     optimizer: SGD,
     lr: float,
     device: Device,
@@ -203,18 +212,21 @@ def merged_backward(
     need_dx: bool = True,
 ) -> tuple[Array | None, Piece | None]:
     """The shards' parts of the gradient added up and taken back through the stage's other layers; their step."""
-    dy = device.backend.from_host(dxs[0] if len(dxs) == 1 else np.sum(dxs, axis=0))
+    dy = sum(dxs[1:], start=dxs[0])
     if stage.rest is None:
         return dy, piece
     params = piece.params if piece else {}
     ctx = Context(device, training=True, keys=keys, need_dx=need_dx)
-    dx, grads = stage.rest.backward(params, residual, dy, ctx)
-    return dx, piece and piece.descended(grads, new_state, optimizer, lr, device.xp)
+    dx, grads = stage.rest.backward(params, residual, device.backend.from_host(dy), ctx)
+    back = None if dx is None else device.backend.to_host(dx)
+    return back, piece and piece.descended(grads, new_state, optimizer, lr, device.xp)
 
 
+@_QUIET
 def loss_of(loss: Loss, scores: Array, labels: Array, device: Device) -> tuple[Array, Score]:
     """The gradient of the scores, and the batch's score."""
-    targets = device.backend.from_host(labels)
-    value, dscores = loss(scores, targets, device.xp)
-    n = len(labels)
-    return dscores, Score(device.backend.scalar(value) * n, int(device.backend.scalar(correct(scores, targets))), n)
+    backend, n = device.backend, len(labels)
+    own, targets = backend.from_host(scores), backend.from_host(labels)
+    value, dscores = loss(own, targets, backend.xp)
+    score = Score(backend.scalar(value) * n, int(backend.scalar(correct(own, targets))), n)
+    return backend.to_host(dscores), score

@@ -99,7 +99,7 @@ class Link:
             self.bytes_up += event.payload.nbytes
         for attempt in range(self._tries):
             try:
-                reply = self._wait(self._actor.handle(event))
+                reply = self._wait(event)
                 break
             except OSError:
                 if attempt + 1 == self._tries:
@@ -107,8 +107,12 @@ class Link:
         self.bytes_down += reply.weights.nbytes
         return reply
 
-    def _wait(self, answer: Any) -> Reply:
+    def _wait(self, event: Event) -> Reply:
         """The answer, waited for in short turns: Dask does not wake who waits on an actor that is gone."""
+        try:
+            answer = self._actor.handle(event)
+        except RuntimeError as error:  # Dask's, where it knows already
+            raise ConnectionError("the parameter server's worker is gone") from error
         deadline = time.monotonic() + self._timeout
         while True:
             try:

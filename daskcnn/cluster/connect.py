@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import dask
 from distributed import Client, Nanny, Scheduler, SpecCluster
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.members import POLL
 from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
 
+TRY = 2.0  # seconds of one attempt to connect
+
 
 @contextlib.contextmanager
-def connect(settings: Cluster) -> Iterator[Client]:
+def connect(settings: Cluster, check: Callable[[], None] = lambda: None) -> Iterator[Client]:
     """A client of the job's cluster; closed (and a local cluster stopped) on leaving.
 
+    `check` is called now and then while it waits, and may raise.
     Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds.
     """
     if settings.scheduler or settings.scheduler_file:
-        with _remote(settings) as client:
+        with _remote(settings, check) as client:
             yield client
     else:
         with _local(settings) as client:
@@ -30,28 +37,54 @@ def connect(settings: Cluster) -> Iterator[Client]:
 
 
 @contextlib.contextmanager
-def _remote(settings: Cluster) -> Iterator[Client]:
-    timeout = max(settings.wait, 1.0)
-    where = settings.scheduler or settings.scheduler_file
-    try:
-        if settings.scheduler:
-            client = Client(settings.scheduler, timeout=timeout)
-        else:
-            client = Client(scheduler_file=settings.scheduler_file, timeout=timeout)
-    except (OSError, ValueError, TypeError) as error:
-        raise ClusterError(
-            f"scheduler {where}: no answer within {timeout:g} s ({_reason(error)}); "
-            "start one with `dask scheduler`, or give no scheduler for a local cluster"
-        ) from error
+def _remote(settings: Cluster, check: Callable[[], None]) -> Iterator[Client]:
+    deadline = time.monotonic() + settings.wait
+    where = settings.scheduler or _address_in(str(settings.scheduler_file), deadline, check)
+    while True:
+        check()
+        try:
+            client = Client(where, timeout=TRY)
+            break
+        except OSError as error:
+            if time.monotonic() < deadline:
+                continue
+            raise _unreachable(where, f"{_reason(error)}, {settings.wait:g} s long") from error
+        except (ValueError, TypeError) as error:
+            raise _unreachable(where, _reason(error)) from error
     with client:
         yield client
+
+
+def _unreachable(where: str, reason: str) -> ClusterError:
+    return ClusterError(
+        f"scheduler {where}: cannot be reached ({reason}); correct the address, start one with `dask scheduler`, "
+        "or give none for a local cluster"
+    )
+
+
+def _address_in(path: str, deadline: float, check: Callable[[], None]) -> str:
+    """The address that a scheduler wrote to its file, waited for. Raises ClusterError where none comes."""
+    while True:
+        check()
+        try:
+            return str(json.loads(Path(path).read_text())["address"])
+        except FileNotFoundError:
+            reason = "there is no such file"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = f"it is not a scheduler's file ({type(error).__name__})"
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"scheduler file {path}: {reason}; start `dask scheduler --scheduler-file {path}` on a path "
+                "that both can see"
+            )
+        time.sleep(POLL)
 
 
 def _reason(error: BaseException) -> str:
     """The innermost cause in a few words: Dask wraps refused connections and bad certificates several times."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return " ".join(str(error).split())[:200] or "no answer in time"
 
 
 @contextlib.contextmanager
@@ -84,6 +117,7 @@ def _local_workers(wanted: dict[str, int], scratch: str) -> Iterator[tuple[str, 
                     "local_directory": scratch,
                     "host": "127.0.0.1",
                     "dashboard": False,
+                    "preload": ["daskcnn.cluster.preload"],
                     "silence_logs": logging.ERROR,
                     "memory_limit": "auto",
                 },

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from distributed import Client, Future, wait
+from distributed import Client, Future, KilledWorker, wait
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.members import Member, Members, advertised, present
@@ -24,6 +24,7 @@ from daskcnn.store import Dataset
 Event = dict[str, Any]
 K = TypeVar("K")
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
+EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
 class WorkersLost(Exception):
@@ -134,28 +135,66 @@ class RunContext:
         """From now on nothing interrupts: what is under way is finished and kept."""
         self.interrupted = lambda: None
 
-    def nap(self, future: Future) -> None:
-        """Wait a moment for this task."""
-        with suppress(TimeoutError):
-            wait([future], timeout=LOOK)
-
     def settle(self, futures: Iterable[Future]) -> None:
         """Wait until all have ended, one way or another, looking round meanwhile."""
         waiting = set(futures)
         while waiting:
             self.look_round()
-            with suppress(TimeoutError):
-                waiting = wait(waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done
+            waiting = self.turn(waiting)
+
+    def turn(self, futures: Iterable[Future]) -> set[Future]:
+        """Wait a moment; those that have not ended then. Raises WorkersLost where one was cancelled with its data."""
+        waiting = set(futures)
+        try:
+            return set(wait(waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
+        except TimeoutError:
+            return waiting
+        except CancelledError as error:
+            self._explain(error)
 
     def gather(self, futures: Mapping[K, Future]) -> dict[K, Any]:
         """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on."""
         self.settle(futures.values())
-        return {name: future.result() for name, future in futures.items()}
+        return {name: self.result(future) for name, future in futures.items()}
+
+    def result(self, future: Future) -> Any:
+        """The task's result, looking round meanwhile: one that has ended may still be lost with its worker.
+
+        Raises WorkersLost or ServerLost where that is why there is none, or what the task raises.
+        """
+        while True:
+            try:
+                return future.result(timeout=LOOK)
+            except (KilledWorker, CancelledError) as error:
+                self._explain(error)
+            except RuntimeError as error:
+                if "Actor was lost" in str(error):  # what Dask gives tasks that were sent the server's handle
+                    self._explain(error)
+                raise
+            except OSError as error:
+                if future.status == "error":
+                    self._explain(error)
+                self.look_round()  # it was the timeout of this turn
+
+    def _explain(self, error: BaseException) -> NoReturn:
+        """Raise who was lost, as soon as the scheduler knows, in place of the error that it led to."""
+        deadline = time.monotonic() + EXPLAINED
+        while time.monotonic() < deadline:
+            self.look_round()
+            time.sleep(LOOK / 5)
+        raise error
 
     def send(self, data: Any, workers: Iterable[str] | None = None) -> Future:
         """Data to these workers (all by default), as a future for their tasks; it has no lineage."""
-        addresses = [self.alive[name].address for name in workers or self.alive]
-        return self.client.scatter(data, workers=addresses, broadcast=True, hash=False)
+        return self.send_to(data, [self.alive[name].address for name in workers or self.alive])
+
+    def send_to(self, data: Any, addresses: list[str]) -> Future:
+        """Data to the workers at these addresses. Raises WorkersLost or ServerLost where one is gone."""
+        try:
+            (future,) = self.client.scatter([data], workers=addresses, broadcast=True, hash=False)
+        except Exception as error:  # Dask has a different one for every moment at which a worker may go
+            self._explain(error)
+        return future
 
     def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
         """Judge weights on samples lo…hi of a split, each worker a part by its speed; again if one is lost."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from distributed import Future, KilledWorker
+from distributed import Future
 
 from daskcnn.cluster.actor import ServerActor
 from daskcnn.cluster.context import LOOK, RunContext, ServerLost, TrainingState, WorkersLost
@@ -116,7 +116,7 @@ class DataParallel:
     def _start_server(self) -> None:
         server = self.context.members.server
         snapshot = Snapshot(self.state.weights, version=self.state.step, epoch=self._epoch - 1)
-        (held,) = self.context.client.scatter([snapshot], workers=[server.address], hash=False)
+        held = self.context.send_to(snapshot, [server.address])
         self._actor_future = self.context.client.submit(
             ServerActor,
             self.rule,
@@ -149,24 +149,25 @@ class DataParallel:
     # --- the rounds ---
 
     def _run(self) -> None:
-        self._issue()
-        while self._running:
+        while True:
             try:
+                self._issue()
+                if not self._running:
+                    return
                 self.context.look_round()
                 self._check_stalls()
                 self._take_report()
             except WorkersLost as lost:
                 self._lose(lost.names, "connection lost")
-                self._issue()
 
     def _issue(self) -> None:
         """Start the rounds that are due; their workers join first, all others leave the barrier."""
-        if self._stopping_early():
-            return
-        increment = self.rounds.allocation
-        due = self.rounds.due()
-        if self.rounds.allocation is not increment:
+        before = self.rounds.allocation
+        if not self._stopping_early():
+            self.rounds.due()
+        if self.rounds.allocation is not before:
             self.context.emit({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
+        due = [r for worker, r in self.rounds.running.items() if worker not in self._running]
         if due and self.rule.barrier:
             for idle in self._joined - {r.worker for r in due}:
                 self._leave(idle)
@@ -217,23 +218,25 @@ class DataParallel:
         running = self._running.get(worker)
         if running is None or running.future is not future:
             return  # of a worker that was given up
-        report = self._result(worker, future)
+        try:
+            report = self._result(worker, future)
+        except WorkersLost as lost:
+            if worker not in lost.names:  # then it is only put off
+                self._reports.put((worker, future))
+            raise
         del self._running[worker]
         self.rounds.finished(worker, report.busy / report.samples)
         self._record(report)
-        self._issue()
 
     def _result(self, worker: str, future: Future) -> RoundReport:
         """Raises WorkersLost where the worker died with the task, Diverged where its push was not finite."""
         try:
-            report: RoundReport | None = future.result()
-        except (KilledWorker, OSError) as error:
-            raise WorkersLost([worker]) from error
+            report: RoundReport | None = self.context.result(future)
         except PushRefused as error:
             if "NaN" in str(error):
-                raise Diverged(f"push of {worker}: {error}") from error
+                raise Diverged(f"push of {error}") from error
             raise
-        if future.cancelled() or report is None:
+        if report is None:
             raise WorkersLost([worker])
         return report
 
@@ -244,7 +247,6 @@ class DataParallel:
         overdue = {worker for worker, running in self._running.items() if now - running.begun > limit}
         if overdue and (late := overdue - set(self._call("waiting"))):
             self._lose(late, f"no report for {limit:.0f} s")
-            self._issue()
 
     # --- who is gone ---
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from distributed import Future, KilledWorker
+from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.context import RunContext, TrainingState, WorkersLost
@@ -52,8 +52,8 @@ class LayerSharded:
         while not self._ended():
             try:
                 self._go_on()
-            except (WorkersLost, KilledWorker) as lost:
-                self._drop(lost.names if isinstance(lost, WorkersLost) else self._gone())
+            except WorkersLost as lost:
+                self._drop(lost.names)
         return self.state
 
     def _ended(self) -> bool:
@@ -67,17 +67,6 @@ class LayerSharded:
         message = f"back to the snapshot of step {self.state.step}, on {len(self.context.alive)} workers"
         self.context.emit({"event": "warning", "message": message})
 
-    def _gone(self) -> tuple[str, ...]:
-        """A task was killed with its worker: wait until the scheduler says whose."""
-        deadline = time.monotonic() + self.job.cluster.stall_timeout
-        while time.monotonic() < deadline:
-            try:
-                self.context.look_round()
-            except WorkersLost as lost:
-                return lost.names
-            time.sleep(0.1)
-        raise Lost("a worker died in a step, and came back under the same address")
-
     def _go_on(self) -> None:
         """From the present state, a snapshot at a time, on the workers that are alive now."""
         self.graph = LayerGraph(self.context, self.stages, self.layout)
@@ -87,17 +76,17 @@ class LayerSharded:
         while not self._ended():
             self.graph.place(self.state.weights, self.state.velocities[MOMENTUM])
             self._flight: deque[tuple[Step, Future]] = deque()
+            self._submitted = self.state.step
             end = self._segment_end()
             try:
                 for number in range(self.state.step, end):
-                    step = self._step(number)
-                    self._flight.append((step, self.graph.submit(step)))
+                    self._submit(self._step(number))
                     self._drain(AHEAD)
                 self._drain(0)
+                self._snapshot(end)
             except Interrupted:
                 self._finish_and_save()
                 raise
-            self._snapshot(end)
 
     def _segment_end(self) -> int:
         """The next snapshot's step: an epoch's end, a checkpoint that is due, or as far as a chain may grow."""
@@ -112,6 +101,10 @@ class LayerSharded:
         presentation, position = divmod(number, self.steps_per_epoch)
         lr = self.rate.rate(self.job.train.lr, number / self.steps, number / self.steps_per_epoch)
         return Step(number, presentation, position, lr)
+
+    def _submit(self, step: Step) -> None:
+        self._flight.append((step, self.graph.submit(step)))
+        self._submitted = step.number + 1
 
     # --- following the steps ---
 
@@ -133,8 +126,8 @@ class LayerSharded:
             self.context.look_round()
             if time.monotonic() > deadline:
                 raise Lost(f"step {step.number}: no progress for {limit:g} s, waiting for {self._busy()}")
-            self.context.nap(future)
-        score: Score = future.result()
+            self.context.turn([future])
+        score: Score = self.context.result(future)
         return score
 
     def _busy(self) -> str:
@@ -190,9 +183,8 @@ class LayerSharded:
     def _finish_and_save(self) -> None:
         """After a signal: the steps under way end, and what they leave is kept."""
         self.context.ignore_signals()
-        end = self._flight[-1][0].number + 1 if self._flight else self.state.step
         self._drain(0)
-        self._remember(end, *self.graph.collect(), None)
+        self._remember(self._submitted, *self.graph.collect(), None)
         self._save()
 
     def _report_epoch(self, step: int, validation: Score) -> None:

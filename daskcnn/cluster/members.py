@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from distributed import Client
@@ -15,6 +15,7 @@ from daskcnn.errors import ClusterError
 Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
 POLL = 0.25  # seconds between two looks at the scheduler
+ANSWER = 60.0  # seconds it may take to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Members:
-    """The workers a run uses (in a fixed order) and where its parameter server lives."""
+    """The workers a run uses, named cpu-0, cpu-1, … gpu-0, …, and where its parameter server lives.
+
+    The names do not depend on how the workers were started, so that a resumed run knows whose samples are whose.
+    """
 
     workers: tuple[Member, ...]
     server: Member
@@ -43,8 +47,11 @@ class Members:
 
 
 def present(client: Client) -> dict[str, dict[str, Any]]:
-    """The scheduler's workers by address. Raises OSError or TimeoutError where the scheduler is gone."""
-    info = client.scheduler_info(n_workers=-1)
+    """The scheduler's workers by address. Raises OSError or TimeoutError where the scheduler is gone.
+
+    Asked of the scheduler itself: what `client.scheduler_info` returns is a cache that a timer empties of workers.
+    """
+    info = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER)
     return dict(info["workers"])
 
 
@@ -67,13 +74,15 @@ def _natural(name: str) -> tuple[Any, ...]:
     return (name.rstrip("0123456789"), tuple(map(int, digits)), name)
 
 
-def wait_for_members(client: Client, wanted: Workers, wait: float) -> Members:
+def wait_for_members(client: Client, wanted: Workers, wait: float, check: Callable[[], None] = lambda: None) -> Members:
     """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
 
+    `check` is called now and then meanwhile, and may raise.
     Raises ClusterError naming what was found and the command that adds what is missing.
     """
     deadline = time.monotonic() + wait
     while True:
+        check()
         found = advertised(present(client))
         if not _missing(found, wanted):
             return _chosen(found, wanted)
@@ -96,9 +105,11 @@ def _chosen(found: list[Member], wanted: Workers) -> Members:
     workers: list[Member] = []
     for kind in ("cpu", "gpu"):
         of_kind = [m for m in found if m.kind == kind]
-        workers += of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
+        chosen = of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
+        workers += [replace(m, name=f"{kind}-{i}") for i, m in enumerate(chosen)]
     servers = [m for m in found if m.kind == "ps"]
-    spare = [m for m in found if m.kind == "cpu" and m not in workers]
+    used = {m.address for m in workers}
+    spare = [m for m in found if m.kind == "cpu" and m.address not in used]
     shared = [m for m in workers if m.kind == "cpu"] or workers
     return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare))
 

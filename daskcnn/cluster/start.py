@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.context import EXPLAINED, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.members import Member, Members
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.worker import calibrate, check_dataset
@@ -35,7 +36,7 @@ def check_workers(client: Client, members: Members, job: Job, fingerprint: str) 
     """Raise ClusterError unless every worker runs the driver's versions and sees the very data set."""
     check_versions(client, [*members.workers, members.server])
     workers = {m.address: m for m in members.workers}
-    for address, problem in client.run(check_dataset, job, fingerprint, workers=list(workers)).items():
+    for address, problem in _run(client, partial(check_dataset, job, fingerprint), workers).items():
         if problem:
             raise ClusterError(
                 f"worker {workers[address].name} ({address}) does not see the data set: {problem}; "
@@ -46,8 +47,17 @@ def check_workers(client: Client, members: Members, job: Job, fingerprint: str) 
 def check_versions(client: Client, members: Iterable[Member]) -> None:
     """Raise ClusterError naming a worker that lacks this package or runs other versions than the driver."""
     by_address = {m.address: m for m in members}
-    for address, found in client.run(_versions_by_value(), workers=list(by_address)).items():
+    for address, found in _run(client, _versions_by_value(), by_address).items():
         _require_same(by_address[address], found)
+
+
+def _run(client: Client, function: Callable[[], Any], members: Mapping[str, Member]) -> dict[str, Any]:
+    """What it returns on each of these workers, by address. Raises ClusterError where one has gone."""
+    try:
+        return dict(client.run(function, workers=list(members)))
+    except (OSError, KeyError, ValueError) as error:
+        names = ", ".join(m.name for m in members.values())
+        raise ClusterError(f"workers {names}: one was lost while it was looked at ({error}); start it again") from error
 
 
 def _versions_by_value() -> Any:
@@ -95,9 +105,12 @@ def calibrate_all(context: RunContext) -> None:
         name: context.submit("calibrate", calibrate, context.name, context.job, member.kind, worker=name)
         for name, member in context.alive.items()
     }
-    context.settle(futures.values())
+    try:
+        context.settle(futures.values())
+    except (WorkersLost, ServerLost) as lost:
+        raise ClusterError(f"worker {lost}: lost while it was calibrated; start it again") from lost
     for name, future in futures.items():
-        error = future.exception()
+        error = future.exception(timeout=EXPLAINED)
         if isinstance(error, ClusterError):
             context.emit({"event": "warning", "message": f"worker {name} is left out: {error}"})
             del context.alive[name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 from distributed import Client, default_client
 
-from daskcnn.config import Job, override, read_job_file
+from daskcnn.config import Cluster, Job, read_job_file
 from daskcnn.errors import DataError, JobError
-from daskcnn.launch.resolve import prepare_job, readable_plan, resolve
+from daskcnn.launch.resolve import kept_job, prepare_job, readable_plan, resolve
 from daskcnn.launch.runner import Result, display, shown, train_job
 from daskcnn.report.run_dir import RunDirectory, find_latest
 from daskcnn.report.summary import format_summary
@@ -35,11 +34,11 @@ def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool) -> dict[str
     return result.summary
 
 
-def dry_run(raw: dict[str, Any], *, resume: str | None) -> str:
-    """The resolved job and what it would do. Makes the data set if it is not there; starts nothing."""
+def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
+    """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
     job, _ = _job(raw, resume)
     prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
-    return f"{json.dumps(job.model_dump(mode='json'), indent=2)}\n\n{readable_plan(prepared)}"
+    return job.model_dump(mode="json"), readable_plan(prepared)
 
 
 def train(client: Client | None = None, job: Job | Mapping[str, Any] | str | Path | None = None) -> Result:
@@ -68,11 +67,19 @@ def _job(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
     if path is None:
         return resolve(raw), None
     if resume != "auto" and (others := sorted(set(raw) - {"cluster"})):
-        raise JobError([f"[{name}]: a resumed run keeps its job; only [cluster] may change" for name in others])
-    kept = RunDirectory.open(path).job()
-    for key, value in raw.get("cluster", {}).items():
-        override(kept, f"cluster.{key}", value)
-    return resolve(kept), path
+        raise JobError(
+            [f"[{name}]: a resumed run keeps its job, only [cluster] may change; remove it" for name in others]
+        )
+    kept = kept_job(RunDirectory.open(path))
+    return kept.model_copy(update={"cluster": _moved(kept.cluster, resolve(raw).cluster)}), path
+
+
+def _moved(kept: Cluster, asked: Cluster) -> Cluster:
+    """The cluster to resume on: the run's own, with the keys that are asked for; one scheduler replaces another."""
+    given = {key: getattr(asked, key) for key in asked.model_fields_set}
+    if given.keys() & {"scheduler", "scheduler_file"}:
+        given = {"scheduler": None, "scheduler_file": None} | given
+    return kept.model_copy(update=given)
 
 
 def _run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:

@@ -14,11 +14,12 @@ from daskcnn.errors import DataError
 from daskcnn.nn import Layout, leaves
 from daskcnn.replica import Score, initial_weights
 from daskcnn.report.checkpoint import Checkpoint
+from daskcnn.store import Described
 
 VELOCITY = "velocity:"
 
 
-def to_checkpoint(state: TrainingState, layout: Layout, facts: Facts, seconds: float) -> Checkpoint:
+def to_checkpoint(state: TrainingState, layout: Layout, images: Described, seconds: float) -> Checkpoint:
     """Weights by the network's own names, momentum by worker, everything else as JSON. seconds: trained so far."""
     arrays = {name: a for tree in layout.views(state.weights) for name, a in leaves(tree)}
     velocities = {f"{VELOCITY}{worker}": v for worker, v in state.velocities.items()}
@@ -27,7 +28,7 @@ def to_checkpoint(state: TrainingState, layout: Layout, facts: Facts, seconds: f
         "epoch": state.epoch,
         "seconds": seconds,
         "book": dict(state.book),
-        "images": facts.to_dict(),
+        "images": Facts.of(images).to_dict(),
         "validation": validation and [validation.loss_sum, validation.correct, validation.samples],
     }
     score = validation.accuracy if validation else None

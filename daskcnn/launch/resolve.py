@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from daskcnn.arrays import Device, cpu_count
-from daskcnn.config import Job, Model, parse_job
+from daskcnn.config import Data, Job, Train, parse_job
 from daskcnn.conv import plan
 from daskcnn.errors import DataError, JobError
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
@@ -16,6 +16,7 @@ from daskcnn.nn.layers.conv import Conv
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.replica import initial_weights, network_of, training_samples
+from daskcnn.report.run_dir import RunDirectory
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
 
 STRATEGIES = (*RULES, "layer")
@@ -29,23 +30,29 @@ def resolve(raw: Mapping[str, Any]) -> Job:
         raw,
         rules=RULES,
         choices={"train.strategy": STRATEGIES, "train.partition": PARTITIONERS, "data.name": DATASETS},
-        network_problems=_network_problems,
-    )
-    importer = DATASETS[job.data.name]
-    if job.data.archive and not importer.takes_archive:
-        raise JobError([f"data.archive = {job.data.archive!r}: {job.data.name} is built in; remove it"])
-    path = job.data.path or f"data/{job.data.name}.zarr"
-    data = job.data.model_copy(
-        update={
-            "path": path if "://" in path else str(Path(path).absolute()),
-            "augment": job.data.augment or importer.augment,
-        }
+        further=_further_problems,
     )
     model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
-    return job.model_copy(update={"data": data, "model": model, "train": _with_partition(job)})
+    data, train = _resolved_data(job.data), _resolved_train(job.train)
+    return job.model_copy(update={"data": data, "model": model, "train": train})
 
 
-def _network_problems(model: Model) -> Iterable[str]:
+def kept_job(run: RunDirectory) -> Job:
+    """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
+    try:
+        job = resolve(run.job())
+    except JobError as error:
+        raise JobError([f"{run.path / 'job.json'}: {problem}" for problem in error.problems]) from error
+    if Path(job.data.path or "").exists():  # the archive has done its work
+        return job.model_copy(update={"data": job.data.model_copy(update={"archive": None})})
+    return job
+
+
+def _further_problems(job: Job) -> Iterator[str]:
+    """What the registries know to be wrong before any data are looked at."""
+    data, model = job.data, job.model
+    if data.archive and data.name in DATASETS and not DATASETS[data.name].takes_archive:
+        yield f"data.archive = {data.archive!r}: {data.name} is built in; remove it"
     if model.name is not None and (problem := model_problem(model.name)):
         yield f"model.name: {problem}"
     if model.layers is not None:
@@ -55,13 +62,24 @@ def _network_problems(model: Model) -> Iterable[str]:
             yield f"model.{error}"
 
 
-def _with_partition(job: Job) -> Any:
-    train = job.train
-    if train.strategy == "layer":
-        return train
-    partition = train.partition or "idpa"
-    usual = 1 if partition == "udpa" else min(4, 2 * train.epochs - 1)
-    return train.model_copy(update={"partition": partition, "increments": train.increments or usual})
+def _resolved_data(data: Data) -> Data:
+    path = data.path or f"data/{data.name}.zarr"
+    return data.model_copy(
+        update={
+            "path": path if "://" in path else str(Path(path).absolute()),
+            "archive": data.archive and str(Path(data.archive).absolute()),
+            "augment": data.augment or DATASETS[data.name].augment,
+        }
+    )
+
+
+def _resolved_train(train: Train) -> Train:
+    update: dict[str, Any] = {"nesterov": train.nesterov and train.momentum > 0}  # nothing to look ahead with
+    if train.strategy != "layer":
+        partition = train.partition or "idpa"
+        usual = 1 if partition == "udpa" else min(4, 2 * train.epochs - 1)
+        update |= {"partition": partition, "increments": train.increments or usual}
+    return train.model_copy(update=update)
 
 
 @dataclass(frozen=True)
@@ -116,6 +134,8 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         _check_workspace(job, dataset)
     except ValueError as error:
         problems.append(f"model: {error}")
+    except MemoryError as error:
+        problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems:
         raise JobError(problems)
     return Prepared(job, dataset, layout)
@@ -168,8 +188,8 @@ def _strategy(prepared: Prepared) -> str:
     if train.strategy == "layer":
         return f"layer: kernels of every convolution sharded by measured speed, {batches * train.epochs:,} steps"
     return (
-        f"{train.strategy} with {train.partition}: samples given out in {train.increments} increment(s) by measured "
-        f"speed, {prepared.samples * train.epochs:,} presentations"
+        f"{train.strategy} with {train.partition}: samples given out by measured speed, {train.increments} increments, "
+        f"{prepared.samples * train.epochs:,} presentations"
     )
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from distributed import Client
 
-from daskcnn.classifier import Classifier, Facts
+from daskcnn.classifier import Classifier
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext, TrainingState
 from daskcnn.cluster.data_parallel import DataParallel
@@ -85,9 +85,7 @@ class Recorder:
 
     def save(self, state: TrainingState) -> None:
         """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
-        dataset = self.prepared.dataset
-        facts = Facts(dataset.classes, dataset.shape, dataset.mean, dataset.deviation)
-        checkpoint = to_checkpoint(state, self.prepared.layout, facts, self.seconds)
+        checkpoint = to_checkpoint(state, self.prepared.layout, self.prepared.dataset, self.seconds)
         try:
             self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
         except OSError as error:
@@ -100,15 +98,26 @@ class Recorder:
 
 
 class Signals:
-    """Remembers the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
+
+    From where Dask runs threads of its own, an exception that may come anywhere would leave them behind.
+    """
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self.polled = False
 
     def _handle(self, signum: int, _: FrameType | None) -> None:
         if self.first is not None:
             os._exit(128 + signum)
         self.first = signum
+        if not self.polled:
+            self.check()
+
+    def check(self) -> None:
+        """Raise Interrupted if there was a signal."""
+        if self.first is not None:
+            raise Interrupted(f"interrupted by signal {self.first} before training began", self.first)
 
     @contextmanager
     def installed(self) -> Iterator[Self]:
@@ -138,13 +147,15 @@ def train_job(
     Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
     run directory has its summary and the message names the last checkpoint.
     """
-    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
     signals = Signals()
     with ExitStack() as stack:
         if handle_signals:
             stack.enter_context(signals.installed())
-        there = stack.enter_context(_client(client, job))
-        members = wait_for_members(there, job.cluster.workers, job.cluster.wait)
+        check_place(job, resume)
+        prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+        signals.polled = True
+        there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check))
+        members = wait_for_members(there, job.cluster.workers, job.cluster.wait, signals.check)
         check_workers(there, members, job, prepared.dataset.fingerprint)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
         context = RunContext(
@@ -161,6 +172,19 @@ def train_job(
         return _train(context, recorder, checkpoint)
 
 
+def check_place(job: Job, resume: Path | None) -> None:
+    """Raise DataError where the run could not be kept, before anything starts."""
+    if resume is not None:
+        RunDirectory.open(resume, writable=True).close()
+        return
+    root = Path(job.run.dir)
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise DataError(f"{there}: no folder that may be written; set run.dir (--run-dir) to one")
+    if job.run.name and (path := root / job.run.name).exists():
+        raise DataError(f"{path}: exists already; choose another name with --name, or go on with a run by --resume RUN")
+
+
 def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
     """Tell a stage once, and every tenth of it."""
     told: dict[str, int] = {}
@@ -172,10 +196,6 @@ def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
             say(f"data: {stage}" + (f" {10 * tenth} %" if total else ""))
 
     return progress
-
-
-def _client(client: Client | None, job: Job) -> AbstractContextManager[Client]:
-    return connect(job.cluster) if client is None else nullcontext(client)
 
 
 def _task_name(path: Path) -> str:
@@ -241,7 +261,8 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         _write_summary(recorder, _summary(recorder, STATUS[type(error)], strategy.state, recorder.seconds, None))
         raise _with_remedy(error, recorder) from error
     finally:
-        context.close()
+        with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
+            context.close()
     _write_summary(recorder, summary)
     history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
     last = latest(recorder.directory.checkpoints, warn=recorder.warn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from daskcnn.classifier import Classifier
 from daskcnn.config import Job
 from daskcnn.errors import DataError
 from daskcnn.launch.keep import to_classifier, to_state
+from daskcnn.launch.resolve import kept_job
 from daskcnn.launch.runner import shown
 from daskcnn.replica import Replica
 from daskcnn.report.checkpoint import Checkpoint, best, latest
@@ -23,6 +25,7 @@ from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
 
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # none that another program is called for
 Which = Literal["last", "best"]
 
 
@@ -49,7 +52,7 @@ def verify(path: str) -> str:
 def load(run: str, which: Which, say: Any) -> tuple[Job, Checkpoint]:
     """A run's job and its last or best checkpoint. Raises DataError where there is none."""
     directory = RunDirectory.open(run)
-    job = Job.model_validate(directory.job())
+    job = kept_job(directory)
     found = (best if which == "best" else latest)(directory.checkpoints, warn=say)
     found = found or latest(directory.checkpoints, warn=say)
     if found is None:
@@ -107,11 +110,15 @@ def _pixels(path: str, shape: tuple[int, int, int], say: Any) -> npt.NDArray[np.
     """An image file as (H, W, C) uint8. Raises DataError for what is no image, or too large to be one."""
     H, W, C = shape
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            image = Image.open(path, formats=FORMATS)
+        with image:
             if image.size != (W, H):
                 say(f"warning: {path}: {image.size[0]}x{image.size[1]} pixels, resized to {W}x{H}")
             plain = image.convert("RGB" if C == 3 else "L").resize((W, H), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, Image.DecompressionBombError, ValueError) as error:
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(f"{path}: too large for an image to look at ({error}); scale it down first") from error
+    except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: not an image that can be read ({error}); give a PNG or JPEG file") from error
     return np.asarray(plain, np.uint8).reshape(H, W, C)
 

@@ -41,9 +41,9 @@ class Rounds:
         self.presentations = total * epochs
         self.budget = Budget.of(total, epochs)
         self.barrier = barrier
-        self.increment = 0
         self.numbers = dict.fromkeys(seconds, 0)
         self.running: dict[str, Round] = {}
+        self._before = self.allocation  # the one that the rounds under way began from
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -60,9 +60,9 @@ class Rounds:
 
     def due(self) -> list[Round]:
         """The rounds that start now; they are under way until `finished` or `lost`."""
-        if not self.barrier:
-            return [begun for worker in self.workers if worker not in self.running for begun in self._alone(worker)]
-        return [] if self.running else self._together()
+        if self.budget.spent or (self.barrier and self.running):
+            return []
+        return self._together() if self.barrier else self._alone()
 
     def finished(self, worker: str, seconds_per_sample: float) -> None:
         """The worker's round ended, and took so long."""
@@ -74,40 +74,41 @@ class Rounds:
 
         Raises ValueError where nobody is left.
         """
+        self._before = self.allocation = self.partitioner.leave(self.allocation, worker, self.seconds)
+        del self.numbers[worker], self.seconds[worker]
         if worker in self.running:
             self.budget = self.budget.returned(self.running.pop(worker).samples)
-        del self.numbers[worker], self.seconds[worker]
-        self.allocation = self.partitioner.leave(self.allocation, worker, self.seconds)
 
     def join(self, worker: str, seconds_per_sample: float) -> None:
-        """A worker is new: it takes its share from the others."""
-        self.seconds[worker] = seconds_per_sample
-        self.numbers[worker] = max(self.numbers.values(), default=0)
-        self.allocation = self.partitioner.join(self.allocation, worker, self.seconds)
+        """A worker is new: it takes its share from the others. Raises ValueError for one that is there already."""
+        seconds = {**self.seconds, worker: seconds_per_sample}
+        self._before = self.allocation = self.partitioner.join(self.allocation, worker, seconds)
+        self.seconds = seconds
+        self.numbers[worker] = max(self.numbers.values())
 
     def _together(self) -> list[Round]:
-        if self.budget.spent:
-            return []
-        if self.increment < self.partitioner.increments:
-            self.increment += 1
-            self.allocation = self.partitioner.allocate(self.allocation, self.seconds, increment=self.increment)
+        self._before = self.allocation
+        increment = 1 + max(self.allocation.granted.values())
+        if increment <= self.partitioner.increments:
+            self.allocation = self.partitioner.allocate(self.allocation, self.seconds, increment=increment)
         done = self.done
         sizes, self.budget = self.budget.round(self.allocation.sizes())
         end = (done + sum(sizes.values())) / self.presentations
         return [self._begin(w, n, (done / self.presentations, end)) for w, n in sizes.items() if n]
 
-    def _alone(self, worker: str) -> list[Round]:
-        if self.budget.spent:
-            return []
-        if self.allocation.free:
+    def _alone(self) -> list[Round]:
+        idle = [worker for worker in self.workers if worker not in self.running]
+        for worker in idle:
             self.allocation = self.partitioner.grant(self.allocation, self.seconds, worker)
         done = self.done
-        samples, self.budget = self.budget.one(self.allocation.size(worker))
-        if not samples:
-            return []
-        # while this worker makes its round, the others make about one of theirs
-        end = min(1.0, (done + sum(self.allocation.sizes().values())) / self.presentations)
-        return [self._begin(worker, samples, (done / self.presentations, end))]
+        # while a worker makes its round, the others make about one of theirs
+        end = min(1.0, (done + self.allocation.given) / self.presentations)
+        begun = []
+        for worker in idle:
+            samples, self.budget = self.budget.one(self.allocation.size(worker))
+            if samples:
+                begun.append(self._begin(worker, samples, (done / self.presentations, end)))
+        return begun
 
     def _begin(self, worker: str, samples: int, progress: tuple[float, float]) -> Round:
         begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress)
@@ -116,13 +117,13 @@ class Rounds:
         return begun
 
     def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps. Rounds under way are not in it: they are presented again after a resume."""
+        """What a checkpoint keeps, a copy. Rounds under way are not in it: a resume begins them again."""
+        whole = self._before if self.running and self.barrier else self.allocation
         return {
-            "allocation": self.allocation.to_dict(),
-            "seconds": self.seconds,
+            "allocation": whole.to_dict(),
+            "seconds": dict(self.seconds),
             "left": self.presentations - self.done,
-            "increment": self.increment,
-            "numbers": self.numbers,
+            "numbers": {w: n - (w in self.running) for w, n in self.numbers.items()},
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[str]) -> None:
@@ -131,12 +132,11 @@ class Rounds:
         self.allocation = Allocation.from_dict(state["allocation"])
         self.seconds = {w: float(s) for w, s in state["seconds"].items()}
         self.numbers = {w: int(n) for w, n in state["numbers"].items()}
-        self.budget, self.increment, self.running = Budget(int(state["left"])), int(state["increment"]), {}
+        self.budget, self.running = Budget(int(state["left"])), {}
         for worker, seconds in now.items():
             if worker in self.seconds:
                 self.seconds[worker] = seconds
             else:
                 self.join(worker, seconds)
-        for worker in [w for w in self.seconds if w not in now]:
-            del self.seconds[worker], self.numbers[worker]
-            self.allocation = self.partitioner.leave(self.allocation, worker, self.seconds)
+        for worker in [w for w in self.workers if w not in now]:
+            self.lost(worker)

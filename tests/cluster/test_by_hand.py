@@ -1,0 +1,150 @@
+"""Scheduler, workers and job started as a user would, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster_jobs import small_job
+
+pytestmark = pytest.mark.cluster
+
+DASK = [sys.executable, "-m", "dask"]
+
+
+@contextmanager
+def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+@contextmanager
+def hand_made_cluster(folder: Path, resources: list[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`dask scheduler` and a `dask worker` for each of the resources. Yields the scheduler's file and process."""
+    file = str(folder / "scheduler.json")
+    with ExitStack() as stack:
+        scheduler = stack.enter_context(
+            process(
+                *DASK, "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", file, "--no-dashboard"
+            )
+        )
+        for number, resource in enumerate(resources):
+            options = ["--nthreads", "1", "--no-dashboard", "--local-directory", str(folder / f"w{number}")]
+            advertise = ["--resources", resource] if resource else []
+            worker = ["worker", "--scheduler-file", file, "--host", "127.0.0.1", *options, *advertise]
+            stack.enter_context(process(*DASK, *worker))
+        yield file, scheduler
+
+
+def job_file(folder: Path, synthetic: str, **sections: Any) -> str:
+    """A job file as TOML: JSON's arrays, strings and numbers are TOML's too, tables are written inline."""
+
+    def toml(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k} = {toml(v)}" for k, v in value.items()) + "}"
+        return "[" + ", ".join(map(toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+    tables = small_job(synthetic, str(folder / "runs"), **sections)
+    lines = [f"[{name}]\n" + "\n".join(f"{k} = {toml(v)}" for k, v in keys.items()) for name, keys in tables.items()]
+    path = folder / "job.toml"
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def daskcnn_run(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "daskcnn.run", *arguments]
+
+
+def finish(command: list[str], timeout: float = 150) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_two_workers_by_hand_train_a_job(tmp_path: Path, synthetic: str) -> None:
+    job = job_file(tmp_path, synthetic)
+    with hand_made_cluster(tmp_path, ["CPU=1", "CPU=1"]) as (file, _):
+        done = finish(daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=2", "--json"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["status"] == "done"
+    assert [w["name"] for w in summary["workers"]] == ["cpu-0", "cpu-1"]
+    assert Path(summary["checkpoint"]).is_dir()
+
+
+def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: str) -> None:
+    job = job_file(tmp_path, synthetic)
+    with hand_made_cluster(tmp_path, ["CPU=1", ""]) as (file, _):
+        refused = finish(daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=1,gpu=1", "--wait", "10"))
+    assert refused.returncode == 3
+    assert "1 more with GPU=1" in refused.stderr
+    assert "--resources GPU=1" in refused.stderr
+    assert "1 worker" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:
+    job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"})
+    with (
+        hand_made_cluster(tmp_path, ["CPU=1"]) as (file, scheduler),
+        process(*daskcnn_run(job, "--scheduler-file", file)) as run,
+    ):
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        scheduler.kill()
+        _, told = run.communicate(timeout=100)
+    assert run.returncode == 5, told
+    assert f"--resume {tmp_path}/runs/it" in told
+    assert "last good checkpoint" in told
+    assert "Traceback" not in told
+
+
+def wait_for_checkpoint(run: Path, process: subprocess.Popen[str], timeout: float = 100) -> None:
+    deadline = time.monotonic() + timeout
+    while not list(run.glob("checkpoints/step-*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
+    tmp_path: Path, synthetic: str, strategy: str
+) -> None:
+    train = {"strategy": strategy, "epochs": 6, "lr": 0.02}
+    job = job_file(tmp_path, synthetic, train=train, run={"name": "it"}, data={"limit": 1300, "validation": 100})
+    undisturbed = finish(daskcnn_run(job, "--name", "undisturbed", "--json"))
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        time.sleep(random.uniform(0, 2))  # the moment is the test's subject, not a wait for something
+        os.killpg(run.pid, signal.SIGKILL)
+    resumed = finish(daskcnn_run("--resume", str(tmp_path / "runs/it"), "--json"))
+    assert resumed.returncode == 0, resumed.stderr
+    before, after = json.loads(undisturbed.stdout), json.loads(resumed.stdout)
+    assert after["epochs"] == 6
+    assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.12
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str, signum: int, code: int) -> None:
+    """As Ctrl-C at a terminal does it: the local workers get the signal too."""
+    job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"})
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        os.killpg(run.pid, signum)
+        _, told = run.communicate(timeout=100)
+    assert run.returncode == code, told
+    assert "--resume" in told
+    assert "Traceback" not in told

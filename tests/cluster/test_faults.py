@@ -1,0 +1,122 @@
+"""What a run survives: workers, the server's host and the driver are killed at chosen moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
+
+from daskcnn.errors import Diverged, Interrupted, Lost
+
+pytestmark = pytest.mark.cluster
+
+
+def presented(watch: Watch) -> int:
+    return sum(event["samples"] for event in watch.of("round"))
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+def test_lost_worker_leaves_its_samples_to_the_others(synthetic: str, runs: str, strategy: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4})
+    with local_cluster(3) as client:
+        watch = Watch("round", kill_worker(client, "cpu-1"))
+        result = run(client, job, watch)
+    (lost,) = watch.of("worker-lost")
+    assert lost["worker"] == "cpu-1"
+    assert lost["samples_moved"] > 0
+    sizes = watch.of("allocation")[-1]["sizes"]
+    assert sizes.keys() == {"cpu-0", "cpu-2"}
+    assert sum(sizes.values()) == 800
+    assert result.summary["status"] == "done"
+    assert presented(watch) == 4 * 800
+
+
+def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(synthetic: str, runs: str) -> None:
+    job = small_job(
+        synthetic, runs, train={"strategy": "layer"}, model={"dtype": "float64"}, run={"checkpoint_every": 0.2}
+    )
+    with local_cluster(3) as client:
+        undisturbed = run(client, job)
+        watch = Watch("steps", kill_worker(client, "cpu-1"))
+        result = run(client, job, watch)
+    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
+    assert any("back to the snapshot" in event["message"] for event in watch.of("warning"))
+    np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+def test_new_server_goes_on_when_its_host_is_killed(synthetic: str, runs: str, strategy: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4})
+    with local_cluster(2) as client:
+        watch = Watch("checkpoint", kill_worker(client, "ps"))
+        result = run(client, job, watch)
+    assert any("parameter server" in event["message"] for event in watch.of("warning"))
+    assert result.summary["status"] == "done"
+    assert result.summary["epochs"] == 4
+
+
+def test_last_worker_lost_ends_the_run_resumably(synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, cluster={"workers": {"cpu": 1}}, train={"epochs": 4})
+    with local_cluster(1) as client:
+        watch = Watch("checkpoint", kill_worker(client, "cpu-0"))
+        with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
+            run(client, job, watch)
+
+
+def test_newcomer_is_mentioned_and_ignored(synthetic: str, runs: str) -> None:
+    """The nanny brings a killed worker back under a new address, which is a late joiner."""
+    with local_cluster(2) as client:
+        watch = Watch("round", kill_worker(client, "cpu-1"))
+        run(client, small_job(synthetic, runs, train={"epochs": 30, "increments": 2}), watch)
+    assert len(watch.of("worker-ignored")) == 1
+    assert Counter(event["worker"] for event in watch.of("round")[-5:]) == {"cpu-0": 5}
+
+
+def test_divergence_keeps_the_last_good_checkpoint(three_workers: Any, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, train={"lr": 1e6, "schedule": "constant"}, cluster={"workers": {"cpu": 2}})
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        run(three_workers, job)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
+def test_interrupted_run_is_saved_and_resumes(three_workers: Any, synthetic: str, runs: str, strategy: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, run={"name": "it"})
+    kind = "steps" if strategy == "layer" else "round"
+    watch = Watch(kind, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="--resume") as caught:
+        run(three_workers, job, watch, handle_signals=True)
+    assert caught.value.exit_code == 143
+
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert len(again.of("resume")) == 1
+    assert result.summary["status"] == "done"
+    assert result.summary["epochs"] == 4
+    if strategy != "layer":
+        assert presented(again) < 4 * 800
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_resumed_run_ends_as_the_undisturbed_one(three_workers: Any, synthetic: str, runs: str, strategy: str) -> None:
+    """Weights, momentum, order and schedule all come back: to the last bit under a barrier."""
+
+    job = small_job(
+        synthetic,
+        runs,
+        train={"strategy": strategy, "epochs": 3, "increments": 1} if strategy == "sgwu" else {"strategy": strategy},
+        model={"dtype": "float64"},
+        cluster={"workers": {"cpu": 1}},
+    )
+    undisturbed = run(three_workers, job)
+    job["run"]["name"] = "it"
+    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        run(three_workers, job, watch, handle_signals=True)
+    result = run(three_workers, job, resume=Path(runs) / "it")
+    np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-12)

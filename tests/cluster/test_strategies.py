@@ -1,0 +1,117 @@
+"""Both strategies on real processes, against one process that does the same."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_jobs import Watch, run, small_job
+from distributed import Client
+
+from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.cluster import layer_sharded
+from daskcnn.launch.resolve import resolve
+from daskcnn.replica import Replica, training_samples
+from daskcnn.store import open_dataset
+
+pytestmark = pytest.mark.cluster
+
+
+def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
+    """Loss of every step of plain SGD in this process, and the replica at the end."""
+    job = resolve(tables)
+    dataset = open_dataset(job.data.path or "", limit=job.data.limit)
+    replica = Replica(job, dataset, Device(), clock=time.perf_counter)
+    losses: list[float] = []
+    step = replica.step
+    replica.step = lambda batch, lr: losses.append((out := step(batch, lr))[0]) or out  # type: ignore[method-assign,func-returns-value]
+    n, epochs = training_samples(job, dataset), job.train.epochs
+    with single_threaded_blas():
+        for epoch in range(epochs):
+            progress = (epoch / epochs, (epoch + 1) / epochs)
+            replica.train(((0, n),), n, presentation=epoch, progress=progress)
+    return losses, replica
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+def test_layer_sharding_follows_one_process_for_50_steps(
+    three_workers: Client,
+    synthetic: str,
+    runs: str,
+    workers: int,
+    dtype: str,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    # at 0.01 a rounding error may flip a near-tie of a max pool, which float32 does not forgive within 50 steps
+    job = small_job(synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
+    expected, _ = one_process(job)
+    job["train"]["strategy"] = "layer"
+    watch = Watch()
+    run(three_workers, job, watch)
+    losses = [event["loss"] for event in watch.of("steps")]
+    assert len(losses) == len(expected) == 50
+    np.testing.assert_allclose(losses, expected, rtol=tolerance)
+    kernels = watch.of("shards")[0]["kernels"]
+    assert len(kernels) == workers
+    assert sum(k["conv1"] for k in kernels.values()) == 6
+    assert sum(k["conv2"] for k in kernels.values()) == 9
+
+
+def test_sgwu_with_one_worker_is_plain_sgd(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, train={"increments": 1}, cluster={"workers": {"cpu": 1}})
+    _, replica = one_process(job)
+    result = run(three_workers, job)
+    np.testing.assert_array_equal(result.model.weights, replica.host_weights())
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+@pytest.mark.parametrize("partition", ["idpa", "udpa"])
+def test_replicas_learn_and_every_sample_is_presented(
+    three_workers: Client, synthetic: str, runs: str, strategy: str, partition: str
+) -> None:
+    train = {"strategy": strategy, "partition": partition, "epochs": 4}
+    watch = Watch()
+    result = run(three_workers, small_job(synthetic, runs, train=train, data={"limit": 1300}), watch)
+    rounds = watch.of("round")
+    assert sum(event["samples"] for event in rounds) == 4 * 1200
+    assert sum(watch.of("allocation")[-1]["sizes"].values()) == 1200
+    assert result.summary["status"] == "done"
+    assert result.summary["epochs"] == 4
+    assert {w["name"] for w in result.summary["workers"]} == {"cpu-0", "cpu-1", "cpu-2"}
+    assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
+    assert result.summary["bytes"]["up"] == len(rounds) * result.model.weights.nbytes
+
+
+def test_half_precision_on_the_wire_halves_the_bytes(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, cluster={"workers": {"cpu": 2}, "wire": "float16"})
+    result = run(three_workers, job)
+    assert result.model.weights.dtype == np.float32
+    assert result.summary["bytes"]["up"] % (result.model.weights.size * 2) == 0
+    assert result.summary["status"] == "done"
+    assert len(result.summary["workers"]) == 2
+
+
+def test_slow_worker_gets_fewer_samples(synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two workers, one throttled to a third of its speed: IDPA measures it."""
+    from cluster_jobs import local_cluster
+
+    from daskcnn.cluster.worker import THROTTLE
+
+    with local_cluster(2) as client:
+        slow = next(a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == "cpu-1")
+        client.run(_set_environment, THROTTLE, "3", workers=[slow])
+        watch = Watch()
+        run(client, small_job(synthetic, runs, train={"epochs": 4}, data={"limit": 2100}), watch)
+    sizes = watch.of("allocation")[-1]["sizes"]
+    assert sizes["cpu-0"] > 1.8 * sizes["cpu-1"]
+
+
+def _set_environment(name: str, value: str) -> None:
+    import os
+
+    os.environ[name] = value

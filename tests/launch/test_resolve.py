@@ -1,0 +1,262 @@
+"""From tables to a job that says everything, and what is wrong with its data and its network."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
+
+import daskcnn
+from daskcnn.config import Job
+from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.launch.resolve import kept_job, prepare_job, readable_plan, resolve
+from daskcnn.report.run_dir import RunDirectory
+
+
+def prepared(raw: dict[str, Any]) -> Any:
+    return prepare_job(resolve(raw), progress=lambda *_: None, warn=lambda _: None)
+
+
+def refusal(raw: dict[str, Any], kind: type[UserError] = JobError) -> str:
+    with pytest.raises(kind) as caught:
+        prepared(raw)
+    return str(caught.value)
+
+
+# --- defaults ---
+
+
+def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    job = resolve({})
+    assert (job.data.name, job.data.path, job.data.augment) == (
+        "synthetic",
+        str(tmp_path / "data/synthetic.zarr"),
+        "none",
+    )
+    assert (job.model.name, job.train.strategy, job.train.partition, job.train.increments) == (
+        "quick",
+        "sgwu",
+        "idpa",
+        4,
+    )
+
+
+@pytest.mark.parametrize(("name", "augment"), [("cifar10", "crop-mirror"), ("mnist", "none"), ("synthetic", "none")])
+def test_augmentation_suits_the_data_set(name: str, augment: str):
+    assert resolve({"data": {"name": name}}).data.augment == augment
+    assert resolve({"data": {"name": name, "augment": "none"}}).data.augment == "none"
+
+
+@pytest.mark.parametrize(
+    ("train", "partition", "increments"),
+    [
+        ({}, "idpa", 4),
+        ({"epochs": 1}, "idpa", 1),
+        ({"epochs": 2}, "idpa", 3),
+        ({"partition": "idpa-paper"}, "idpa-paper", 4),
+        ({"partition": "udpa"}, "udpa", 1),
+        ({"increments": 2}, "idpa", 2),
+        ({"strategy": "agwu"}, "idpa", 4),
+        ({"strategy": "layer"}, None, None),
+    ],
+)
+def test_partition_and_increments(train: dict[str, Any], partition: str | None, increments: int | None):
+    found = resolve({"train": train}).train
+    assert (found.partition, found.increments) == (partition, increments)
+
+
+def test_layers_need_no_name():
+    assert resolve({"model": {"layers": LAYERS}}).model.name is None
+
+
+def test_without_momentum_there_is_no_nesterov():
+    assert not resolve({"train": {"momentum": 0}}).train.nesterov
+    assert resolve({}).train.nesterov
+
+
+def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    job = resolve({"data": {"name": "mnist", "path": "a.zarr", "archive": "idx"}})
+    assert (job.data.path, job.data.archive) == (str(tmp_path / "a.zarr"), str(tmp_path / "idx"))
+    assert resolve({"data": {"path": "s3://bucket/a.zarr"}}).data.path == "s3://bucket/a.zarr"
+
+
+@pytest.mark.parametrize(
+    "train", [{}, {"strategy": "layer"}, {"strategy": "agwu"}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}]
+)
+def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]):
+    """What a run keeps in job.json must be good for a resume."""
+    job = resolve({"train": train})
+    assert resolve(job.model_dump(mode="json")) == job
+
+
+# --- what is wrong before data are looked at ---
+
+
+def test_problems_of_registries_come_with_the_others():
+    raw = {
+        "data": {"name": "synthetc", "validation": 0},
+        "model": {"layers": [{"layer": "conv", "kernels": 4, "siz": 3}]},
+        "train": {"partition": "idpb"},
+    }
+    with pytest.raises(JobError) as caught:
+        resolve(raw)
+    validation, name, partition, layer = sorted(caught.value.problems, key=str.__len__)[-4:]
+    text = str(caught.value)
+    assert len(caught.value.problems) == 4, (validation, name, partition, layer)
+    assert "data.name = 'synthetc': no such name; did you mean 'synthetic'?" in text
+    assert "train.partition = 'idpb': no such partition; did you mean 'idpa'?" in text
+    assert 'model.layers[0]: siz: conv has no such option; did you mean "size"?' in text
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"name": "quikc"}, 'model.name: model "quikc"'),
+        ({"name": "0:5"}, 'model.name: model "0:5"'),
+        ({"layers": [{"layer": "cnov"}]}, 'model.layers[0]: layer = "cnov"'),
+        ({"layers": [{"layer": "relu"}, {}]}, "model.layers[1]: "),
+        ({"layers": [{"layer": "conv", "size": 3}]}, "conv needs kernels"),
+        ({"layers": [{"layer": "conv", "kernels": "4", "size": 3}]}, "kernels = '4'"),
+        ({"layers": [{"layer": "dropout", "rate": 1.5}]}, "rate"),
+    ],
+)
+def test_a_network_that_is_none_is_named_before_data_are_looked_at(model: dict[str, Any], words: str):
+    with pytest.raises(JobError) as caught:
+        resolve({"model": model})
+    (problem,) = caught.value.problems
+    assert words in problem
+
+
+def test_a_built_in_data_set_takes_no_archive():
+    with pytest.raises(JobError, match=r"data.archive = 'x': synthetic is built in; remove it"):
+        resolve({"data": {"archive": "x"}})
+
+
+# --- what is wrong with data and network together ---
+
+
+def test_a_job_that_fits_is_prepared(path: str):
+    ready = prepared(tiny_job(path))
+    assert ready.samples == 100
+    assert ready.layout.size > ready.layout.parameter_size > 0
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"data": {"validation": 120}}, "data.validation = 120: leaves nothing of 120 training samples; lower it"),
+        ({"data": {"limit": 20}}, "data.validation = 20: leaves nothing of 20 training samples"),
+        ({"train": {"epochs": 99, "increments": 101}}, "train.increments = 101: more than 100 training samples"),
+        ({"model": {"layers": LAYERS[:-1]}}, "end it with a dense layer of 10 units"),
+        ({"model": {"layers": [{"layer": "dense", "units": 9}]}}, "end it with a dense layer of 10 units"),
+        ({"model": {"layers": [{"layer": "conv", "kernels": 2, "size": 9}, *LAYERS[-1:]]}}, "9"),
+        ({"model": {"layers": [{"layer": "maxpool", "size": 16}, *LAYERS[-1:]]}}, "16"),
+    ],
+)
+def test_a_job_that_does_not_fit_its_data_is_refused(path: str, sections: dict[str, Any], words: str):
+    assert words in refusal(tiny_job(path, **sections))
+
+
+def test_all_that_does_not_fit_comes_at_once(path: str):
+    job = tiny_job(path, data={"validation": 500}, model={"layers": [{"layer": "dense", "units": 9}]})
+    assert "2 problems" in refusal(job)
+
+
+def test_a_network_too_large_for_this_machine_is_a_problem_of_the_job(path: str):
+    layers = [{"layer": "dense", "units": 1000}, {"layer": "dense", "units": 10**12}, *LAYERS[-1:]]
+    assert "more than this machine has; choose a smaller network" in refusal(tiny_job(path, model={"layers": layers}))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"name": "cifar10"}, "holds synthetic, the job wants cifar10; set data.name or data.path"),
+        ({"order": "stored"}, "is stored in order 'shuffled', the job wants 'stored'; set data.order"),
+        ({"limit": 1}, "limit=1 leaves training samples of one class only; raise data.limit"),
+    ],
+)
+def test_other_data_than_the_job_wants_are_named(path: str, data: dict[str, Any], words: str):
+    assert words in refusal(tiny_job(path, data=data), DataError)
+
+
+def test_an_empty_folder_is_no_data_set(tmp_path: Path):
+    assert "no data set here; make it again with" in refusal(tiny_job(str(tmp_path)), DataError)
+
+
+def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def prepare(name: str, *, out: str, order: str, **_: Any) -> str:
+        assert order == "shuffled"
+        return tiny_data(Path(out).parent, name=name)
+
+    monkeypatch.setattr(import_module("daskcnn.launch.resolve"), "prepare", prepare)
+    assert prepared(tiny_job(str(tmp_path / "synthetic.zarr"))).samples == 100
+
+
+# --- the job of an earlier run ---
+
+
+def test_a_kept_job_is_the_job(tmp_path: Path, path: str):
+    raw = tiny_job(path, train={"strategy": "layer"})
+    assert kept_job(RunDirectory.open(tiny_run(tmp_path, raw))) == resolve(raw)
+
+
+def test_a_kept_job_no_longer_needs_its_archive(tmp_path: Path):
+    raw = tiny_job(tiny_data(tmp_path, name="mnist"), data={"name": "mnist", "archive": "gone"})
+    run = tiny_run(tmp_path, raw)
+    assert RunDirectory.open(run).job()["data"]["archive"]
+    assert kept_job(RunDirectory.open(run)).data.archive is None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [('{"train": {"epoch": 3}}', "epoch: unknown key"), ("[]", "not a JSON object"), ("{", "not JSON")],
+)
+def test_a_damaged_job_is_named_by_its_file(tmp_path: Path, content: str, words: str):
+    (tmp_path / "job.json").write_text(content)
+    with pytest.raises(UserError, match=words) as caught:
+        kept_job(RunDirectory.open(tmp_path))
+    assert str(tmp_path / "job.json") in str(caught.value)
+
+
+# --- the plan ---
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({}, ["100 to train on, 20 for validation, 60 to test", "sgwu with idpa", "3 increments", "200 presentations"]),
+        ({"train": {"partition": "udpa"}}, ["sgwu with udpa", "1 increments"]),
+        ({"train": {"strategy": "layer", "batch_size": 30}}, ["layer: kernels", "8 steps"]),
+        ({"cluster": {"workers": {"cpu": 3}}}, ["3 cpu", "1 for the parameter server", "on this machine"]),
+        ({"cluster": {"scheduler": "tcp://a:1"}}, ["all there are, of the scheduler tcp://a:1"]),
+        ({"cluster": {"scheduler_file": "s.json", "workers": "gpu=2"}}, ["2 gpu, of the scheduler s.json"]),
+    ],
+)
+def test_the_plan_says_what_a_job_will_do(path: str, sections: dict[str, Any], words: list[str]):
+    text = readable_plan(prepared(tiny_job(path, **sections)))
+    for word in [*words, "MiB on each worker", "conv1", "im2col", "total"]:
+        assert word in text
+
+
+# --- from Python ---
+
+
+def test_train_takes_tables_jobs_and_files(tmp_path: Path):
+    missing = {"data": {"name": "mnist", "path": str(tmp_path / "no.zarr")}}
+    file = tmp_path / "job.toml"
+    file.write_text(f'[data]\nname = "mnist"\npath = "{tmp_path / "no.zarr"}"\n')
+    for job in (missing, Job.model_validate(missing), str(file), file):
+        with pytest.raises(DataError, match="mnist is not downloaded"):
+            daskcnn.train(None, job)
+    with pytest.raises(JobError, match="unknown key"):
+        daskcnn.train(None, {"train": {"epoch": 1}})
+
+
+def test_the_package_has_no_other_names():
+    with pytest.raises(AttributeError, match="trian"):
+        daskcnn.trian  # noqa: B018

@@ -1,0 +1,366 @@
+"""Rounds: every sample is presented `epochs` times on average, whoever comes and goes."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from daskcnn.partition import PARTITIONERS
+from daskcnn.partition.allocation import count
+from daskcnn.partition.rounds import Round, Rounds
+
+every = pytest.mark.parametrize("partition", PARTITIONERS)
+both = pytest.mark.parametrize("barrier", [True, False])
+speeds = st.lists(st.floats(0.1, 10), min_size=1, max_size=4)
+
+
+def _rounds(partition: str, seconds: list[float], barrier: bool, *, total: int = 100, epochs: int = 3, **options: int):
+    times = {f"w{i}": each for i, each in enumerate(seconds)}
+    return Rounds(PARTITIONERS[partition](**options), total, times, epochs=epochs, barrier=barrier)
+
+
+def _simulate(rounds: Rounds, speeds: dict[str, float]) -> list[Round]:
+    """All rounds in the order in which they begin, if a sample takes each worker so many seconds."""
+    begun: list[Round] = []
+    ends: list[tuple[float, str]] = []
+    now = 0.0
+    while True:
+        for each in rounds.due():
+            begun.append(each)
+            heapq.heappush(ends, (now + each.samples * speeds[each.worker], each.worker))
+        if not ends:
+            assert rounds.ended
+            return begun
+        now, worker = heapq.heappop(ends)
+        rounds.finished(worker, speeds[worker])
+
+
+# --- whatever happens ---
+
+
+class Life(RuleBasedStateMachine):
+    """Workers finish, are lost and join in any order; what is due begins at any time, or later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.presented = 0
+        self.came = 0
+        self.losses = 0
+        self.progress = 0.0  # of the latest round's beginning
+        self.end: float | None = None  # of the barrier's latest round
+
+    @initialize(
+        partition=st.sampled_from(sorted(PARTITIONERS)),
+        seconds=speeds,
+        barrier=st.booleans(),
+        total=st.integers(4, 60),
+        epochs=st.integers(2, 4),
+        increments=st.integers(1, 3),
+    )
+    def start(
+        self, partition: str, seconds: list[float], barrier: bool, total: int, epochs: int, increments: int
+    ) -> None:
+        options: dict[str, Any] = {"total": total, "epochs": epochs, "increments": increments}
+        self.rounds = _rounds(partition, seconds, barrier, **options)
+        self.total, self.epochs = total, epochs
+
+    @rule()
+    def due(self) -> None:
+        idle, before = set(self.rounds.workers) - set(self.rounds.running), self.rounds.allocation
+        begun = self.rounds.due()
+        assert {each.worker for each in begun} <= idle
+        assert not (self.rounds.barrier and begun) or idle == set(self.rounds.workers)
+        for each in begun:
+            self._check(each)
+        for worker in before.workers:
+            assert _samples(before.ranges[worker]) <= _samples(self.rounds.allocation.ranges[worker])
+
+    def _check(self, each: Round) -> None:
+        assert self.rounds.running[each.worker] is each
+        assert each.ranges == self.rounds.allocation.ranges[each.worker]
+        assert 0 < each.samples <= count(each.ranges)
+        start, end = each.progress
+        assert self.progress <= start < end <= 1
+        assert start == self.presented / self.rounds.presentations
+        if self.rounds.barrier and not self.losses and self.end is not None:
+            assert start == self.end or each.progress == self.latest
+        self.progress, self.end, self.latest = start, end, each.progress
+
+    @precondition(lambda self: self.rounds.running)
+    @rule(data=st.data(), seconds=st.floats(0.01, 100))
+    def finished(self, data: st.DataObject, seconds: float) -> None:
+        worker = data.draw(st.sampled_from(sorted(self.rounds.running)))
+        self.presented += self.rounds.running[worker].samples
+        self.rounds.finished(worker, seconds)
+
+    @precondition(lambda self: len(self.rounds.workers) > 1)
+    @rule(data=st.data())
+    def lost(self, data: st.DataObject) -> None:
+        worker, given = data.draw(st.sampled_from(self.rounds.workers)), self.rounds.allocation.given
+        self.rounds.lost(worker)
+        self.losses += 1
+        assert worker not in self.rounds.workers
+        assert worker not in self.rounds.running
+        assert self.rounds.allocation.given >= given
+
+    @precondition(lambda self: len(self.rounds.workers) < 5)
+    @rule(seconds=st.floats(0.1, 10))
+    def join(self, seconds: float) -> None:
+        self.came += 1
+        self.rounds.join(f"new{self.came}", seconds)
+
+    @rule(data=st.data())
+    def resume(self, data: st.DataObject) -> None:
+        """From a checkpoint of this moment: some workers are gone, one may be new."""
+        record = json.loads(json.dumps(self.rounds.to_dict()))
+        left = data.draw(st.lists(st.sampled_from(self.rounds.workers), min_size=1, unique=True))
+        self.came += 1
+        now = [*left, *data.draw(st.sampled_from([[], [f"new{self.came}"]]))]
+        partitioner, barrier = self.rounds.partitioner, self.rounds.barrier
+        seconds = {worker: self.rounds.seconds.get(worker, 1.0) for worker in now}
+        self.rounds = Rounds(partitioner, self.total, seconds, epochs=self.epochs, barrier=barrier)
+        self.rounds.restore(record, tuple(seconds))
+        self.losses += 1  # what was under way is presented again
+        assert set(self.rounds.workers) == set(now)
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        rounds = self.rounds
+        rounds.allocation.check()
+        assert set(rounds.workers) == set(rounds.allocation.workers) == set(rounds.numbers)
+        assert set(rounds.running) <= set(rounds.workers)
+        under_way = sum(each.samples for each in rounds.running.values())
+        assert rounds.done == self.presented
+        assert self.presented + under_way + rounds.budget.left == self.total * self.epochs
+
+    def teardown(self) -> None:
+        """From here on nobody is lost: the run ends, with every presentation made."""
+        if not hasattr(self, "rounds"):
+            return
+        for _ in range(100_000):
+            self.due()
+            if not self.rounds.running:
+                break
+            worker = next(iter(self.rounds.running))
+            self.presented += self.rounds.running[worker].samples
+            self.rounds.finished(worker, 1.0)
+        assert self.rounds.ended
+        assert self.presented == self.total * self.epochs
+        if self.rounds.barrier:  # no more than 2·epochs - 1 increments fit into every run
+            assert not self.rounds.allocation.free
+
+
+def _samples(ranges: tuple[tuple[int, int], ...]) -> set[int]:
+    return {i for lo, hi in ranges for i in range(lo, hi)}
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+
+
+# --- undisturbed runs ---
+
+
+@every
+@both
+@given(seconds=speeds, total=st.integers(10, 300), epochs=st.integers(2, 5), increments=st.integers(1, 3))
+def test_an_undisturbed_run_presents_everything(
+    partition: str, barrier: bool, seconds: list[float], total: int, epochs: int, increments: int
+) -> None:
+    rounds = _rounds(partition, seconds, barrier, total=total, epochs=epochs, increments=increments)
+    begun = _simulate(rounds, dict(rounds.seconds))
+    assert sum(each.samples for each in begun) == total * epochs
+    for worker in rounds.workers:
+        assert [r.number for r in begun if r.worker == worker] == list(range(rounds.numbers[worker]))
+
+
+@every
+@both
+@given(seconds=st.lists(st.floats(0.5, 4), min_size=1, max_size=4), increments=st.integers(1, 5), data=st.data())
+def test_an_undisturbed_run_gives_everything(
+    partition: str, barrier: bool, seconds: list[float], increments: int, data: st.DataObject
+) -> None:
+    """Without a barrier only if all workers come for their increments in time, as they do at steady speeds."""
+    epochs = data.draw(st.integers((increments + 2) // 2 if barrier else increments + 1, 7))
+    rounds = _rounds(partition, seconds, barrier, total=400, epochs=epochs, increments=increments)
+    _simulate(rounds, dict(rounds.seconds))
+    assert not rounds.allocation.free
+    assert set(rounds.allocation.granted.values()) == {rounds.partitioner.increments}
+
+
+@every
+@both
+def test_one_worker_s_progress_is_exact(partition: str, barrier: bool) -> None:
+    rounds, shown = _rounds(partition, [2.0], barrier, total=103, epochs=4), 0
+    for each in _simulate(rounds, {"w0": 2.0}):
+        assert each.progress == (shown / 412, (shown + each.samples) / 412)
+        shown += each.samples
+    assert shown == 412
+
+
+@every
+def test_behind_a_barrier_progress_has_neither_gaps_nor_overlaps(partition: str) -> None:
+    rounds = _rounds(partition, [1.0, 2.0, 5.0], True)
+    spans = list(dict.fromkeys(each.progress for each in _simulate(rounds, dict(rounds.seconds))))
+    assert spans[0][0] == 0
+    assert spans[-1][1] == 1
+    assert all(one[1] == other[0] for one, other in pairwise(spans))
+
+
+def test_alone_a_round_expects_one_of_each_other_worker_meanwhile() -> None:
+    rounds = _rounds("udpa", [1.0, 1.0], False)
+    assert [each.progress for each in rounds.due()] == [(0, 100 / 300)] * 2
+    rounds.finished("w0", 1.0)
+    assert [each.progress for each in rounds.due()] == [(50 / 300, 150 / 300)]
+
+
+def test_first_rounds_alone_expect_what_all_others_were_given() -> None:
+    rounds = _rounds("idpa", [1.0, 3.0], False, increments=2)
+    due = rounds.due()
+    assert [each.samples for each in due] == [37, 12]
+    assert [each.progress for each in due] == [(0, 49 / 300)] * 2
+
+
+def test_later_increments_go_by_the_seconds_measured() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0], True, increments=2)
+    assert [each.samples for each in rounds.due()] == [25, 25]
+    rounds.finished("w0", 1.0)
+    assert rounds.due() == []  # the barrier
+    rounds.finished("w1", 3.0)
+    assert [each.samples for each in rounds.due()] == [75, 25]
+
+
+def test_a_worker_without_samples_has_no_round_until_it_gets_some() -> None:
+    rounds = _rounds("udpa", [1.0] * 4, True, total=3)
+    assert [each.worker for each in rounds.due()] == ["w0", "w1", "w2"]
+    rounds.lost("w1")
+    rounds.finished("w0", 1.0)
+    rounds.finished("w2", 1.0)
+    assert sorted(each.worker for each in rounds.due()) == ["w0", "w2", "w3"]
+
+
+# --- losses ---
+
+
+@both
+def test_a_lost_worker_s_presentations_are_made_by_the_others(barrier: bool) -> None:
+    rounds = _rounds("udpa", [1.0, 1.0], barrier, epochs=1)
+    assert [each.samples for each in rounds.due()] == [50, 50]
+    rounds.finished("w0", 1.0)
+    assert rounds.due() == []
+    assert not rounds.ended
+    rounds.lost("w1")
+    (again,) = rounds.due()
+    assert (again.worker, again.samples, again.ranges) == ("w0", 50, ((0, 100),))
+    rounds.finished("w0", 1.0)
+    assert rounds.due() == []
+    assert rounds.ended
+
+
+@both
+def test_the_last_worker_s_loss_is_an_error_that_changes_nothing(barrier: bool) -> None:
+    rounds = _rounds("idpa", [1.0], barrier)
+    rounds.due()
+    before = rounds.to_dict()
+    with pytest.raises(ValueError, match="nobody is left"):
+        rounds.lost("w0")
+    assert rounds.to_dict() == before
+    assert list(rounds.running) == ["w0"]
+
+
+def test_who_is_there_cannot_join() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0], True)
+    before = rounds.to_dict()
+    with pytest.raises(ValueError, match="'w0': is part of the allocation already"):
+        rounds.join("w0", 9.0)
+    assert rounds.to_dict() == before
+
+
+def test_a_joined_worker_repeats_no_presentation() -> None:
+    """Orders and augmentations are drawn from a round's number: its own go on from the highest of all."""
+    rounds = _rounds("udpa", [1.0, 1.0], False)
+    rounds.due()
+    for _ in range(2):
+        rounds.finished("w0", 1.0)
+        rounds.due()
+    rounds.join("w2", 1.0)
+    assert [(each.worker, each.number) for each in rounds.due()] == [("w2", 3)]
+
+
+# --- checkpoints ---
+
+
+@every
+@given(seconds=speeds, drift=speeds, after=st.integers(0, 6), increments=st.integers(1, 5))
+def test_a_run_resumed_between_rounds_goes_on_as_if_nothing_had_been(
+    partition: str, seconds: list[float], drift: list[float], after: int, increments: int
+) -> None:
+    rounds = _rounds(partition, seconds, True, increments=increments)
+    measured = {w: s * d for (w, s), d in zip(rounds.seconds.items(), drift * 4, strict=False)}
+    for _ in range(after):
+        for each in rounds.due():
+            rounds.finished(each.worker, measured[each.worker])
+    record = json.loads(json.dumps(rounds.to_dict()))
+    resumed = Rounds(rounds.partitioner, 100, rounds.seconds, epochs=3, barrier=True)
+    resumed.restore(record, rounds.workers)
+    assert resumed.to_dict() == record
+    assert _simulate(resumed, measured) == _simulate(rounds, measured)
+
+
+@every
+@both
+def test_a_checkpoint_stays_what_it_was(partition: str, barrier: bool) -> None:
+    rounds = _rounds(partition, [1.0, 1.0, 1.0], barrier)
+    rounds.due()
+    rounds.finished("w0", 2.0)
+    record = rounds.to_dict()
+    text = json.dumps(record)
+    rounds.lost("w1")
+    rounds.finished("w2", 7.0)
+    rounds.join("w3", 1.0)
+    rounds.due()
+    assert json.dumps(record) == text
+    resumed = _rounds(partition, [1.0, 1.0, 1.0], barrier)
+    resumed.restore(record, ["w0", "w2"])
+    resumed.due()
+    assert resumed.allocation.workers == ("w0", "w2")
+
+
+def test_rounds_under_way_are_presented_again_after_a_resume() -> None:
+    rounds = _rounds("udpa", [1.0, 1.0], True, epochs=2)
+    first = rounds.due()
+    rounds.finished("w0", 1.0)
+    resumed = _rounds("udpa", [1.0, 1.0], True, epochs=2)
+    resumed.restore(rounds.to_dict(), ["w0", "w1"])
+    assert resumed.done == 50
+    # w0 goes on with its second round; w1's first was not made, and is begun again
+    numbers = {"w0": 1, "w1": 0}
+    assert resumed.due() == [replace(each, number=numbers[each.worker], progress=(0.25, 0.75)) for each in first]
+
+
+def test_a_resume_goes_by_the_calibration_of_its_own_workers() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0], True, increments=2)
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0)
+    resumed = _rounds("idpa", [1.0, 3.0], True, increments=2)
+    resumed.restore(rounds.to_dict(), ["w0", "w1"])
+    assert [each.samples for each in resumed.due()] == [75, 25]
+
+
+def test_a_resume_on_others_only() -> None:
+    rounds = _rounds("idpa", [1.0, 1.0], True, increments=2)
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0)
+    resumed = Rounds(rounds.partitioner, 100, {"a": 1.0, "b": 1.0, "c": 2.0}, epochs=3, barrier=True)
+    resumed.restore(rounds.to_dict(), ["a", "b", "c"])
+    assert resumed.workers == resumed.allocation.workers == ("a", "b", "c")
+    assert sum(each.samples for each in resumed.due()) == 100
+    assert resumed.allocation.sizes() == {"a": 40, "b": 40, "c": 20}

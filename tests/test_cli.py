@@ -1,0 +1,668 @@
+"""The command line as a user meets it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+from tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
+
+from daskcnn import __version__, launch
+from daskcnn.cli import main as daskcnn
+from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
+from daskcnn.launch import runner
+from daskcnn.launch.resolve import resolve
+from daskcnn.replica import Score
+from daskcnn.report.run_dir import RunDirectory
+from daskcnn.run import main as run
+from daskcnn.store.cache import CACHE
+
+Start = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
+    """Work in an empty folder; whoever starts or joins a cluster is noted, and told that there is none."""
+    monkeypatch.chdir(tmp_path)
+    CACHE.clear()
+    started: list[Any] = []
+
+    def connect(settings: Any, check: Any):
+        started.append(settings)
+        raise ClusterError("no cluster here")
+
+    monkeypatch.setattr(runner, "connect", connect)
+    yield started
+    CACHE.clear()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return tiny_data(tmp_path)
+
+
+def invoke(command: Any, *args: object) -> Result:
+    result = CliRunner().invoke(command, [str(a) for a in args])
+    if "--verbose" not in args:
+        assert "Traceback" not in result.output
+    return result
+
+
+def refused(code: int, command: Any, *args: object) -> str:
+    """What it says on stderr on ending with this code; stdout stays empty."""
+    result = invoke(command, *args)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def job_file(folder: Path, text: str) -> str:
+    file = folder / "job.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def flags(raw: dict[str, Any]) -> list[str]:
+    """The same tables as --set flags."""
+    return [f"--set={s}.{k}={_toml(v)}" for s, table in raw.items() for k, v in table.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + "}"
+    return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list) else json.dumps(value)
+
+
+# --- the job: file, flags, --set ---
+
+
+def resolved(monkeypatch: pytest.MonkeyPatch, *args: object) -> dict[str, Any]:
+    """The job that a command line comes to."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(launch, "run", lambda raw, **_: seen.append(resolve(raw).model_dump()) or {})
+    monkeypatch.setattr(launch, "format_summary", str)
+    assert invoke(run, *args).exit_code == 0
+    return seen[0]
+
+
+def test_set_goes_before_flags_and_flags_before_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    file = job_file(tmp_path, "[train]\nepochs = 3\nlr = 0.3\nseed = 3\nmomentum = 0.5\n")
+    args = [file, "--set", "train.epochs=5", "--set", "train.epochs=6", "--epochs", "4", "--lr", "0.4"]
+    train = resolved(monkeypatch, *args)["train"]
+    assert (train["epochs"], train["lr"], train["seed"], train["momentum"]) == (6, 0.4, 3, 0.5)
+    assert train["batch_size"] == 128
+
+
+def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    args = {
+        "dataset": "mnist",
+        "data": "/d.zarr",
+        "archive": "/a",
+        "model": "6:9",
+        "strategy": "agwu",
+        "partition": "udpa",
+        "epochs": "7",
+        "batch-size": "9",
+        "lr": "0.5",
+        "seed": "11",
+        "wait": "3",
+        "scheduler": "tcp://a:1",
+        "workers": "cpu=2,gpu=1",
+        "name": "5",
+        "run-dir": "elsewhere",
+    }
+    job = resolved(monkeypatch, *(f"--{flag}={value}" for flag, value in args.items()))
+    data, train, cluster = job["data"], job["train"], job["cluster"]
+    assert (data["name"], data["path"], data["archive"], job["model"]["name"]) == ("mnist", "/d.zarr", "/a", "6:9")
+    assert [train[key] for key in ("strategy", "partition", "epochs", "batch_size", "lr", "seed")] == [
+        *("agwu", "udpa", 7, 9, 0.5, 11)
+    ]
+    assert (cluster["scheduler"], cluster["workers"], cluster["wait"]) == ("tcp://a:1", {"cpu": 2, "gpu": 1}, 3.0)
+    assert job["run"]["name"] == "5"  # a name, not a number
+    assert job["run"]["dir"] == "elsewhere"
+    file = resolved(monkeypatch, "--scheduler-file", "s.json")["cluster"]
+    assert (file["scheduler"], file["scheduler_file"]) == (None, "s.json")
+
+
+def test_all_problems_of_file_and_flags_come_at_once(nothing_starts: list[Any], tmp_path: Path):
+    file = job_file(tmp_path, "[trian]\nepochs = 3\n[data]\nlimt = 5\n[model]\nname = 'quikc'\n")
+    told = refused(2, run, file, "--epochs", "ten", "--lr", "-1", "--set", "train.strategy=sgwuu", "--workers", "3")
+    for problem in (
+        "the job has 7 problems",
+        "trian: unknown section; did you mean 'train'?",
+        "data.limt: unknown key; did you mean 'limit'?",
+        'model.name: model "quikc"',
+        "train.epochs = 'ten': input should be a valid integer",
+        "train.lr = -1: input should be greater than 0",
+        "train.strategy = 'sgwuu': no such strategy; did you mean 'sgwu'?",
+        "cluster.workers = '3': write cpu=2",
+    ):
+        assert problem in told
+    assert nothing_starts == []
+    assert sorted(os.listdir()) == ["job.toml"]
+
+
+@pytest.mark.parametrize("setting", ["epochs=3", "train", "train.epochs", "=3"])
+def test_a_malformed_setting_is_shown_with_the_right_form(setting: str):
+    assert "write section.key=value, for example train.epochs=5" in refused(2, run, "--set", setting)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nope.toml"], "nope.toml: No such file or directory; give the path of a job file"),
+        (["--epochz", "3"], "Did you mean '--epochs'"),
+        (["--epochs"], "requires an argument"),
+        (["a.toml", "b.toml"], "unexpected extra argument"),
+    ],
+)
+def test_a_wrong_command_line(args: list[str], words: str):
+    assert words in refused(2, run, *args)
+
+
+# --- how it ends ---
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ClusterError("no scheduler"), 3),
+        (Diverged("loss = nan"), 4),
+        (Lost("the last worker is gone"), 5),
+        (Interrupted("signal 2", 2), 130),
+        (Interrupted("signal 15", 15), 143),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError("oh"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int):
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(launch, "run", fail)
+    assert str(error) in refused(code, run)
+    assert ("Traceback" in refused(code, run, "--verbose")) == (not isinstance(error, KeyboardInterrupt))
+
+
+def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(launch, "run", lambda *_, **__: 1 / 0)
+    told = refused(1, run)
+    assert "internal error: ZeroDivisionError: division by zero" in told
+    assert "run again with --verbose" in told
+
+
+def test_without_a_cluster_nothing_is_left_behind(nothing_starts: list[Any], path: str):
+    told = refused(3, run, *flags(tiny_job(path)), "--json")
+    assert "no cluster here" in told
+    assert len(nothing_starts) == 1
+    assert not Path("runs").exists()
+
+
+# --- data that are wrong are named before anything starts ---
+
+
+def chunk_file(path: str, array: str, index: int) -> Path:
+    (found,) = Path(path, array).glob(f"c/{index}" if array.endswith("labels") else f"c/{index}/*/*/*")
+    return found
+
+
+def damage(path: str, kind: str) -> None:
+    images, labels = chunk_file(path, "train/images", 1), chunk_file(path, "test/labels", 0)
+    match kind:
+        case "missing chunk":
+            images.unlink()
+        case "truncated chunk":
+            images.write_bytes(images.read_bytes()[:-1])
+        case "flipped bit":
+            content = bytearray(images.read_bytes())
+            content[5] ^= 1
+            images.write_bytes(content)
+        case "label":
+            content = bytearray(labels.read_bytes())
+            content[3] = 77
+            labels.write_bytes(content)
+        case "missing array":
+            shutil.rmtree(Path(path, "test/images"))
+        case "manifest":
+            file = Path(path, "zarr.json")
+            file.write_text(file.read_text().replace('"samples": 120', '"samples": 119'))
+
+
+DAMAGES = [
+    ("missing chunk", "train/images, chunk 1 (samples 50 to 99) is missing; make the data set again"),
+    ("truncated chunk", "train/images, chunk 1 (samples 50 to 99) has 9599 bytes instead of 9600"),
+    ("flipped bit", "train/images, chunk 1 (samples 50 to 99) does not match its checksum"),
+    ("label", "test/labels, chunk 0 (samples 0 to 49) does not match its checksum"),
+    ("missing array", "array test/images is missing; make the data set again"),
+    ("manifest", "the manifest does not match its checksum"),
+]
+
+
+@pytest.mark.parametrize(("kind", "words"), DAMAGES)
+def test_a_damaged_data_set_is_named(nothing_starts: list[Any], path: str, kind: str, words: str):
+    damage(path, kind)
+    told = refused(2, run, *flags(tiny_job(path)))
+    assert f"{path}: {words}" in told
+    assert words in refused(2, daskcnn, "data", "verify", path)
+    assert nothing_starts == []
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"data": {"name": "cifar10"}}, "holds synthetic, the job wants cifar10; set data.name or data.path"),
+        ({"data": {"order": "stored"}}, "is stored in order 'shuffled', the job wants 'stored'"),
+        ({"data": {"validation": 120}}, "data.validation = 120: leaves nothing of 120 training samples; lower it"),
+        ({"data": {"limit": 1}}, "one class only; raise data.limit"),
+        ({"model": {"layers": [{"layer": "dense", "units": 3}]}}, "end it with a dense layer of 10 units"),
+        ({"run": {"dir": "file"}}, "no folder that may be written; set run.dir"),
+        ({"run": {"name": "taken"}}, "exists already; choose another name with --name"),
+    ],
+)
+def test_a_job_and_data_that_do_not_go_together(
+    nothing_starts: list[Any], path: str, sections: dict[str, Any], words: str
+):
+    Path("file").write_text("")
+    Path("runs/taken").mkdir(parents=True)
+    assert words in refused(2, run, *flags(tiny_job(path, **sections)))
+    assert nothing_starts == []
+
+
+def cifar_folder(folder: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
+    """The official files with ten records each, changed."""
+    records = np.random.default_rng(0).integers(0, 256, (10, 3073), dtype=np.uint8)
+    records[:, 0] = np.arange(10)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    files = {"batches.meta.txt": " ".join(CLASSES).encode(), **dict.fromkeys(names, records.tobytes())}
+    change(files)
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def wrong_label(files: dict[str, bytes]) -> None:
+    content = bytearray(files["data_batch_3.bin"])
+    content[2 * 3073] = 11
+    files["data_batch_3.bin"] = bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (wrong_label, "data_batch_3.bin, record 2: label 11, labels are 0 to 9"),
+        (lambda files: files.update({"data_batch_2.bin": b"x" * 5000}), "data_batch_2.bin, record 1: 1927 bytes"),
+        (lambda files: files.update({"test_batch.bin": b""}), "test_batch.bin, record 0: 0 bytes"),
+        (lambda files: files.pop("data_batch_5.bin"), "data_batch_5.bin missing"),
+    ],
+    ids=["label", "truncated", "empty", "missing"],
+)
+def test_a_wrong_archive_is_named(nothing_starts: list[Any], tmp_path: Path, change: Any, words: str):
+    archive = cifar_folder(tmp_path / "cifar", change)
+    assert words in refused(2, run, "--dataset", "cifar10", "--archive", archive, "--data", tmp_path / "out.zarr")
+    assert words in refused(2, daskcnn, "data", "prepare", "cifar10", "--archive", archive, "--out", "o.zarr")
+    assert nothing_starts == []
+    assert sorted(os.listdir()) == ["cifar"]
+
+
+# --- --dry-run and --json ---
+
+
+def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[Any], path: str):
+    result = invoke(run, *flags(tiny_job(path)), "--dry-run")
+    assert result.exit_code == 0
+    job, end = json.JSONDecoder().raw_decode(result.stdout)
+    assert job == resolve(tiny_job(path)).model_dump(mode="json")
+    assert "100 to train on, 20 for validation" in result.stdout[end:]
+    assert nothing_starts == []
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_in_json_keeps_stdout_json(path: str):
+    result = invoke(run, *flags(tiny_job(path)), "--dry-run", "--json")
+    assert json.loads(result.stdout)["train"]["increments"] == 3
+    assert "100 to train on" in result.stderr
+
+
+def test_a_dry_run_finds_what_is_wrong(path: str):
+    assert "lower it" in refused(2, run, *flags(tiny_job(path, data={"validation": 500})), "--dry-run")
+
+
+def test_the_summary_as_json_and_as_text(tmp_path: Path, path: str):
+    place = tiny_run(tmp_path / "runs", tiny_job(path), status="done")
+    result = invoke(run, "--resume", place, "--json")
+    assert json.loads(result.stdout)["run"] == str(place)
+    assert "nothing to resume" in result.stderr
+    text = invoke(run, "--resume", place).stdout
+    assert "accuracy 50.0 %" in text
+    assert str(place) in text
+
+
+# --- --resume ---
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path):
+    assert "nowhere: no run there; give the folder" in refused(2, run, "--resume", "nowhere")
+    assert "no run there" in refused(2, run, "--resume", tmp_path)
+
+
+def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]):
+    place = tiny_run(tmp_path, tiny_job(path))
+    told = refused(2, run, "--resume", place, "--epochs", "9", "--data", "x", "--wait", "3")
+    assert "[data]: a resumed run keeps its job, only [cluster] may change; remove it" in told
+    assert "[train]: a resumed run" in told
+    assert "[cluster]:" not in told
+    assert nothing_starts == []
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
+def test_a_run_of_every_strategy_may_be_resumed_elsewhere(
+    tmp_path: Path, path: str, nothing_starts: list[Any], strategy: str
+):
+    cluster = {"scheduler": "tcp://a:1", "workers": {"cpu": 3}, "wait": 7}
+    raw = tiny_job(path, train={"strategy": strategy, "momentum": 0}, cluster=cluster)
+    place = tiny_run(tmp_path, raw)
+    refused(3, run, "--resume", place)
+    refused(3, run, "--resume", place, "--scheduler-file", "s.json", "--workers", "cpu=1")
+    kept, moved = nothing_starts
+    assert (kept.scheduler, kept.workers.given, kept.wait) == ("tcp://a:1", {"cpu": 3}, 7)
+    assert (moved.scheduler, moved.scheduler_file, moved.workers.given, moved.wait) == (None, "s.json", {"cpu": 1}, 7)
+
+
+def test_resuming_checks_the_cluster_that_is_asked_for(tmp_path: Path, path: str):
+    place = tiny_run(tmp_path, tiny_job(path))
+    told = refused(2, run, "--resume", place, "--set", "cluster.shceduler=x", "--workers", "cpu=0")
+    assert "did you mean 'scheduler'?" in told
+    assert "cluster.workers = 0" in told
+
+
+def test_a_damaged_job_is_no_bug(tmp_path: Path, path: str):
+    place = tiny_run(tmp_path, tiny_job(path), status="lost")
+    (place / "job.json").write_text('{"train": {"epoch": 3}}')
+    for command in ([run, "--resume", place], [daskcnn, "evaluate", place], [daskcnn, "predict", place, "x.png"]):
+        assert f"{place / 'job.json'}: train.epoch: unknown key" in refused(2, *command)
+
+
+def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path, path: str, nothing_starts: list[Any]):
+    place = tiny_run(tmp_path, tiny_job(path))
+    with RunDirectory.open(place, writable=True):
+        assert "being written by process" in refused(2, run, "--resume", place)
+    assert nothing_starts == []
+
+
+def test_auto_starts_anew_or_goes_on(tmp_path: Path, path: str, nothing_starts: list[Any]):
+    args = [*flags(tiny_job(path)), "--resume", "auto", "--run-dir", "runs"]
+    refused(3, run, *args)  # none there: a new run, as far as the cluster
+    tiny_run(tmp_path / "runs", tiny_job(path, cluster={"wait": 8}), status="done")
+    result = invoke(run, *args)
+    assert "nothing to resume" in result.stderr
+    other = [*args, "--name", "other"]  # of this name there is none
+    refused(3, run, *other)
+    assert [settings.wait for settings in nothing_starts] == [60, 60]
+
+
+# --- daskcnn evaluate ---
+
+
+@pytest.fixture
+def trained(tmp_path: Path, path: str) -> Path:
+    """A run with two checkpoints, the first one the better."""
+    raw = tiny_job(path)
+    states = [random_state(resolve(raw), seed=s, step=s, validation=Score(1.0, 9 - s, 20)) for s in (1, 2)]
+    return tiny_run(tmp_path / "runs", raw, *states)
+
+
+def test_evaluate(trained: Path, path: str):
+    result = invoke(daskcnn, "evaluate", trained, "--json")
+    found = json.loads(result.stdout)
+    assert (found["samples"], found["data"], found["run"]) == (60, path, str(trained))
+    assert found["checkpoint"].endswith("step-000000002")
+    assert 0 <= found["accuracy"] <= 1
+    assert found["loss"] > 0
+    text = invoke(daskcnn, "evaluate", trained).stdout
+    assert f"accuracy {100 * found['accuracy']:.2f} %, loss {found['loss']:.4f} on 60 test samples" in text
+
+
+def test_evaluate_the_best(trained: Path):
+    best = json.loads(invoke(daskcnn, "evaluate", trained, "--checkpoint", "best", "--json").stdout)
+    last = json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)
+    assert best["checkpoint"].endswith("step-000000001")
+    assert best["loss"] != last["loss"]
+
+
+def test_evaluate_on_other_data(trained: Path, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    other = tiny_data(tmp_path / "other", test=30)
+    assert json.loads(invoke(daskcnn, "evaluate", trained, "--data", other, "--json").stdout)["samples"] == 30
+    wrong = tiny_data(tmp_path / "other", name="wrong", shape=(4, 4, 3))
+    told = refused(2, daskcnn, "evaluate", trained, "--data", wrong)
+    assert f"{wrong}: other images or classes than {trained} was trained on" in told
+
+
+def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: str):
+    assert "not a run directory" in refused(2, daskcnn, "evaluate", tmp_path)
+    shutil.move(path, f"{path}.away")
+    assert f"{path}: no data set here" in refused(2, daskcnn, "evaluate", trained)
+    shutil.rmtree(trained / "checkpoints")
+    assert "no checkpoint yet; wait for the first epoch" in refused(2, daskcnn, "evaluate", trained)
+
+
+def test_evaluate_passes_over_a_damaged_checkpoint(trained: Path):
+    last, first = sorted((trained / "checkpoints").iterdir(), reverse=True)
+    (last / "arrays.safetensors").write_bytes(b"")
+    result = invoke(daskcnn, "evaluate", trained, "--json")
+    assert json.loads(result.stdout)["checkpoint"] == str(first)
+    assert f"passed over: {last}" in result.stderr
+    (first / "state.json").write_bytes(b"{}")
+    assert "no checkpoint is whole" in refused(2, daskcnn, "evaluate", trained)
+
+
+def test_evaluate_names_a_damaged_chunk(trained: Path, path: str):
+    chunk_file(path, "test/images", 1).unlink()
+    assert "test/images, chunk 1 (samples 50 to 59) is missing" in refused(2, daskcnn, "evaluate", trained)
+
+
+# --- daskcnn predict ---
+
+
+def picture(name: str, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: int = 0) -> str:
+    channels = {"L": (), "RGB": (3,), "RGBA": (4,)}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], *channels), dtype=np.uint8)
+    Image.fromarray(pixels).save(name)
+    return name
+
+
+def test_predict(trained: Path):
+    files = [picture("a.png", seed=1), picture("b.bmp", seed=2)]
+    result = invoke(daskcnn, "predict", trained, *files, "--json")
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert [f["image"] for f in found] == files
+    for prediction in found:
+        chances = [c["probability"] for c in prediction["classes"]]
+        assert len(chances) == 3
+        assert chances == sorted(chances, reverse=True)
+        assert {c["class"] for c in prediction["classes"]} <= set(CLASSES)
+    assert found[0]["classes"] != found[1]["classes"]
+
+
+def test_predict_in_words(trained: Path):
+    text = invoke(daskcnn, "predict", trained, picture("a.png"), "--top", "10").stdout
+    assert re.fullmatch(r"a\.png: (\w [\d.]+ %(, )?){10}\n", text)
+    assert sum(float(chance) for chance in re.findall(r"([\d.]+) %", text)) == pytest.approx(100, abs=0.6)
+
+
+@pytest.mark.parametrize(("size", "mode"), [((30, 20), "RGB"), ((8, 8), "L"), ((8, 8), "RGBA"), ((5, 3), "L")])
+def test_predict_converts_and_says_when_it_resizes(trained: Path, size: tuple[int, int], mode: str):
+    result = invoke(daskcnn, "predict", trained, picture("a.png", size, mode))
+    assert result.exit_code == 0
+    resized = f"warning: a.png: {size[0]}x{size[1]} pixels, resized to 8x8"
+    assert (resized in result.stderr) == (size != (8, 8))
+
+
+def test_predict_on_grey_images(tmp_path: Path):
+    raw = tiny_job(tiny_data(tmp_path, name="mnist", shape=(8, 8, 1)), data={"name": "mnist"})
+    grey = tiny_run(tmp_path, raw, random_state(resolve(raw)))
+    result = invoke(daskcnn, "predict", grey, picture("a.png"), picture("b.png", mode="L"))
+    assert result.exit_code == 0
+    assert result.stdout.count("%") == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("missing.png", None, "No such file"),
+        ("text.png", b"hello", "cannot identify image file"),
+        ("empty.png", b"", "cannot identify image file"),
+        ("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "cannot identify image"),
+    ],
+)
+def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes | None, words: str):
+    if content is not None:
+        Path(name).write_bytes(content)
+    told = refused(2, daskcnn, "predict", trained, picture("good.png"), name)
+    assert f"{name}: not an image that can be read" in told
+    assert words in told
+    assert "give a PNG or JPEG file" in told
+
+
+def test_predict_names_a_truncated_image(trained: Path):
+    file = Path(picture("a.png"))
+    file.write_bytes(file.read_bytes()[:-60])
+    assert "a.png: not an image that can be read" in refused(2, daskcnn, "predict", trained, file)
+
+
+@pytest.mark.parametrize("times", [1.5, 3])
+def test_predict_refuses_a_decompression_bomb(trained: Path, monkeypatch: pytest.MonkeyPatch, times: float):
+    """Pillow only warns up to twice its limit."""
+    file = picture("a.png", (30, 20))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(600 / times))
+    assert "a.png: too large for an image to look at" in refused(2, daskcnn, "predict", trained, file)
+
+
+# --- daskcnn data ---
+
+
+def test_prepare_and_verify(tmp_path: Path):
+    archive = cifar_folder(tmp_path / "cifar", lambda files: None)
+    args = ["data", "prepare", "cifar10", "--archive", archive, "--out", "c.zarr"]
+    assert "wrote c.zarr: cifar10, 50 training and 10 test images" in invoke(daskcnn, *args).stdout
+    assert "already holds it" in invoke(daskcnn, *args).stdout
+    assert invoke(daskcnn, "data", "verify", "c.zarr").stdout.startswith("c.zarr: cifar10, 50 + 10 images")
+    assert "already holds another data set" in refused(2, daskcnn, *args, "--seed", "5")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["prepare", "imagenet"], "data set 'imagenet' is unknown; one of: cifar10, mnist, synthetic"),
+        (["prepare", "mnist"], "mnist is not downloaded; give --archive FOLDER"),
+        (["prepare", "mnist", "--archive", "nowhere"], "missing"),
+        (["prepare", "synthetic", "--archive", "x"], "built in and takes no archive"),
+        (["prepare", "synthetic", "--seed", "-1"], "-1"),
+        (["prepare", "synthetic", "--order", "sorted"], "sorted"),
+        (["prepare", "synthetic", "--out", "file"], "is a file, not a folder; choose another --out"),
+        (["verify", "nowhere"], "nowhere: no data set here; make it again with"),
+    ],
+)
+def test_wrong_data_commands(args: list[str], words: str):
+    Path("file").write_text("")
+    assert words in refused(2, daskcnn, "data", *args)
+
+
+# --- daskcnn doctor ---
+
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 50 << 30}))
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=8 << 30))
+    result = invoke(daskcnn, "doctor")
+    assert result.exit_code == 0
+    assert re.search(r"^ok +memory", result.stdout, re.MULTILINE)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=1 << 30))
+    result = invoke(daskcnn, "doctor", "--json")
+    assert result.exit_code == 3
+    (bad,) = [finding for finding in json.loads(result.stdout) if not finding["ok"]]
+    assert bad["check"] == "memory"
+    assert bad["remedy"]
+
+
+def test_doctor_without_a_scheduler(silent_port: int):
+    result = invoke(daskcnn, "doctor", "--scheduler", f"tcp://127.0.0.1:{silent_port}", "--wait", "1")
+    assert result.exit_code == 3
+    assert re.search(
+        rf"^NO +scheduler +scheduler tcp://127.0.0.1:{silent_port}: cannot be reached", result.stdout, re.M
+    )
+    assert "dask scheduler" in result.stdout
+
+
+def test_doctor_waits_no_less_than_nothing():
+    assert "-1" in refused(2, daskcnn, "doctor", "--wait", "-1")
+
+
+# --- as real processes ---
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port of this machine that is taken, and that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def process(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_wrong_job_in_a_process_of_its_own():
+    found = process("daskcnn.run", "--epochs", "ten")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
+
+
+def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int):
+    address = f"tcp://127.0.0.1:{silent_port}"
+    found = process("daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "1", "--json")
+    assert (found.returncode, found.stdout) == (3, "")
+    assert f"scheduler {address}: cannot be reached" in found.stderr
+    assert "start one with `dask scheduler`" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_waits_for_a_scheduler(path: str, silent_port: int, signum: signal.Signals, code: int):
+    address = f"tcp://127.0.0.1:{silent_port}"
+    command = [sys.executable, "-m", "daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "100"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        assert job.stderr.readline() == "data: check\n"
+        job.send_signal(signum)
+        told = job.stderr.read()
+        assert job.wait(timeout=60) == code
+    assert f"interrupted by signal {int(signum)} before training began" in told
+    assert "Traceback" not in told
+
+
+def test_it_is_a_plug_in_of_dask():
+    found = process("dask", "cnn", "--version")
+    assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")

@@ -1,0 +1,381 @@
+"""A network cut for layer sharding computes what it computes whole, and takes the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from standin import device_of
+from toy_data import toy_dataset
+
+from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.config import Job
+from daskcnn.nn import LOSSES, Layout, init_network, leaves, sequential_from_spec
+from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU
+from daskcnn.nn.sequential import Sequential
+from daskcnn.partition import kernel_shards
+from daskcnn.replica import Replica, Score
+from daskcnn.sharded import (
+    Piece,
+    conv_backward,
+    conv_forward,
+    cut_pieces,
+    join_pieces,
+    loss_of,
+    merged_backward,
+    merged_forward,
+    shard_slices,
+    stages_of,
+)
+from daskcnn.store import Batch, BatchPlan, Dataset, batches
+
+STEPS, BATCH = 50, 8
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+# rounding may turn a ReLU or the maximum of a pool the other way: a jump in the curve, the higher the rate the larger
+RATE = {"float64": 0.01, "float32": 0.003}
+
+
+def _conv(kernels: int, **options: Any) -> dict[str, Any]:
+    return {"layer": "conv", "kernels": kernels, "size": 3, **options}
+
+
+def _spec(*layers: str | dict[str, Any]) -> list[dict[str, Any]]:
+    own = {"maxpool": {"size": 2}, "averagepool": {"size": 2}, "dense": {"units": 10}, "dropout": {"rate": 0.3}}
+    return [{"layer": each, **own.get(each, {})} if isinstance(each, str) else each for each in layers]
+
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "quick": {"name": "quick"},
+    "C1:C2": {"name": "6:10"},
+    "begins without a convolution": {
+        "layers": _spec("averagepool", "batchnorm", _conv(5, bias=False), "relu", "maxpool", _conv(2), "tanh", "dense")
+    },
+    "batch norm": {"layers": _spec(_conv(6, stride=2), "batchnorm", "relu", _conv(5, pad=1), "batchnorm", "dense")},
+    "dropout": {"layers": _spec(_conv(6), "relu", "maxpool", "dropout", _conv(5), "dropout", "dense")},
+    "convolutions in a row": {"layers": _spec("maxpool", _conv(6, stride=3), {**_conv(10), "size": 2}, "flatten")},
+    "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
+}
+# seconds of each worker; the last worker of `idle` is too slow to get any kernel
+WORKERS = {"one": (1.0,), "two": (1.0, 1.0), "three": (1.0, 1.0, 1.0), "unequal": (1.0, 3.0), "idle": (1.0, 2.0, 1e4)}
+
+networks = pytest.mark.parametrize("network", NETWORKS)
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_worker() -> Iterator[None]:
+    with single_threaded_blas():
+        yield
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return toy_dataset(tmp_path_factory.mktemp("toy"))
+
+
+def _job(network: str, dtype: str, **train: Any) -> Job:
+    return Job.model_validate(
+        {
+            "data": {"validation": 27},
+            "model": {"dtype": dtype, **NETWORKS[network]},
+            "train": {"batch_size": BATCH, "epochs": 2, "lr": RATE[dtype], **train},
+        }
+    )
+
+
+def _replica(network: str, dtype: str, dataset: Dataset, device: Device | None = None, **train: Any) -> Replica:
+    return Replica(_job(network, dtype, **train), dataset, device or Device(), clock=lambda: 0.0)
+
+
+def _batches(dataset: Dataset, dtype: str, steps: int) -> list[Batch]:
+    """Two passes over 203 samples: some batches are partial ones."""
+    found: list[Batch] = []
+    for presentation in range(2):
+        with batches(dataset, dataset.train, BatchPlan(((0, 203),), BATCH, 0, presentation), dtype) as ready:
+            found += ready
+    return [Batch(_sent(b.x), b.labels, b.keys) for b in found][:steps]
+
+
+def _sent(array: Array) -> Array:
+    """What arrives elsewhere: a copy on the host that nobody can write to."""
+    assert type(array) is np.ndarray
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+# --- one process that plays the workers ---
+
+
+@dataclass
+class Shards:
+    """The pieces of a network on several devices: kernels by worker, merged layers on the first one."""
+
+    kernels: list[dict[int, int]]
+    shards: list[dict[int, Piece]]
+    merged: list[Piece | None]
+
+
+class Workers:
+    """Takes steps as the cluster layer does: a worker without kernels of a layer has no part in it."""
+
+    def __init__(self, replica: Replica, devices: Sequence[Device], seconds: Sequence[float]) -> None:
+        self.replica, self.devices, self.home = replica, devices, devices[0]
+        self.stages = stages_of(replica.model)
+        shares = [kernel_shards(s.conv.kernels, seconds) if s.conv else [] for s in self.stages]
+        self.kernels = [{w: n for w, n in enumerate(own) if n} for own in shares]
+
+    def place(self, weights: Array, velocity: Array) -> Shards:
+        counts = [list(own.values()) for own in self.kernels]
+        shards, merged = cut_pieces(self.stages, self.replica.layout, weights, velocity, counts)
+        placed = [
+            {w: _frozen(piece).on(self.devices[w]) for w, piece in zip(own, pieces, strict=True)}
+            for own, pieces in zip(self.kernels, shards, strict=True)
+        ]
+        return Shards(self.kernels, placed, [piece and _frozen(piece).on(self.home) for piece in merged])
+
+    def collect(self, at: Shards) -> tuple[Array, Array]:
+        shards = [[piece.on_host(self.devices[w]) for w, piece in own.items()] for own in at.shards]
+        merged = [piece and piece.on_host(self.home) for piece in at.merged]
+        return join_pieces(self.stages, self.replica.layout, shards, merged)
+
+    def step(self, at: Shards, batch: Batch, lr: float) -> tuple[Score, Shards]:
+        xs, kept = self._forward(at, batch)
+        dscores, score = loss_of(self.replica.loss, xs[-1], batch.labels, self.home)
+        new = Shards(at.kernels, [{} for _ in self.stages], [None for _ in self.stages])
+        dxs = [_sent(dscores)]
+        for i in reversed(range(len(self.stages))):
+            optimizer, own = self.replica.optimizer, at.kernels[i]
+            dy, new.merged[i] = merged_backward(
+                *(self.stages[i], kept[i][0], dxs, at.merged[i], kept[i][1], batch.keys, optimizer, lr, self.home),
+                need_dx=bool(own),
+            )
+            dxs = []
+            for (w, piece), cut in zip(at.shards[i].items(), shard_slices(list(own.values())), strict=True):
+                assert dy is not None
+                args = self.stages[i], xs[i], _sent(dy[..., cut]), piece, optimizer, lr, self.devices[w]
+                dx, new.shards[i][w] = conv_backward(*args, need_dx=i > 0)
+                assert (dx is None) == (i == 0)
+                dxs += [] if dx is None else [_sent(dx)]
+        return score, new
+
+    def _forward(self, at: Shards, batch: Batch) -> tuple[list[Array], list[tuple[Any, Any]]]:
+        """Every stage's input and the scores behind the last; residual and state of every stage."""
+        xs, kept = [batch.x], []
+        for i, stage in enumerate(self.stages):
+            shards = at.shards[i].items()
+            ys = [_sent(conv_forward(stage, xs[i], s, self.devices[w])) for w, s in shards] or [xs[i]]
+            y, residual, state = merged_forward(stage, ys, at.merged[i], batch.keys, self.home)
+            xs.append(_sent(y))
+            kept.append((residual, state))
+        return xs, kept
+
+
+def _frozen(piece: Piece) -> Piece:
+    """The piece as it arrives from the driver."""
+    params, state = ({k: _tree(v, _sent) for k, v in tree.items()} for tree in (piece.params, piece.state))
+    return Piece(params, state, _sent(piece.velocity), piece.layout)
+
+
+def _tree(value: Any, function: Callable[[Array], Any]) -> Any:
+    return {k: _tree(v, function) for k, v in value.items()} if isinstance(value, dict) else function(value)
+
+
+def _arrays(shards: Shards) -> Iterator[Array]:
+    for piece in (*(p for own in shards.shards for p in own.values()), *filter(None, shards.merged)):
+        yield piece.velocity
+        for tree in (piece.params, piece.state):
+            yield from (leaf for _, leaf in leaves(tree))
+
+
+@pytest.fixture(scope="module")
+def alone(dataset: Dataset) -> Callable[[str, str], tuple[list[Score], Replica]]:
+    """The scores of 50 steps of one replica by itself, and the replica."""
+
+    @cache
+    def train(network: str, dtype: str) -> tuple[list[Score], Replica]:
+        replica = _replica(network, dtype, dataset)
+        scores = []
+        for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
+            loss, right = replica.step(batch, replica.rate_at(i / STEPS))
+            scores.append(Score(loss * len(batch.labels), right, len(batch.labels)))
+        return scores, replica
+
+    return train
+
+
+# --- following a replica ---
+
+
+@dtypes
+@networks
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_sharded_network_follows_the_replica(
+    workers: str, network: str, dtype: str, dataset: Dataset, alone: Callable[..., tuple[list[Score], Replica]]
+) -> None:
+    expected, trained = alone(network, dtype)
+    replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
+    group = Workers(replica, [Device() for _ in seconds], seconds)
+    shards, scores = group.place(replica.host_weights(), replica.host_velocity()), []
+    for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
+        score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
+        scores.append(score)
+    tolerance = TOLERANCE[dtype]
+    assert [s.loss for s in scores] == pytest.approx([s.loss for s in expected], rel=tolerance)
+    assert [s.samples for s in scores] == [s.samples for s in expected]
+    assert dtype == "float32" or [s.correct for s in scores] == [s.correct for s in expected]
+    weights, velocity = group.collect(shards)
+    assert {a.dtype for a in (weights, velocity, *_arrays(shards))} == {np.dtype(dtype)}
+    scale = np.abs(trained.weights).max()
+    np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance * scale)
+    np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance * scale)
+
+
+def test_the_replica_learns_meanwhile(alone: Callable[..., tuple[list[Score], Replica]]) -> None:
+    """Else following it would prove little."""
+    scores, _ = alone("batch norm", "float64")
+    first, second = sum(scores[:26], Score(0, 0, 0)), sum(scores[26:], Score(0, 0, 0))
+    assert second.loss < 0.9 * first.loss
+
+
+def test_an_idle_worker_has_no_kernels(dataset: Dataset) -> None:
+    group = Workers(_replica("quick", "float32", dataset), [Device()] * 3, WORKERS["idle"])
+    assert [sorted(own) for own in group.kernels] == [[0, 1]] * 3
+
+
+@networks
+def test_a_step_leaves_its_pieces_and_can_be_repeated(network: str, dataset: Dataset) -> None:
+    replica = _replica(network, "float32", dataset)
+    group = Workers(replica, [Device(), Device()], (1.0, 1.0))
+    first, second = _batches(dataset, "float32", 2)
+    _, begin = group.step(group.place(replica.host_weights(), replica.host_velocity()), first, 0.05)
+    before = [a.copy() for a in _arrays(begin)]
+    score, end = group.step(begin, second, 0.05)
+    again, other = group.step(begin, second, 0.05)
+    assert score == again
+    for kept, array in zip(before, _arrays(begin), strict=True):
+        np.testing.assert_array_equal(kept, array)
+    for one, two in zip(_arrays(end), _arrays(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+        assert not np.shares_memory(one, two)
+
+
+@networks
+@pytest.mark.parametrize("devices", [("standin", "standin"), ("standin", "numpy"), ("numpy", "standin")])
+def test_devices_of_all_kinds_work_together(network: str, devices: tuple[str, ...], dataset: Dataset) -> None:
+    replica = _replica(network, "float64", dataset)
+    group = Workers(replica, [device_of(name) for name in devices], (1.0, 1.0))
+    shards = group.place(replica.host_weights(), replica.host_velocity())
+    for batch in _batches(dataset, "float64", 3):
+        score, shards = group.step(shards, batch, 0.01)
+        assert score.loss == pytest.approx(replica.step(batch, 0.01)[0], rel=1e-12)
+    weights, velocity = group.collect(shards)
+    np.testing.assert_allclose(weights, replica.weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(velocity, replica.velocity, rtol=1e-9, atol=1e-12)
+
+
+def test_divergence_is_a_score_that_is_not_finite(dataset: Dataset) -> None:
+    """And neither an exception nor a warning: steps behind it are under way already."""
+    replica = _replica("C1:C2", "float32", dataset, momentum=0.0)
+    group = Workers(replica, [Device(), Device()], (1.0, 1.0))
+    shards, losses = group.place(replica.host_weights(), replica.host_velocity()), []
+    for batch in _batches(dataset, "float32", 4):
+        score, shards = group.step(shards, batch, 1e30)
+        losses.append(score.loss)
+    assert np.isfinite(losses[0])
+    assert not np.isfinite(losses[-1])
+
+
+# --- cutting and joining ---
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[str, list[list[int]], str, int]:
+    """A network, how many kernels of each of its convolutions each worker gets, a dtype and a seed."""
+    network = draw(st.sampled_from([name for name, keys in NETWORKS.items() if "layers" in keys]))
+    kernels = []
+    for stage in stages_of(_network(network)):
+        total = stage.conv.kernels if stage.conv else 0
+        edges = sorted(draw(st.lists(st.integers(0, total), max_size=3)))
+        kernels.append([b - a for a, b in zip([0, *edges], [*edges, total], strict=True)])
+    return network, kernels, draw(st.sampled_from(sorted(TOLERANCE))), draw(st.integers(0, 99))
+
+
+def _network(name: str) -> Sequential:
+    return sequential_from_spec(NETWORKS[name]["layers"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(cuts())
+def test_joining_is_the_inverse_of_cutting(cut: tuple[str, list[list[int]], str, int]) -> None:
+    network, kernels, dtype, seed = cut
+    model, rng = _network(network), np.random.default_rng(seed)
+    layout = Layout.of(*init_network(model, 0, (16, 16, 3), dtype))
+    weights = rng.standard_normal(layout.size).astype(dtype)
+    velocity = rng.standard_normal(layout.parameter_size).astype(dtype)
+    stages = stages_of(model)
+    shards, merged = cut_pieces(stages, layout, weights, velocity, kernels)
+    for own, counts, stage in zip(shards, kernels, stages, strict=True):
+        assert [piece.params["w"].shape[-1] for piece in own] == (counts if stage.conv else [])
+    for piece in (*(p for own in shards for p in own), *filter(None, merged)):
+        assert piece.velocity.dtype == piece.layout.dtype == dtype
+        assert piece.velocity.shape == (piece.layout.parameter_size,)
+    joined = join_pieces(stages, layout, shards, merged)
+    for one, other in zip(joined, (weights, velocity), strict=True):
+        assert one.dtype == dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_piece_s_momentum_lies_beside_its_parameters() -> None:
+    params = {"norm": {"scale": np.ones(2), "shift": np.zeros(2)}}
+    moving = {"norm": {"scale": np.array([1.0, 2.0]), "shift": np.array([3.0, 4.0])}}
+    piece = Piece.of(params, {"norm": {"mean": np.zeros(2)}}, moving)
+    assert piece.velocity.tolist() == [1, 2, 3, 4]
+    assert [a.tolist() for _, a in leaves(piece.momentum)] == [[1, 2], [3, 4]]
+
+
+def test_stages_begin_at_the_convolutions() -> None:
+    spec = [*("relu", "maxpool"), _conv(3), _conv(4), "relu", "dense"]
+    stages = stages_of(sequential_from_spec(_spec(*spec)))
+    assert [s.name for s in stages] == [None, "conv1", "conv2"]
+    assert [s.rest and [name for name, _ in s.rest.layers] for s in stages] == [
+        ["relu1", "maxpool1"],
+        None,
+        ["relu2", "dense1"],
+    ]
+
+
+def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) -> None:
+    inner = Sequential((("conv", Conv(4, 3)), ("norm", BatchNorm()), ("relu", ReLU())))
+    model = Sequential((("conv1", Conv(5, 3)), ("block", inner), ("pool", MaxPool(2)), ("dense1", Dense(10))))
+    (stage,) = stages_of(model)
+    assert stage.rest is not None
+    replica = _replica("quick", "float64", dataset)
+    params, state = init_network(model, 0, dataset.shape, "float64")
+    replica.model, replica.layout = model, Layout.of(params, state)
+    group = Workers(replica, [Device(), Device()], (1.0, 1.0))
+    weights = replica.layout.flatten(params, state)
+    (batch,) = _batches(dataset, "float64", 1)
+    begin = group.place(weights, np.zeros(replica.layout.parameter_size))
+    score, end = group.step(begin, batch, 0.1)
+    joined, _ = group.collect(end)
+    assert np.isfinite(score.loss)
+    assert (joined != weights).mean() > 0.9  # all of it took a step, batch norm's statistics too
+
+
+def test_a_shard_of_a_loss_is_the_loss(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    scores, labels = rng.standard_normal((5, 10)), np.array([1, 0, 9, 3, 3])
+    for loss in LOSSES.values():
+        dscores, score = loss_of(loss, _sent(scores), labels, device)
+        value, expected = loss(scores, labels)
+        assert type(dscores) is np.ndarray
+        np.testing.assert_allclose(dscores, expected)
+        assert score.loss == pytest.approx(float(value))
+        assert (score.correct, score.samples) == (int((scores.argmax(axis=1) == labels).sum()), 5)

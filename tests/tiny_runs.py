@@ -1,0 +1,94 @@
+"""Data sets and runs small enough to make in a test: no cluster has trained them, but the files are real ones."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daskcnn.cluster.context import TrainingState
+from daskcnn.config import Job
+from daskcnn.launch.keep import to_checkpoint
+from daskcnn.launch.resolve import fitted, resolve
+from daskcnn.replica import Score
+from daskcnn.report.checkpoint import save
+from daskcnn.report.run_dir import RunDirectory
+from daskcnn.report.summary import build_summary
+from daskcnn.store import open_dataset
+from daskcnn.store.manifest import Source, describe
+from daskcnn.store.writer import write
+
+CLASSES = tuple("abcdefghij")
+LAYERS = [
+    {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
+    {"layer": "batchnorm"},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 4},
+    {"layer": "dense", "units": 10},
+]
+
+
+def tiny_data(
+    folder: Path, *, name: str = "synthetic", train: int = 120, test: int = 60, shape: tuple[int, int, int] = (8, 8, 3)
+) -> str:
+    """The path of a store of random images, in chunks of 50, that says it is the data set `name`."""
+    rng = np.random.default_rng(1)
+
+    def part(count: int) -> tuple[Any, Any]:
+        return rng.integers(0, 256, (count, *shape), dtype=np.uint8), (np.arange(count) % 10).astype(np.uint8)
+
+    source = Source(name, CLASSES, part(train), part(test), {})
+    path = str(folder / f"{name}.zarr")
+    write(source, describe(source, chunk=50, order="shuffled", seed=0), path, lambda _: None)
+    return path
+
+
+def tiny_job(path: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a job on such a store; `sections` are merged over them."""
+    data = {"path": path, "validation": 20}
+    job: dict[str, Any] = {"data": data, "model": {"layers": LAYERS}, "train": {"epochs": 2}}
+    for name, keys in sections.items():
+        job[name] = job.get(name, {}) | keys
+    return job
+
+
+def random_state(job: Job, *, seed: int = 0, step: int = 7, validation: Score | None = None) -> TrainingState:
+    """A state of the job's network with random weights and the momentum of two workers."""
+    layout = fitted(job, open_dataset(str(job.data.path))).layout
+    rng = np.random.default_rng(seed)
+    weights = rng.uniform(0.1, 1, layout.size).astype(layout.dtype)
+    velocities = {w: rng.standard_normal(layout.parameter_size).astype(layout.dtype) for w in ("w0", "w1")}
+    return TrainingState(step, 1.5, weights, velocities, {"round": 3, "sizes": {"w0": 40}}, validation)
+
+
+def tiny_run(folder: Path, raw: dict[str, Any], *states: TrainingState, status: str | None = None) -> Path:
+    """A run directory with a checkpoint for each state, and with a summary where a status is given."""
+    job = resolve(raw)
+    dataset = open_dataset(str(job.data.path))
+    layout = fitted(job, dataset).layout
+    with RunDirectory.create(folder, "run", strategy="sgwu", now=datetime(2026, 11, 20, tzinfo=UTC)) as run:
+        run.write_job(job.model_dump(mode="json"))
+        for state in states:
+            save(run.checkpoints, to_checkpoint(state, layout, dataset, 12.5))
+        if status:
+            run.write_summary(_summary(run.path, status))
+    return run.path
+
+
+def _summary(path: Path, status: str) -> dict[str, Any]:
+    return build_summary(
+        run=path,
+        status=status,
+        strategy="sgwu",
+        epochs=2,
+        seconds=10.0,
+        samples=200,
+        test={"accuracy": 0.5, "loss": 1.0},
+        validation=None,
+        bytes_up=1,
+        bytes_down=2,
+        workers=[],
+        checkpoint=None,
+    )
