@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: install run test check format bench clean
+.PHONY: install run test check format bench bench-cifar10 clean
 
 install: $(VENV)/.installed
 
@@ -36,6 +36,9 @@ bench: install
 	$(BIN)/python benchmarks/conv_gemm.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/loader.py
+
+bench-cifar10: install
+	$(BIN)/python benchmarks/cifar10.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

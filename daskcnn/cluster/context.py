@@ -211,8 +211,7 @@ class RunContext:
         vector, total = self.send(weights), Score(0.0, 0, 0)
         futures = {}
         for name, begin, end in self.parts(lo, hi):
-            where = (self.name, self.job, self.alive[name].kind)
-            futures[name] = self.submit("score", score_weights, *where, vector, split, begin, end, worker=name)
+            futures[name] = self.submit("score", score_weights, self.name, vector, split, begin, end, worker=name)
         for part in self.gather(futures).values():
             total += part
         return total

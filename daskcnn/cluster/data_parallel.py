@@ -11,6 +11,7 @@ import math
 import queue
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +81,8 @@ class DataParallel:
                 self._move_server()
             except Interrupted:
                 if self._actor is not None:
-                    self._save()
+                    with suppress(ServerLost):  # then the last saved state stands
+                        self._save()
                 raise
             finally:
                 self._cancel_all()
@@ -186,9 +188,7 @@ class DataParallel:
         self._joined |= set(workers)
 
     def _order(self, worker: str) -> RoundOrder:
-        kind = self.context.alive[worker].kind
-        assert kind != "ps", "servers do not train"
-        return RoundOrder(self.context.name, self.job, kind, self._epoch, worker, self._sessions[worker])
+        return RoundOrder(self.context.name, self._epoch, worker, self._sessions[worker])
 
     def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
         """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
@@ -247,6 +247,8 @@ class DataParallel:
         overdue = {worker for worker, running in self._running.items() if now - running.begun > limit}
         if overdue and (late := overdue - set(self._call("waiting"))):
             self._lose(late, f"no report for {limit:.0f} s")
+            # the others may have waited for them until now
+            self._running = {w: replace(running, begun=now) for w, running in self._running.items()}
 
     # --- who is gone ---
 

@@ -158,9 +158,7 @@ class LayerGraph:
         return self.stages[i].name or "input"
 
     def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
-        kind = self.context.alive[worker].kind
-        assert kind != "ps", "servers do not train"
-        where = Where(self.context.name, self.context.job, kind, worker == self.home)
+        where = Where(self.context.name, worker == self.home)
         return self.context.submit(label, function, where, *args, worker=worker)
 
     def _take(self, label: str, function: Callable[..., Any], *args: Any, worker: str | None = None) -> Future:

@@ -202,11 +202,14 @@ class LayerSharded:
                 "samples_per_second": trained.samples / (now - begun),
                 "lr": self._step(step - 1).lr,
                 "seconds": now - begun,
-                "workers": self._counters(),
+                "workers": self._counters(trained.samples, now - begun),
             }
         )
 
-    def _counters(self) -> dict[str, Any]:
-        """What every worker spent and moved since the last epoch."""
-        futures = {w: self.graph.counters(w) for w in self.context.alive}
-        return {w: asdict(counters) for w, counters in self.context.gather(futures).items()}
+    def _counters(self, samples: int, seconds: float) -> list[dict[str, Any]]:
+        """What every worker spent and moved since the last epoch; its wait is all that it did not compute in."""
+        found = self.context.gather({w: self.graph.counters(w) for w in self.context.alive})
+        return [
+            {"name": w, "samples": samples, "wait": max(0.0, seconds - own.busy), "communication": 0.0, **asdict(own)}
+            for w, own in found.items()
+        ]

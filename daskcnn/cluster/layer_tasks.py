@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array, DeviceKind, single_threaded_blas
-from daskcnn.cluster.worker import session_of
+from daskcnn.arrays import Array, single_threaded_blas
+from daskcnn.cluster.worker import Counters, Session, session_of
 from daskcnn.config import Job
 from daskcnn.nn import State
-from daskcnn.replica import Replica, Score
+from daskcnn.replica import Replica, Score, training_samples
 from daskcnn.sharded import (
     Piece,
     Stage,
@@ -36,11 +36,9 @@ from daskcnn.store.loader import presentation_order
 
 @dataclass(frozen=True)
 class Where:
-    """What a task must know to find its worker's session. `home`: stages are merged on this worker."""
+    """Which run's session on the worker, and whether stages are merged there."""
 
     run: str
-    job: Job
-    kind: DeviceKind
     home: bool
 
 
@@ -70,39 +68,27 @@ class MergedBack:
     score: Score | None = None
 
 
-@dataclass
-class Counters:
-    """What a worker spent and moved since it was last asked: seconds, bytes."""
-
-    busy: float = 0.0
-    conv_seconds: dict[str, float] = field(default_factory=dict)
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
-_counters: dict[str, Counters] = {}
-
-
-def counters_of(run: str) -> Counters:
-    """This worker's counters of the run."""
-    return _counters.setdefault(run, Counters())
-
-
 def take_counters(where: Where) -> Counters:
-    """This worker's counters, which start again from zero."""
-    return _counters.pop(where.run, Counters())
+    """What this worker spent and moved since it was last asked."""
+    session = _session(where)
+    taken, session.counters = session.counters, Counters()
+    return taken
+
+
+def _session(where: Where) -> Session:
+    return session_of(where.run)
 
 
 @contextmanager
 def _working(where: Where, conv: str | None = None) -> Iterator[Replica]:
     """The worker's replica, with one BLAS thread, its seconds counted."""
-    replica = session_of(where.run, where.job, where.kind).replica
+    session = _session(where)
+    replica, counters = session.replica, session.counters
     begun = time.perf_counter()
     with single_threaded_blas():
         yield replica
         replica.device.backend.synchronize()
     seconds = replica.slowed(time.perf_counter() - begun)
-    counters = counters_of(where.run)
     counters.busy += seconds
     if conv is not None:
         counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds
@@ -136,10 +122,10 @@ def collect(where: Where, source: Any) -> Piece | None:
 def load(where: Where, presentation: int, step: int) -> Batch:
     """The batch of this step of a pass over all training samples."""
     with _working(where) as replica:
-        plan = batch_plan(where.job, len(replica.dataset.train) - where.job.data.validation, presentation)
-        order = _order(replica, plan)
-        indices = order[step * plan.batch_size : (step + 1) * plan.batch_size]
-        return load_batch(replica.dataset, replica.dataset.train, plan, where.job.model.dtype, indices)
+        job = replica.job
+        plan = batch_plan(job, training_samples(job, replica.dataset), presentation)
+        indices = _order(_session(where), plan)[step * plan.batch_size : (step + 1) * plan.batch_size]
+        return load_batch(replica.dataset, replica.dataset.train, plan, job.model.dtype, indices)
 
 
 def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
@@ -148,14 +134,12 @@ def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
     return BatchPlan(((0, samples),), train.batch_size, train.seed, presentation, augment=job.data.augment or "none")
 
 
-_orders: dict[BatchPlan, Array] = {}
-
-
-def _order(replica: Replica, plan: BatchPlan) -> Array:
-    if plan not in _orders:
-        _orders.clear()
-        _orders[plan] = presentation_order(replica.dataset, replica.dataset.train, plan)
-    return _orders[plan]
+def _order(session: Session, plan: BatchPlan) -> Array:
+    """The order of this pass, kept until the next one."""
+    if session.order is None or session.order[0] != plan:
+        dataset = session.replica.dataset
+        session.order = plan, presentation_order(dataset, dataset.train, plan)
+    return session.order[1]
 
 
 def conv_fwd(where: Where, stage: int, source: Batch | Merged | Array, shard: Any) -> Array:
@@ -252,12 +236,12 @@ def _cut(dy: Array | None, kernels: Sequence[int]) -> list[Array]:
 
 
 def _name(where: Where, stage: int) -> str | None:
-    return stages_of(session_of(where.run, where.job, where.kind).replica.model)[stage].name
+    return _stage(_session(where).replica, stage).name
 
 
 def _moved(where: Where, *, up: Array | None, down: Array) -> None:
     """Count what crossed the network: nothing did on the worker where stages are merged."""
     if not where.home:
-        counters = counters_of(where.run)
+        counters = _session(where).counters
         counters.bytes_up += 0 if up is None else up.nbytes
         counters.bytes_down += down.nbytes

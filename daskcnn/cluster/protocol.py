@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from daskcnn.arrays import Array, DeviceKind
-from daskcnn.config import Job
+from daskcnn.arrays import Array
 from daskcnn.partition.rounds import Round
 from daskcnn.replica import Score
 
@@ -20,8 +19,6 @@ class RoundOrder:
     """
 
     run: str
-    job: Job
-    kind: DeviceKind
     epoch: int
     worker: str
     session: int

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import get_worker
@@ -16,21 +16,32 @@ from daskcnn.arrays import Array, Device, DeviceKind, device_profile, single_thr
 from daskcnn.cluster.actor import Link
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.config import Job
-from daskcnn.errors import DataError
+from daskcnn.errors import ClusterError, DataError
 from daskcnn.ps import RULES, AccuracyWeighted, Join, Local, Push, Reply, UpdateRule
 from daskcnn.replica import Replica, Score, Stopped, Trained
-from daskcnn.store import Dataset, open_dataset
+from daskcnn.store import BatchPlan, Dataset, open_dataset
 
 THROTTLE = "DASKCNN_THROTTLE"
 """Environment variable of a worker: a factor ≥ 1 by which it computes slower, to play an unequal machine."""
 
 
 @dataclass
-class Session:
-    """A worker's life in a run: its replica, and where it stands with the server."""
+class Counters:
+    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes."""
 
-    run: str
+    busy: float = 0.0
+    conv_seconds: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass
+class Session:
+    """A worker's life in a run: its replica, where it stands with the server, and its part in sharded steps."""
+
     replica: Replica
+    counters: Counters = field(default_factory=Counters)
+    order: tuple[BatchPlan, Array] | None = None
     number: int = -1
     seq: int = 0
     local: Local | None = None
@@ -55,24 +66,34 @@ def check_dataset(job: Job, fingerprint: str) -> str | None:
     return None if found == fingerprint else f"{job.data.path} holds another data set (fingerprint {found[:12]})"
 
 
-def session_of(run: str, job: Job, kind: DeviceKind) -> Session:
-    """This worker's session of the run, made at the first call. Only one run's is kept."""
+def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
+    """Begin the run on this worker; whatever another run kept here goes. Raises ClusterError without the device."""
     with _lock:
-        if run not in _sessions:
-            _sessions.clear()
-            threads = job.train.threads or get_worker().state.nthreads
-            device = Device.of(kind, threads=threads)
-            throttle = float(os.environ.get(THROTTLE, "1"))
-            replica = Replica(
-                job, dataset_of(job), device, clock=time.perf_counter, throttle=throttle, pause=time.sleep
-            )
-            _sessions[run] = Session(run, replica)
-        return _sessions[run]
+        for other in list(_sessions):
+            forget_run(other)
+        device = Device.of(kind, threads=job.train.threads or get_worker().state.nthreads)
+        throttle = float(os.environ.get(THROTTLE, "1"))
+        clock = time.perf_counter
+        replica = Replica(job, dataset_of(job), device, clock=clock, throttle=throttle, pause=time.sleep)
+        _sessions[run] = session = Session(replica)
+        return session
+
+
+def session_of(run: str) -> Session:
+    """This worker's session of the run. Raises ClusterError where another run has taken the worker over."""
+    session = _sessions.get(run)
+    if session is None:
+        raise ClusterError(
+            f"worker {get_worker().address} was taken over by another run; give each run workers of its own"
+        )
+    return session
 
 
 def forget_run(run: str) -> None:
     """Free what the run keeps on this worker."""
-    _sessions.pop(run, None)
+    session = _sessions.pop(run, None)
+    if session is not None:
+        session.replica.device.pool.close()
 
 
 def stopped() -> bool:
@@ -84,16 +105,16 @@ def stopped() -> bool:
 
 def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
     """Measure this worker with the real shapes, through the code of training."""
-    session = session_of(run, job, kind)
+    session = open_session(run, job, kind)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
         seconds, convs = session.replica.calibrate()
     return Calibration(seconds, convs, profile.threads, profile.name, profile.memory)
 
 
-def score_weights(run: str, job: Job, kind: DeviceKind, weights: Array, split: str, lo: int, hi: int) -> Score:
+def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
     """Judge these weights on samples lo…hi of a split ("train" or "test")."""
-    session = session_of(run, job, kind)
+    session = session_of(run)
     with single_threaded_blas():
         kept = session.replica.host_weights()
         session.replica.adopt(weights)
@@ -108,7 +129,7 @@ def _split(session: Session, name: str) -> Any:
 
 def join_run(order: RoundOrder, actor: Any) -> bool:
     """Begin a session: take part in the server's barrier and start from its center. False: stopped meanwhile."""
-    session = session_of(order.run, order.job, order.kind)
+    session = session_of(order.run)
     session.number, session.seq = order.session, 0
     try:
         reply = _link(order, session, actor).call(Join(order.epoch, order.worker, order.session))
@@ -123,7 +144,7 @@ def join_run(order: RoundOrder, actor: Any) -> bool:
 
 def train_round(order: RoundOrder, actor: Any) -> RoundReport | None:
     """One round: train, judge, push, adopt what comes back. None: the driver stopped it."""
-    session = session_of(order.run, order.job, order.kind)
+    session = session_of(order.run)
     try:
         with single_threaded_blas():
             return _round(order, session, _link(order, session, actor))
@@ -132,7 +153,7 @@ def train_round(order: RoundOrder, actor: Any) -> RoundReport | None:
 
 
 def _link(order: RoundOrder, session: Session, actor: Any) -> Link:
-    cluster = order.job.cluster
+    cluster = session.replica.job.cluster
     return Link(actor, wire=cluster.wire, timeout=cluster.stall_timeout, stopped=stopped)
 
 
@@ -143,7 +164,7 @@ def _rule(job: Job) -> UpdateRule:
 def _adopt(order: RoundOrder, session: Session, reply: Reply) -> None:
     assert session.local is not None, "joined before its first round"
     weights = reply.weights.astype(session.replica.layout.dtype, copy=False)
-    _rule(order.job).adopt(session.local, weights, reply.version)
+    _rule(session.replica.job).adopt(session.local, weights, reply.version)
     session.replica.adopt(session.local.weights)
 
 
@@ -192,11 +213,11 @@ def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
 
 def _quality(order: RoundOrder, session: Session, trained: Trained) -> float:
     """Q: the accuracy the rule weighs by, on the validation slice or that of the round's training."""
-    rule = _rule(order.job)
+    rule = _rule(session.replica.job)
     if not isinstance(rule, AccuracyWeighted) or rule.accuracy_on == "train":
         return trained.score.accuracy
     split = session.replica.dataset.train
-    begin = len(split) - order.job.data.validation
+    begin = len(split) - session.replica.job.data.validation
     return session.replica.evaluate(split, begin, len(split), stopped).accuracy
 
 
@@ -211,7 +232,7 @@ def _push(order: RoundOrder, session: Session, link: Link, quality: float, sampl
         order.session,
         session.seq,
         local.base_version,
-        _rule(order.job).payload(local),
+        _rule(session.replica.job).payload(local),
         samples,
         quality,
     )

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from distributed import Client
 
-from daskcnn.classifier import Classifier
+from daskcnn.classifier import Classifier, Facts
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext, TrainingState
 from daskcnn.cluster.data_parallel import DataParallel
@@ -26,7 +26,7 @@ from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.start import calibrate_all, check_workers
 from daskcnn.config import Job
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
-from daskcnn.launch.keep import facts_of, to_checkpoint, to_classifier, to_state
+from daskcnn.launch.keep import facts_of, to_checkpoint, to_state
 from daskcnn.launch.resolve import Prepared, prepare_job
 from daskcnn.replica import Score
 from daskcnn.report.checkpoint import Checkpoint, latest, save
@@ -257,17 +257,17 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         seconds = recorder.seconds
         test = context.score(final.weights, "test", 0, len(context.dataset.test))
         summary = _summary(recorder, "done", final, seconds, test)
-    except (Diverged, Interrupted, Lost) as error:
-        _write_summary(recorder, _summary(recorder, STATUS[type(error)], strategy.state, recorder.seconds, None))
+    except UserError as error:
+        status = STATUS.get(type(error), "failed")
+        _write_summary(recorder, _summary(recorder, status, strategy.state, recorder.seconds, None))
         raise _with_remedy(error, recorder) from error
     finally:
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
     _write_summary(recorder, summary)
     history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
-    last = latest(recorder.directory.checkpoints, warn=recorder.warn)
-    assert last is not None, "training ends with a checkpoint"
-    return Result(recorder.directory.path, summary, history, to_classifier(last, job))
+    model = Classifier(job, Facts.of(context.dataset), final.weights)
+    return Result(recorder.directory.path, summary, history, model)
 
 
 def _summary(

@@ -52,9 +52,10 @@ def build_summary(
 
 
 def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
-    """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over all rounds.
+    """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over the run.
 
-    Taken from the calibration and round events of a log, over a resume too.
+    Taken from the events of a log, over a resume too: calibrations, and rounds or, where kernels are sharded, epochs;
+    there all workers train on every sample, and communication counts as waiting.
     """
     totals: dict[str, dict[str, Any]] = {}
     for event in events:
@@ -62,10 +63,16 @@ def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
             for worker in event["workers"]:
                 _total(totals, worker["name"])["device"] = worker["device"]
         elif event["event"] == "round":
-            total = _total(totals, event["worker"])
-            for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
-                total[key] += event[key]
+            _add(_total(totals, event["worker"]), event)
+        elif event["event"] == "epoch":
+            for worker in event.get("workers", ()):
+                _add(_total(totals, worker["name"]), worker)
     return list(totals.values())
+
+
+def _add(total: dict[str, Any], parts: Parts) -> None:
+    for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
+        total[key] += parts[key]
 
 
 def _total(totals: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:

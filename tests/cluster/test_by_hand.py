@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -93,6 +94,16 @@ def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: st
     assert "1 worker" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="the worker would have its GPU")
+def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synthetic: str) -> None:
+    job = job_file(tmp_path, synthetic)
+    with hand_made_cluster(tmp_path, ["CPU=1", "GPU=1"]) as (file, _):
+        done = finish(daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=1,gpu=1", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert "worker gpu-0 is left out: device gpu: CuPy is not installed" in done.stderr
+    assert [w["name"] for w in json.loads(done.stdout)["workers"]] == ["cpu-0"]
 
 
 def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:

@@ -61,6 +61,23 @@ def test_new_server_goes_on_when_its_host_is_killed(synthetic: str, runs: str, s
     assert result.summary["epochs"] == 4
 
 
+def test_stopped_worker_is_given_up_and_its_late_push_refused(synthetic: str, runs: str) -> None:
+    """SIGSTOP: the worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
+    job = small_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 2.0})
+    with local_cluster(2) as client:
+        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
+        watch = Watch("round", kill_worker(client, "cpu-1", signal.SIGSTOP))
+        try:
+            result = run(client, job, watch)
+        finally:
+            go_on()
+    (lost,) = watch.of("worker-lost")
+    assert lost["worker"] == "cpu-1"
+    assert "no report" in lost["reason"]
+    assert result.summary["status"] == "done"
+    assert presented(watch) == 4 * 800
+
+
 def test_last_worker_lost_ends_the_run_resumably(synthetic: str, runs: str) -> None:
     job = small_job(synthetic, runs, cluster={"workers": {"cpu": 1}}, train={"epochs": 4})
     with local_cluster(1) as client:
