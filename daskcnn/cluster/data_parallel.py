@@ -66,6 +66,10 @@ class DataParallel:
         self._actor: Any = None
         self._actor_future: Future | None = None
         self._running: dict[str, Running] = {}
+        if not context.members.server_alone:
+            host = context.members.server.name
+            message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
+            context.emit({"event": "warning", "message": message})
 
     def train(self) -> TrainingState:
         """Train to the end and return the last state.

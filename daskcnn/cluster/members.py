@@ -74,17 +74,22 @@ def _natural(name: str) -> tuple[Any, ...]:
     return (name.rstrip("0123456789"), tuple(map(int, digits)), name)
 
 
-def wait_for_members(client: Client, wanted: Workers, wait: float, check: Callable[[], None] = lambda: None) -> Members:
+def wait_for_members(
+    client: Client, wanted: Workers, wait: float, check: Callable[[], None] = lambda: None, *, settle: float = 0.0
+) -> Members:
     """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
 
-    `check` is called now and then meanwhile, and may raise.
+    Where any number will do, until none has come for `settle` seconds. `check` is called now and then, and may raise.
     Raises ClusterError naming what was found and the command that adds what is missing.
     """
     deadline = time.monotonic() + wait
+    found, since = advertised(present(client)), time.monotonic()
     while True:
         check()
-        found = advertised(present(client))
-        if not _missing(found, wanted):
+        before, found = found, advertised(present(client))
+        since = since if found == before else time.monotonic()
+        settled = bool(wanted.given) or time.monotonic() >= min(since + settle, deadline)
+        if settled and not _missing(found, wanted):
             return _chosen(found, wanted)
         if time.monotonic() >= deadline:
             raise ClusterError(_what_is_missing(client, found, wanted, wait))

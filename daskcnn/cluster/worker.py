@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed import get_worker
 
-from daskcnn.arrays import Array, Device, DeviceKind, device_profile, single_threaded_blas
+from daskcnn.arrays import Array, Device, DeviceKind, backend, device_profile, single_threaded_blas
 from daskcnn.cluster.actor import Link
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.config import Job
@@ -64,6 +64,16 @@ def check_dataset(job: Job, fingerprint: str) -> str | None:
     except DataError as error:
         return str(error)
     return None if found == fingerprint else f"{job.data.path} holds another data set (fingerprint {found[:12]})"
+
+
+def device_problem(kind: str) -> str | None:
+    """None if this worker has the device that it advertises, else what is wrong."""
+    try:
+        if kind == "gpu":
+            backend("gpu")
+    except ClusterError as error:
+        return str(error)
+    return None
 
 
 def open_session(run: str, job: Job, kind: DeviceKind) -> Session:

@@ -62,16 +62,26 @@ def _default_client() -> Client | None:
 
 
 def _job(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
-    """The job, and the run to go on with if any. A resumed run keeps its job; only where it runs may change."""
+    """The job, and the run to go on with if any. A resumed run keeps its job but for where it runs and its data lie."""
     path = _run_to_resume(raw, resume)
     if path is None:
         return resolve(raw), None
-    if resume != "auto" and (others := sorted(set(raw) - {"cluster"})):
+    if resume != "auto" and (others := sorted(_keys(raw))):
         raise JobError(
-            [f"[{name}]: a resumed run keeps its job, only [cluster] may change; remove it" for name in others]
+            [
+                f"{key}: a resumed run keeps its job, only [cluster] and data.path may change; remove it"
+                for key in others
+            ]
         )
-    kept = kept_job(RunDirectory.open(path))
-    return kept.model_copy(update={"cluster": _moved(kept.cluster, resolve(raw).cluster)}), path
+    kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
+    data = kept.data.model_copy(update={"path": asked.data.path}) if "path" in raw.get("data", {}) else kept.data
+    return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
+
+
+def _keys(raw: Mapping[str, Any]) -> set[str]:
+    """The keys that are given, but for those that may change when a run is resumed."""
+    keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
+    return keys - {"data.path"}
 
 
 def _moved(kept: Cluster, asked: Cluster) -> Cluster:

@@ -16,6 +16,7 @@ from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import Member, advertised, present
 from daskcnn.cluster.start import PACKAGES, check_versions, versions
+from daskcnn.cluster.worker import device_problem
 from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
 
@@ -111,6 +112,8 @@ def _worker(client: Client, member: Member) -> Finding:
     seen = f"{member.kind} at {member.address}, {member.threads} threads, {member.memory_limit / GIB:.1f} GiB"
     try:
         check_versions(client, [member])
+        if problem := client.run(device_problem, member.kind, workers=[member.address])[member.address]:
+            return Finding(f"worker {member.name}", False, problem, "a job would leave it out")
     except ClusterError as error:
         return Finding(
             f"worker {member.name}",

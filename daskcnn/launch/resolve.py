@@ -103,7 +103,13 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
     """
     data = job.data
     assert data.path is not None, "resolved"
-    if data.archive or ("://" not in data.path and not Path(data.path).exists()):
+    missing = "://" not in data.path and not Path(data.path).exists()
+    if missing and not _may_be_made(data):
+        raise DataError(
+            f"{data.path}: no data set here; correct data.path (--data), or make it there with "
+            f"`daskcnn data prepare {data.name} --out {data.path}`"
+        )
+    if data.archive or missing:
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
     dataset = open_dataset(data.path, limit=data.limit)
     if dataset.name != data.name:
@@ -116,6 +122,12 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
     progress("check", 0, 0)
     verify(dataset)
     return fitted(job, dataset)
+
+
+def _may_be_made(data: Data) -> bool:
+    """Whether a job may make its missing data set: not at a path that may be a slip of the pen, by a download."""
+    made_without_download = data.archive or not DATASETS[data.name].takes_archive
+    return bool(made_without_download) or data.path == _resolved_data(Data(name=data.name)).path
 
 
 def fitted(job: Job, dataset: Dataset) -> Prepared:

@@ -35,6 +35,7 @@ from daskcnn.report.run_dir import RunDirectory
 from daskcnn.report.summary import build_summary, worker_totals
 
 Event = dict[str, Any]
+SETTLE = 2.0  # seconds without a new worker, where the job takes all there are
 STATUS: dict[type[UserError], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
@@ -155,7 +156,8 @@ def train_job(
         prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
         signals.polled = True
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check))
-        members = wait_for_members(there, job.cluster.workers, job.cluster.wait, signals.check)
+        settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
+        members = wait_for_members(there, job.cluster.workers, job.cluster.wait, signals.check, settle=settle)
         check_workers(there, members, job, prepared.dataset.fingerprint)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
         context = RunContext(

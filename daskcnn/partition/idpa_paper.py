@@ -20,6 +20,11 @@ class IDPAPaper(IDPA):
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})
 
+    def _given_after(self, allocation: Allocation, increment: int) -> int:
+        """floor(N/A)·a, and everything after the last."""
+        whole = increment == self.increments
+        return allocation.total if whole else allocation.total // self.increments * increment
+
     def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
         sizes = list(allocation.sizes().values())
         left = self._given_after(allocation, increment) - allocation.given

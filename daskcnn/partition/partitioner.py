@@ -110,10 +110,12 @@ class Partitioner(ABC):
         return allocation.with_joined(worker, moved, min(allocation.granted.values()))
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
-        """Samples given after this many increments; the last one takes the remainder of the division too."""
-        if increment == self.increments:
-            return allocation.total
-        return allocation.total // self.increments * increment
+        """Samples given after this many increments, rounded, so that all are given after the last.
+
+        Rounding (not down, as the paper's floor(N/A)) makes the rounds add up to whole epochs, without a last round of
+        one or two samples.
+        """
+        return (2 * allocation.total * increment + self.increments) // (2 * self.increments)
 
     def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
         """What each worker has after a synchronous increment. No target is below what it has (the excess is shared).

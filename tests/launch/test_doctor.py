@@ -64,8 +64,9 @@ class StandInClient:
         self.scheduler = namedtuple("Scheduler", "address")("tcp://10.0.0.1:8786")
         self._change = change
 
-    def run(self, function: Callable[[], dict[str, str]], workers: list[str]) -> dict[str, Any]:
-        return {address: self._change(function()) for address in workers}
+    def run(self, function: Callable[..., Any], *devices: str, workers: list[str]) -> dict[str, Any]:
+        """Versions, or, where a device is asked for, that it is fine."""
+        return {address: None if devices else self._change(function()) for address in workers}
 
 
 @pytest.fixture
