@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
@@ -33,6 +34,10 @@ class WorkersLost(Exception):
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(names)
         super().__init__(", ".join(self.names))
+
+
+class NotYet(Exception):
+    """A result has not come so far."""
 
 
 class ServerLost(Exception):
@@ -118,13 +123,17 @@ class RunContext:
         if not self.alive:
             raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")
 
+    def key(self, label: str) -> tuple[str, int]:
+        """A key that no other task has; the dashboard groups by the label."""
+        return f"{label}-{self.name}", next(self._serial)
+
     def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
         """Run a task on this worker of the run, by its own kind of resource and nowhere else."""
         member = self.alive[worker]
         return self.client.submit(
             function,
             *args,
-            key=(f"{label}-{self.name}", next(self._serial)),
+            key=self.key(label),
             workers=[member.address],
             resources=member.resource,
             allow_other_workers=False,
@@ -152,29 +161,43 @@ class RunContext:
         except CancelledError as error:
             self._explain(error)
 
-    def gather(self, futures: Mapping[K, Future]) -> dict[K, Any]:
-        """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on."""
-        self.settle(futures.values())
-        return {name: self.result(future) for name, future in futures.items()}
+    def gather(self, futures: Mapping[K, Future], *, within: float = math.inf) -> dict[K, Any]:
+        """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on.
+
+        `within`: seconds after which the keys are workers, taken for lost where their task has not ended.
+        """
+        deadline, waiting = time.monotonic() + within, set(futures.values())
+        while waiting := self.turn(waiting):
+            self.look_round()
+            if time.monotonic() > deadline:
+                raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
+        return {key: self.result(future) for key, future in futures.items()}
 
     def result(self, future: Future) -> Any:
-        """The task's result, looking round meanwhile: one that has ended may still be lost with its worker.
-
-        Raises WorkersLost or ServerLost where that is why there is none, or what the task raises.
-        """
+        """The task's result, looking round meanwhile. Raises as `fetch` and `look_round` do."""
         while True:
             try:
-                return future.result(timeout=LOOK)
-            except (KilledWorker, CancelledError) as error:
+                return self.fetch(future)
+            except NotYet:
+                self.look_round()
+
+    def fetch(self, future: Future) -> Any:
+        """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
+
+        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises.
+        """
+        try:
+            return future.result(timeout=LOOK)
+        except (KilledWorker, CancelledError) as error:
+            self._explain(error)
+        except RuntimeError as error:
+            if "Actor was lost" in str(error):  # what Dask gives tasks that were sent the server's handle
                 self._explain(error)
-            except RuntimeError as error:
-                if "Actor was lost" in str(error):  # what Dask gives tasks that were sent the server's handle
-                    self._explain(error)
-                raise
-            except OSError as error:
-                if future.status == "error":
-                    self._explain(error)
-                self.look_round()  # it was the timeout of this turn
+            raise
+        except OSError as error:
+            if future.status == "error":
+                self._explain(error)
+            raise NotYet from None  # it was the timeout of this turn
 
     def _explain(self, error: BaseException) -> NoReturn:
         """Raise who was lost, as soon as the scheduler knows, in place of the error that it led to."""

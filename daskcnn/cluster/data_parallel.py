@@ -18,7 +18,7 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.cluster.actor import ServerActor
-from daskcnn.cluster.context import LOOK, RunContext, ServerLost, TrainingState, WorkersLost
+from daskcnn.cluster.context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
 from daskcnn.cluster.members import RESOURCES
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import join_run, train_round
@@ -63,6 +63,7 @@ class DataParallel:
         self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
         self.state = resumed or TrainingState(0, 0.0, initial_weights(self.job, context.dataset)[1], {}, {})
         self.best, self.worse = 0.0, 0  # validation accuracy, and looks at the center since
+        self._epoch = 0
         self._actor: Any = None
         self._actor_future: Future | None = None
         self._running: dict[str, Running] = {}
@@ -83,6 +84,9 @@ class DataParallel:
                 return self._final()
             except ServerLost:
                 self._move_server()
+            except WorkersLost as lost:  # before their first round
+                for worker in lost.names:
+                    self.context.lose(worker, "connection lost")
             except Interrupted:
                 if self._actor is not None:
                     with suppress(ServerLost):  # then the last saved state stands
@@ -96,7 +100,7 @@ class DataParallel:
     def _begin(self) -> None:
         """A server of a new epoch and rounds that go on from the present state."""
         book = self.state.book
-        self._epoch = int(book.get("server_epoch", 0)) + 1
+        self._epoch = max(self._epoch, int(book.get("server_epoch", 0))) + 1
         self.best, self.worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
         self._reports: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
         self._sessions: dict[str, int] = {}
@@ -130,7 +134,7 @@ class DataParallel:
             epoch=self._epoch,
             wire=self.job.cluster.wire,
             actor=True,
-            key=f"parameter-server-{self.context.name}-{self._epoch}",
+            key=self.context.key("parameter-server"),
             workers=[server.address],
             resources={RESOURCES[server.kind]: 1},
             allow_other_workers=False,
@@ -188,7 +192,7 @@ class DataParallel:
             self._sessions[worker] = self._sessions.get(worker, 0) + 1
         orders = {worker: replace(self._order(worker), velocity=self._velocities.get(worker)) for worker in workers}
         joins = {w: self.context.submit("join", join_run, order, self._actor, worker=w) for w, order in orders.items()}
-        self.context.gather(joins)
+        self.context.gather(joins, within=self.job.cluster.stall_timeout)
         self._joined |= set(workers)
 
     def _order(self, worker: str) -> RoundOrder:
@@ -224,6 +228,9 @@ class DataParallel:
             return  # of a worker that was given up
         try:
             report = self._result(worker, future)
+        except NotYet:
+            self._reports.put((worker, future))
+            return
         except WorkersLost as lost:
             if worker not in lost.names:  # then it is only put off
                 self._reports.put((worker, future))
@@ -235,7 +242,7 @@ class DataParallel:
     def _result(self, worker: str, future: Future) -> RoundReport:
         """Raises WorkersLost where the worker died with the task, Diverged where its push was not finite."""
         try:
-            report: RoundReport | None = self.context.result(future)
+            report: RoundReport | None = self.context.fetch(future)
         except PushRefused as error:
             if "NaN" in str(error):
                 raise Diverged(f"push of {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.context import RunContext, TrainingState, WorkersLost
+from daskcnn.cluster.context import NotYet, RunContext, TrainingState, WorkersLost
 from daskcnn.cluster.layer_graph import LayerGraph, Step
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.replica import Score, initial_weights, network_of, rate_of
@@ -122,13 +123,14 @@ class LayerSharded:
         """The step's score. Raises Lost where it does not come within the stall timeout."""
         limit = self.job.cluster.stall_timeout
         deadline = time.monotonic() + limit
-        while not future.done():
+        while True:
             self.context.look_round()
             if time.monotonic() > deadline:
                 raise Lost(f"step {step.number}: no progress for {limit:g} s, waiting for {self._busy()}")
-            self.context.turn([future])
-        score: Score = self.context.result(future)
-        return score
+            if not self.context.turn([future]):
+                with suppress(NotYet):
+                    score: Score = self.context.fetch(future)
+                    return score
 
     def _busy(self) -> str:
         """Who has tasks to do."""
@@ -181,10 +183,11 @@ class LayerSharded:
         self._saved = self.state.step
 
     def _finish_and_save(self) -> None:
-        """After a signal: the steps under way end, and what they leave is kept."""
+        """After a signal: the steps under way end, and what they leave is kept; the last snapshot if they cannot."""
         self.context.ignore_signals()
-        self._drain(0)
-        self._remember(self._submitted, *self.graph.collect(), None)
+        with suppress(WorkersLost):
+            self._drain(0)
+            self._remember(self._submitted, *self.graph.collect(), None)
         self._save()
 
     def _report_epoch(self, step: int, validation: Score) -> None:

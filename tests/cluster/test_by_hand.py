@@ -133,8 +133,11 @@ def wait_for_checkpoint(run: Path, process: subprocess.Popen[str], timeout: floa
 def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     tmp_path: Path, synthetic: str, strategy: str
 ) -> None:
-    train = {"strategy": strategy, "epochs": 6, "lr": 0.02}
-    job = job_file(tmp_path, synthetic, train=train, run={"name": "it"}, data={"limit": 1300, "validation": 100})
+    """Equal parts and float64 leave no room for chance: the runs differ by how kernels or sums were cut, if at all."""
+    train: dict[str, Any] = {"strategy": strategy, "epochs": 6, "lr": 0.02}
+    train |= {"partition": "udpa"} if strategy != "layer" else {}
+    sections = {"data": {"limit": 1300, "validation": 100}, "model": {"dtype": "float64"}, "run": {"name": "it"}}
+    job = job_file(tmp_path, synthetic, train=train, **sections)
     undisturbed = finish(daskcnn_run(job, "--name", "undisturbed", "--json"))
     assert undisturbed.returncode == 0, undisturbed.stderr
     with process(*daskcnn_run(job), start_new_session=True) as run:
@@ -145,7 +148,7 @@ def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     assert resumed.returncode == 0, resumed.stderr
     before, after = json.loads(undisturbed.stdout), json.loads(resumed.stdout)
     assert after["epochs"] == 6
-    assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.12
+    assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.01
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
