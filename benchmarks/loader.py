@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from daskcnn.arrays import cpu_count
+from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.store import BatchPlan, Dataset, batches, open_dataset, verify
 from daskcnn.store.cache import CACHE
 from daskcnn.store.manifest import Source, describe
@@ -57,6 +57,7 @@ def measure(path: str, batch_size: int, repeat: int) -> dict[str, float | int | 
     seconds = time.perf_counter() - started
     CACHE.clear()
     return {
+        "processor": device_profile("cpu", cpu_count()).name,
         "cores": cpu_count(),
         "load_before": round(os.getloadavg()[0], 2),
         "images": len(data.train),
