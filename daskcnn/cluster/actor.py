@@ -83,9 +83,8 @@ def _key(message: Any) -> Key:
 class Link:
     """A worker's connection to the server: sends one event at a time and counts the bytes of both directions."""
 
-    def __init__(self, actor: Any, *, wire: str, timeout: float, stopped: Callable[[], bool], tries: int = 3) -> None:
-        self._actor, self._wire, self._timeout, self._tries = actor, np.dtype(wire), timeout, tries
-        self._stopped = stopped
+    def __init__(self, actor: Any, *, wire: str, stopped: Callable[[], bool], tries: int = 3) -> None:
+        self._actor, self._wire, self._stopped, self._tries = actor, np.dtype(wire), stopped, tries
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -108,12 +107,14 @@ class Link:
         return reply
 
     def _wait(self, event: Event) -> Reply:
-        """The answer, waited for in short turns: Dask does not wake who waits on an actor that is gone."""
+        """The answer, waited for in short turns until the driver says stop: it judges how long that takes.
+
+        Dask does not wake who waits on an actor that is gone.
+        """
         try:
             answer = self._actor.handle(event)
         except RuntimeError as error:  # Dask's, where it knows already
             raise ConnectionError("the parameter server's worker is gone") from error
-        deadline = time.monotonic() + self._timeout
         while True:
             try:
                 reply: Reply = answer.result(timeout=TURN)
@@ -121,5 +122,3 @@ class Link:
             except TimeoutError:
                 if self._stopped():
                     raise Stopped from None
-                if time.monotonic() > deadline:
-                    raise

@@ -80,7 +80,7 @@ class RunContext:
 
     def __post_init__(self) -> None:
         self.alive = {m.name: m for m in self.members.workers}
-        self._known = set(present(self.client))
+        self._known = set(self._present())
 
     @property
     def samples(self) -> int:
@@ -144,12 +144,16 @@ class RunContext:
         """From now on nothing interrupts: what is under way is finished and kept."""
         self.interrupted = lambda: None
 
-    def settle(self, futures: Iterable[Future]) -> None:
-        """Wait until all have ended, one way or another, looking round meanwhile."""
-        waiting = set(futures)
-        while waiting:
+    def settle(self, futures: Iterable[Future], *, within: float) -> None:
+        """Wait until all have ended, one way or another, looking round meanwhile.
+
+        Raises TimeoutError where they take longer than `within` seconds.
+        """
+        deadline, waiting = time.monotonic() + within, set(futures)
+        while waiting := self.turn(waiting):
             self.look_round()
-            waiting = self.turn(waiting)
+            if time.monotonic() > deadline:
+                raise TimeoutError
 
     def turn(self, futures: Iterable[Future]) -> set[Future]:
         """Wait a moment; those that have not ended then. Raises WorkersLost where one was cancelled with its data."""
@@ -228,7 +232,7 @@ class RunContext:
                 for name in lost.names:
                     self.lose(name, "connection lost")
             except ServerLost:
-                pass  # scoring does not need it
+                self.needs_server = False  # nor does scoring: who does will ask it, and see
 
     def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
         vector, total = self.send(weights), Score(0.0, 0, 0)

@@ -59,7 +59,6 @@ class DataParallel:
 
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         self.context, self.job = context, context.job
-        context.needs_server = True
         self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
         self.state = resumed or TrainingState(0, 0.0, initial_weights(self.job, context.dataset)[1], {}, {})
         self.best, self.worse = 0.0, 0  # validation accuracy, and looks at the center since
@@ -100,6 +99,7 @@ class DataParallel:
     def _begin(self) -> None:
         """A server of a new epoch and rounds that go on from the present state."""
         book = self.state.book
+        self.context.needs_server = True
         self._epoch = max(self._epoch, int(book.get("server_epoch", 0))) + 1
         self.best, self.worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
         self._reports: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
@@ -270,7 +270,7 @@ class DataParallel:
             samples = self.rounds.allocation.size(worker)
             self.context.lose(worker, reason, samples)
             self.rounds.lost(worker)
-            if worker in self._joined:
+            if worker in self._sessions:  # it may have joined without our knowing
                 self._leave(worker)
 
     def _leave(self, worker: str) -> None:

@@ -185,7 +185,7 @@ class LayerSharded:
     def _finish_and_save(self) -> None:
         """After a signal: the steps under way end, and what they leave is kept; the last snapshot if they cannot."""
         self.context.ignore_signals()
-        with suppress(WorkersLost):
+        with suppress(WorkersLost, Lost):
             self._drain(0)
             self._remember(self._submitted, *self.graph.collect(), None)
         self._save()

@@ -83,10 +83,10 @@ def wait_for_members(
     Raises ClusterError naming what was found and the command that adds what is missing.
     """
     deadline = time.monotonic() + wait
-    found, since = advertised(present(client)), time.monotonic()
+    found, since = _there(client), time.monotonic()
     while True:
         check()
-        before, found = found, advertised(present(client))
+        before, found = found, _there(client)
         since = since if found == before else time.monotonic()
         settled = bool(wanted.given) or time.monotonic() >= min(since + settle, deadline)
         if settled and not _missing(found, wanted):
@@ -94,6 +94,14 @@ def wait_for_members(
         if time.monotonic() >= deadline:
             raise ClusterError(_what_is_missing(client, found, wanted, wait))
         time.sleep(POLL)
+
+
+def _there(client: Client) -> list[Member]:
+    try:
+        return advertised(present(client))
+    except OSError as error:
+        address = client.scheduler.address
+        raise ClusterError(f"scheduler {address}: connection lost while waiting for workers; start it again") from error
 
 
 def _count(found: list[Member], kind: str) -> int:

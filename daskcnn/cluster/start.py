@@ -106,18 +106,24 @@ def calibrate_all(context: RunContext) -> None:
         for name, member in context.alive.items()
     }
     try:
-        context.settle(futures.values())
+        context.settle(futures.values(), within=context.job.cluster.stall_timeout)
+    except TimeoutError as error:
+        names = ", ".join(name for name, future in futures.items() if not future.done())
+        raise ClusterError(
+            f"worker {names}: not calibrated within {context.job.cluster.stall_timeout:g} s; is it busy with another "
+            "job? Give each its own workers, or raise cluster.stall_timeout"
+        ) from error
     except (WorkersLost, ServerLost) as lost:
         raise ClusterError(f"worker {lost}: lost while it was calibrated; start it again") from lost
     for name, future in futures.items():
-        error = future.exception(timeout=EXPLAINED)
-        if isinstance(error, ClusterError):
-            context.emit({"event": "warning", "message": f"worker {name} is left out: {error}"})
+        failure = future.exception(timeout=EXPLAINED)
+        if isinstance(failure, ClusterError):
+            context.emit({"event": "warning", "message": f"worker {name} is left out: {failure}"})
             del context.alive[name]
-        elif isinstance(error, UserError | None):
+        elif isinstance(failure, UserError | None):
             context.calibrations[name] = future.result()
         else:
-            raise ClusterError(f"worker {name}: calibration failed: {type(error).__name__}: {error}") from error
+            raise ClusterError(f"worker {name}: calibration failed: {type(failure).__name__}: {failure}") from failure
     if not context.alive:
         raise ClusterError("no worker is usable; see the warnings above")
     context.emit(_event(context))

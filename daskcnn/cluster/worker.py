@@ -42,7 +42,6 @@ class Session:
     replica: Replica
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
-    number: int = -1
     seq: int = 0
     local: Local | None = None
 
@@ -123,14 +122,11 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
 
 
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test")."""
+    """Judge these weights on samples lo…hi of a split ("train" or "test"). They stay in the replica."""
     session = session_of(run)
     with single_threaded_blas():
-        kept = session.replica.host_weights()
         session.replica.adopt(weights)
-        score = session.replica.evaluate(_split(session, split), lo, hi, stopped)
-        session.replica.adopt(kept)
-    return score
+        return session.replica.evaluate(_split(session, split), lo, hi, stopped)
 
 
 def _split(session: Session, name: str) -> Any:
@@ -140,7 +136,7 @@ def _split(session: Session, name: str) -> Any:
 def join_run(order: RoundOrder, actor: Any) -> bool:
     """Begin a session: take part in the server's barrier and start from its center. False: stopped meanwhile."""
     session = session_of(order.run)
-    session.number, session.seq = order.session, 0
+    session.seq = 0
     try:
         reply = _link(order, session, actor).call(Join(order.epoch, order.worker, order.session))
     except Stopped:
@@ -164,7 +160,7 @@ def train_round(order: RoundOrder, actor: Any) -> RoundReport | None:
 
 def _link(order: RoundOrder, session: Session, actor: Any) -> Link:
     cluster = session.replica.job.cluster
-    return Link(actor, wire=cluster.wire, timeout=cluster.stall_timeout, stopped=stopped)
+    return Link(actor, wire=cluster.wire, stopped=stopped)
 
 
 def _rule(job: Job) -> UpdateRule:

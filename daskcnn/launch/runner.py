@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Self
 
+import numpy as np
 from distributed import Client
 
 from daskcnn.classifier import Classifier, Facts
@@ -36,7 +37,7 @@ from daskcnn.report.summary import build_summary, worker_totals
 
 Event = dict[str, Any]
 SETTLE = 2.0  # seconds without a new worker, where the job takes all there are
-STATUS: dict[type[UserError], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
+STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
 @dataclass(frozen=True)
@@ -222,9 +223,10 @@ def _recorded(
         checkpoint = None
         if resume is not None and (checkpoint := latest(directory.checkpoints, warn=recorder.warn)):
             recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
-        recorder.emit(_start_event(recorder))
         if checkpoint:
             _check_same_data(checkpoint, prepared)
+        recorder.emit(_start_event(recorder))
+        if checkpoint:
             recorder.emit({"event": "resume", "path": str(checkpoint.path), "step": checkpoint.step})
         yield recorder, checkpoint
 
@@ -250,19 +252,23 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
 
 def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:
     job = context.job
-    calibrate_all(context)
-    state = to_state(checkpoint, job) if checkpoint else None
-    recorder.begun = time.monotonic()
-    strategy = (LayerSharded if job.train.strategy == "layer" else DataParallel)(context, state)
+    strategy: DataParallel | LayerSharded | None = None
     try:
+        calibrate_all(context)
+        state = to_state(checkpoint, job) if checkpoint else None
+        recorder.begun = time.monotonic()
+        strategy = (LayerSharded if job.train.strategy == "layer" else DataParallel)(context, state)
         final = strategy.train()
         seconds = recorder.seconds
         test = context.score(final.weights, "test", 0, len(context.dataset.test))
         summary = _summary(recorder, "done", final, seconds, test)
-    except UserError as error:
+    except Exception as error:
         status = STATUS.get(type(error), "failed")
-        _write_summary(recorder, _summary(recorder, status, strategy.state, recorder.seconds, None))
-        raise _with_remedy(error, recorder) from error
+        reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
+        _write_summary(recorder, _summary(recorder, status, reached, recorder.seconds, None))
+        if isinstance(error, UserError) and strategy:
+            raise _with_remedy(error, recorder) from error
+        raise
     finally:
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()

@@ -153,6 +153,8 @@ class ParameterServer:
     def _on_leave(self, leave: Leave) -> list[Instruction]:
         member = self._members.get(leave.worker)
         if member is None or leave.session < member.session:
+            # a join of that session may still be on its way: it would come from the dead
+            self._sessions[leave.worker] = max(self._sessions.get(leave.worker, leave.session), leave.session)
             return []
         return self._remove(leave.worker, Code.LEFT, "the worker left")
 
