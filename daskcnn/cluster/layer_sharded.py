@@ -174,6 +174,8 @@ class LayerSharded:
             self._save()
 
     def _remember(self, step: int, weights: Array, velocity: Array, validation: Score | None) -> None:
+        if not np.isfinite(weights).all():  # the last step may have spoilt what its own loss does not show yet
+            raise Diverged(f"weights after step {step}: not finite, training diverged; lower train.lr")
         book = {"best": self.best, "worse": self.worse}
         epoch = step / self.steps_per_epoch
         self.state = TrainingState(step, epoch, weights, {MOMENTUM: velocity}, book, validation)

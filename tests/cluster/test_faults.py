@@ -13,6 +13,7 @@ import pytest
 from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
 
 from daskcnn.errors import Diverged, Interrupted, Lost
+from daskcnn.report.checkpoint import load
 
 pytestmark = pytest.mark.cluster
 
@@ -61,7 +62,7 @@ def test_new_server_goes_on_when_its_host_is_killed(synthetic: str, runs: str, s
     assert result.summary["epochs"] == 4
 
 
-def test_stopped_worker_is_given_up_and_its_late_push_refused(synthetic: str, runs: str) -> None:
+def test_stopped_worker_is_given_up(synthetic: str, runs: str) -> None:
     """SIGSTOP: the worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
     job = small_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 2.0})
     with local_cluster(2) as client:
@@ -95,10 +96,17 @@ def test_newcomer_is_mentioned_and_ignored(synthetic: str, runs: str) -> None:
     assert Counter(event["worker"] for event in watch.of("round")[-5:]) == {"cpu-0": 5}
 
 
-def test_divergence_keeps_the_last_good_checkpoint(three_workers: Any, synthetic: str, runs: str) -> None:
-    job = small_job(synthetic, runs, train={"lr": 1e6, "schedule": "constant"}, cluster={"workers": {"cpu": 2}})
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_divergence_ends_the_run_with_finite_checkpoints_only(
+    three_workers: Any, synthetic: str, runs: str, strategy: str
+) -> None:
+    train = {"strategy": strategy, "lr": 1e6, "schedule": "constant"}
+    run_ = {"name": "it", "checkpoint_every": 0.04}
+    job = small_job(synthetic, runs, train=train, run=run_, cluster={"workers": {"cpu": 2}})
     with pytest.raises(Diverged, match=r"lower train\.lr"):
         run(three_workers, job)
+    for path in (Path(runs) / "it/checkpoints").glob("step-*"):
+        assert all(np.isfinite(array).all() for array in load(path).arrays.values())
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
