@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,17 @@ import psutil
 from threadpoolctl import ThreadpoolController
 
 from daskcnn.errors import ClusterError
+from daskcnn.pool import Pool as Pool
+
+LINE = 64
+"""Bytes of a cache line: scratch arrays start at one."""
+ROUNDING = 64 * LINE
+"""What that adds to the bytes of a pass, at most."""
 
 Array: TypeAlias = npt.NDArray[Any]
 """An array of the backend in use; CuPy's have the same interface as far as we use it."""
 
 DeviceKind = Literal["cpu", "gpu"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Backend:
     from_host: Callable[[npt.NDArray[Any]], Array]
     to_host: Callable[[Array], npt.NDArray[Any]]
     synchronize: Callable[[], None]
+    block_bytes: int = sys.maxsize
+    """Of an array that one step of a pass works on: what stays in a core's cache; on a GPU all, for few launches."""
 
     def scalar(self, x: Any) -> float:
         """The Python number in an array of one element; waits for the device."""
@@ -46,7 +52,7 @@ def _nothing() -> None:
     return None
 
 
-NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing)
+NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing, 1 << 18)
 
 
 def _cupy() -> Backend:
@@ -73,56 +79,58 @@ def backend(kind: DeviceKind) -> Backend:
     return BACKENDS[kind]()
 
 
-class Pool:
-    """Threads of one worker. Work is given as thunks; BLAS must be single-threaded inside (`single_threaded_blas`)."""
-
-    def __init__(self, threads: int = 1) -> None:
-        if threads < 1:
-            raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
-        self.threads = threads
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="daskcnn") if threads > 1 else None
-
-    def map(self, function: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
-        """`function` of every item, results in order; the first exception is raised. Runs inline on one thread."""
-        if self._executor is None:
-            return [function(item) for item in items]
-        # NumPy's error state is a context variable: threads see the caller's only if it is handed on
-        futures = [self._executor.submit(copy_context().run, function, item) for item in items]
-        return [future.result() for future in futures]
-
-    def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
-        """Cut range(size) into one slice a thread, nearly equal, none shorter than `at_least` (if size allows)."""
-        parts = max(1, min(self.threads, size // at_least))
-        edges = [size * i // parts for i in range(parts + 1)]
-        return [slice(a, b) for a, b in pairwise(edges)]
-
-    def close(self) -> None:
-        """Stop the threads."""
-        if self._executor is not None:
-            self._executor.shutdown()
-
-
 class Workspace:
-    """Scratch arrays kept between steps, by name: an array is reused when it is large enough, replaced when not."""
+    """Scratch arrays by name, cut off one slab that every pass uses again: held is what the largest pass takes.
+
+    A pass begins with `recycle`. What does not fit the slab is newly made, and the slab enlarged for the next pass.
+    """
 
     def __init__(self, xp: Any = np) -> None:
         self._xp = xp
-        self._flat: dict[tuple[str, str], Array] = {}
+        self._slab: Array | None = None
+        self._used = 0
+        self._taken: dict[tuple[str, str], Array] = {}
+        self._beside: dict[tuple[str, str], int] = {}  # bytes of those that did not fit
+        self._lock = threading.Lock()
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array of this shape. A later `take` of the same name returns the same memory."""
         dtype = np.dtype(dtype)
         key, size = (name, dtype.str), int(np.prod(shape, dtype=np.int64))
-        flat = self._flat.get(key)
-        if flat is None or flat.size < size:
-            self._flat.pop(key, None)  # freed before the larger one is made
-            flat = self._flat[key] = self._xp.empty(size, dtype)
+        with self._lock:
+            flat = self._taken.get(key)
+            if flat is None or flat.size < size:
+                self._taken.pop(key, None)  # freed before the larger one is made
+                flat = self._taken[key] = self._new(key, size, dtype)
         return flat[:size].reshape(shape)
+
+    def _new(self, key: tuple[str, str], size: int, dtype: np.dtype[Any]) -> Array:
+        start, nbytes = self._used + -self._used % LINE, size * dtype.itemsize
+        if self._slab is not None and start + nbytes <= self._slab_bytes:
+            self._used = start + nbytes
+            return self._slab[start : self._used].view(dtype)
+        self._beside[key] = nbytes
+        return self._xp.empty(size, dtype)
+
+    def recycle(self, nbytes: int = 0) -> None:
+        """All that was taken may be given out again: nobody uses it any more. The next pass takes so many bytes."""
+        with self._lock:
+            self._taken.clear()
+            beside = sum(n + LINE for n in self._beside.values())
+            if (needed := max(nbytes, self._used + beside if beside else 0)) > self._slab_bytes:
+                self._slab = None  # freed before the larger one is made
+                self._slab = self._xp.empty(needed, np.uint8)
+            self._beside.clear()
+            self._used = 0
+
+    @property
+    def _slab_bytes(self) -> int:
+        return 0 if self._slab is None else len(self._slab)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(int(a.nbytes) for a in self._flat.values())
+        return self._slab_bytes + sum(self._beside.values())
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.config import Job
 from daskcnn.errors import DataError
-from daskcnn.nn import Context, predict
+from daskcnn.nn import Context, Params, State, predict
 from daskcnn.replica import initial_weights, network_of
 from daskcnn.store import Described, normalise
 
@@ -68,12 +68,12 @@ class Classifier:
             raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
         cuts = range(0, len(images), BATCH)
         none = np.zeros((0, len(self.classes)), self.job.model.dtype)
+        weights, ctx = self.layout.views(self.weights), Context(Device(), kept={})
         with single_threaded_blas():
-            return np.concatenate([none, *(self._probabilities(images[i : i + BATCH]) for i in cuts)])
+            return np.concatenate([none, *(self._probabilities(images[i : i + BATCH], *weights, ctx) for i in cuts)])
 
-    def _probabilities(self, images: npt.NDArray[np.uint8]) -> Array:
-        params, state = self.layout.views(self.weights)
+    def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)
-        scores = predict(self.model, params, state, x, Context(Device()))
+        scores = predict(self.model, params, state, x, ctx)
         exp = np.exp(scores - scores.max(axis=1, keepdims=True))
         return exp / exp.sum(axis=1, keepdims=True)

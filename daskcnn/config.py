@@ -64,7 +64,10 @@ def _named_schedule(value: Any) -> Any:
 
 
 class Train(Options):
-    """`[train]`: how. `early_stopping` counts epochs without a better validation accuracy."""
+    """`[train]`: how. `early_stopping` counts epochs without a better validation accuracy.
+
+    `workspace_mib` is what a layer may take for scratch memory on each worker, in MiB.
+    """
 
     strategy: str = "sgwu"
     partition: str | None = None
@@ -79,6 +82,7 @@ class Train(Options):
     loss: Literal["softmax", "squared"] = "softmax"
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int | None = Field(None, ge=1)
+    workspace_mib: int = Field(1024, ge=1)
     replica_size: int = Field(1, ge=1)
     early_stopping: int | None = Field(None, ge=1)
 

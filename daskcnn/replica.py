@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.config import Job, Schedule
+from daskcnn.conv import ConvSpec
+from daskcnn.conv.tuner import tune
 from daskcnn.errors import Diverged
 from daskcnn.nn import (
     LOSSES,
@@ -33,6 +35,8 @@ from daskcnn.store import Batch, BatchPlan, Dataset, Described, Split, batches
 
 Clock = Callable[[], float]
 EVALUATION_BATCH = 500
+TUNING = 10.0
+"""Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
 
@@ -73,6 +77,15 @@ class Trained:
 def network_of(job: Job, dataset: Described) -> Sequential:
     """The job's network for this data set. Raises ValueError where they do not fit."""
     return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+
+
+def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
+    """Every convolution of a network for images (H, W, C) by name, as the problem it is for N of them."""
+    return [
+        (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, dtype))
+        for name, layer, shape in model.shapes(tuple(in_shape))
+        if isinstance(layer, Conv)
+    ]
 
 
 def optimizer_of(job: Job) -> SGD:
@@ -151,8 +164,8 @@ class Replica:
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}: training diverged at learning rate {lr:.3g}; lower train.lr")
-        self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads)
-        self.optimizer.step(self.weights[: self.layout.parameter_size], self._grads, self.velocity, lr)
+        self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
+        self.optimizer.step(self.weights[: self.layout.parameter_size], self._grads, self.velocity, lr, self.device)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, int(self.device.backend.scalar(right))
@@ -194,16 +207,25 @@ class Replica:
         """Loss and right answers of the present weights on samples lo…hi of a split."""
         plan = BatchPlan(((lo, hi),), EVALUATION_BATCH, seed=0, shuffle=False)
         total, backend = Score(0.0, 0, 0), self.device.backend
+        ctx = Context(self.device, kept={})
         with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
             for batch in ready:
                 if stop():
                     raise Stopped
-                scores = predict(self.model, self._params, self._state, batch.x, Context(self.device))
+                scores = predict(self.model, self._params, self._state, batch.x, ctx)
                 labels = backend.from_host(batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
                 right = int(backend.scalar(correct(scores, labels)))
                 total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
         return total
+
+    def tune(self, seconds: float = TUNING) -> None:
+        """Let the planner measure the network's convolutions, those that this machine does not remember.
+
+        To be called before `calibrate`, which should see the speed of training.
+        """
+        shapes = convolutions(self.model, self.dataset.shape, self._batch_size, self.job.model.dtype)
+        tune([spec for _, spec in shapes], self.device, clock=self._clock, seconds=seconds)
 
     def calibrate(self, *, steps: int = 5) -> tuple[float, dict[str, float]]:
         """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
@@ -224,9 +246,14 @@ class Replica:
         self.adopt_velocity(velocity)
         return whole, convs
 
+    @property
+    def _batch_size(self) -> int:
+        """Samples of a whole minibatch."""
+        return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
+
     def _random_batch(self) -> Batch:
         rng = np.random.default_rng(self.job.train.seed)
-        n = min(self.job.train.batch_size, training_samples(self.job, self.dataset))
+        n = self._batch_size
         H, W, C = self.dataset.shape
         x = rng.standard_normal((H, W, n, C)).astype(self.job.model.dtype)
         return Batch(x, rng.integers(0, len(self.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))

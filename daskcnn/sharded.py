@@ -70,12 +70,13 @@ class Piece:
         params, state = map_leaves(move, self.params), map_leaves(move, self.state)
         return Piece(params, state, move(self.velocity), self.layout)
 
-    def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, xp: Any) -> Piece:
+    def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
         """The piece after one step of the optimizer; `grads` as backward returns them."""
+        xp = device.xp
         vector = self.layout.flatten(self.params, state, xp=xp)
         velocity = self.velocity.copy()
         size = self.layout.parameter_size
-        optimizer.step(vector[:size], self.layout.flatten(grads, {}, xp=xp), velocity, lr)
+        optimizer.step(vector[:size], self.layout.flatten(grads, {}, xp=xp), velocity, lr, device)
         return Piece(*self.layout.views(vector), velocity, self.layout)
 
 
@@ -178,9 +179,9 @@ def conv_backward(
     assert stage.conv is not None
     backend = device.backend
     ctx = Context(device, training=True, need_dx=need_dx)
-    residual = stage.conv.residual(shard.params, backend.from_host(x), device)
+    residual = stage.conv.residual(shard.params, backend.from_host(x), ctx)
     dx, grads = stage.conv.backward(shard.params, residual, backend.from_host(dy), ctx)
-    return None if dx is None else backend.to_host(dx), shard.descended(grads, {}, optimizer, lr, backend.xp)
+    return None if dx is None else backend.to_host(dx), shard.descended(grads, {}, optimizer, lr, device)
 
 
 @_QUIET
@@ -219,7 +220,7 @@ def merged_backward(
     ctx = Context(device, training=True, keys=keys, need_dx=need_dx)
     dx, grads = stage.rest.backward(params, residual, device.backend.from_host(dy), ctx)
     back = None if dx is None else device.backend.to_host(dx)
-    return back, piece and piece.descended(grads, new_state, optimizer, lr, device.xp)
+    return back, piece and piece.descended(grads, new_state, optimizer, lr, device)
 
 
 @_QUIET

@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from standin import DEVICES, device_of
 
 from daskcnn.arrays import Device
+from daskcnn.conv.memory import memory_of
+from daskcnn.conv.planner import forget_plans
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes that tests start keep what they measure here, never in the user's own folder.
+
+    And they measure nothing unless a test asks for it: which algorithm wins must not decide about a last digit.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DASKCNN_TUNE", "0")
+        patch.setenv("DASKCNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _cache_of_the_session: None) -> Iterator[Path]:
+    """A cache folder of the test's own: plans do not depend on what was measured before."""
+    folder = tmp_path / "daskcnn-cache"
+    monkeypatch.setenv("DASKCNN_CACHE_DIR", str(folder))
+    memory_of.cache_clear()
+    forget_plans()
+    yield folder
+    memory_of.cache_clear()
+    forget_plans()
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans follow measurements, as outside of tests."""
+    monkeypatch.setenv("DASKCNN_TUNE", "1")
+    forget_plans()
 
 
 @pytest.fixture(params=DEVICES)

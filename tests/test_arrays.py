@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import (
+    LINE,
     NUMPY,
     Backend,
     Device,
@@ -192,6 +193,23 @@ def test_scratch_memory_is_apart_by_name_and_dtype() -> None:
     for i, one in enumerate(kept):
         assert not any(np.shares_memory(one, other) for other in kept[i + 1 :])
     assert scratch.take("c", (), "float32").shape == ()
+
+
+def test_a_pass_takes_the_memory_of_the_one_before(device: Device) -> None:
+    scratch = device.workspace
+    for _ in range(3):
+        scratch.recycle()
+        one, other = scratch.take("a", (100,), "float32"), scratch.take("b", (10,), "float64")
+        one[...], other[...] = 1, 2
+        assert device.backend.scalar(one.sum()) == 100  # they do not share memory within a pass
+    held = scratch.nbytes
+    assert 480 <= held <= 480 + 2 * LINE
+    scratch.recycle()
+    scratch.take("of another pass", (120,), "float32")
+    assert scratch.nbytes == held
+    scratch.recycle(1000)
+    scratch.take("foreseen", (250,), "float32")
+    assert scratch.nbytes == 1000
 
 
 # --- random numbers ---

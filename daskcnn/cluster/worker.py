@@ -80,7 +80,8 @@ def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
     with _lock:
         for other in list(_sessions):
             forget_run(other)
-        device = Device.of(kind, threads=job.train.threads or get_worker().state.nthreads)
+        threads = job.train.threads or get_worker().state.nthreads
+        device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
         throttle = float(os.environ.get(THROTTLE, "1"))
         clock = time.perf_counter
         replica = Replica(job, dataset_of(job), device, clock=clock, throttle=throttle, pause=time.sleep)
@@ -117,6 +118,7 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
     session = open_session(run, job, kind)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
+        session.replica.tune()
         seconds, convs = session.replica.calibrate()
     return Calibration(seconds, convs, profile.threads, profile.name, profile.memory)
 

@@ -1,8 +1,9 @@
 """Convolution: the problem, the algorithms and the choice between them."""
 
 from daskcnn.conv.algorithm import ConvAlgorithm, Prepared
+from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.im2col import Im2col
-from daskcnn.conv.planner import ALGORITHMS, ConvPlan, plan
+from daskcnn.conv.planner import ConvPlan, plan
 from daskcnn.conv.spec import ConvSpec
 
 __all__ = ["ALGORITHMS", "ConvAlgorithm", "ConvPlan", "ConvSpec", "Im2col", "Prepared", "plan"]

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
 
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.spec import ConvSpec
 
 Prepared: TypeAlias = Any
 """An algorithm's own form of the kernels; only the algorithm that made it looks inside."""
+
+Direction = Literal["forward", "backward", "backward_filter"]
+"""What is asked for: y; dx and dw together; dw alone, as of a network's first layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One stage of a direction: floating-point operations, bytes read and written, and the shape of its GEMMs.
+
+    `gemm` is (m, k, n) of one product, m rows of the left factor; None for a stage that only moves numbers.
+    """
+
+    stage: str
+    flops: int
+    bytes: int
+    gemm: tuple[int, int, int] | None = None
 
 
 class ConvAlgorithm(Protocol):
@@ -20,6 +37,8 @@ class ConvAlgorithm(Protocol):
     """
 
     name: str
+    version: int
+    """Raised when its speed changes, so that measurements of an older one are not believed."""
 
     def supports(self, spec: ConvSpec) -> bool:
         """Whether this algorithm can compute the problem at all."""
@@ -27,6 +46,10 @@ class ConvAlgorithm(Protocol):
 
     def workspace(self, spec: ConvSpec) -> int:
         """Bytes of scratch memory on one thread at the smallest blocking, the largest of the three directions."""
+        ...
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        """What the direction costs, stage by stage, for the planner's model."""
         ...
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
@@ -43,4 +66,8 @@ class ConvAlgorithm(Protocol):
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """dw, the adjoint of `forward` in w."""
+        ...
+
+    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """(dx, dw): both adjoints, what they have in common done once."""
         ...

@@ -89,9 +89,8 @@ def run(
 
     `held` bytes of the limit are in use already.
     """
-    fit = (device.workspace_limit - held) // (numbers * spec.itemsize)
     free: SimpleQueue[Array] = SimpleQueue()
-    for i in range(max(1, min(device.pool.threads, len(tasks), fit))):
+    for i in range(at_once(len(tasks), numbers, spec, device, held)):
         free.put(take(device, f"columns{i}", (numbers,), spec))
 
     def with_scratch(task: Task) -> None:
@@ -102,6 +101,12 @@ def run(
             free.put(scratch)
 
     device.pool.map(with_scratch, tasks)
+
+
+def at_once(tasks: int, numbers: int, spec: ConvSpec, device: Device, held: int) -> int:
+    """How many of so many tasks can run side by side, with `numbers` of scratch each and `held` bytes taken."""
+    fit = (device.workspace_limit - held) // (numbers * spec.itemsize)
+    return max(1, min(device.pool.threads, tasks, fit))
 
 
 def _overlap(start: int, size: int, extent: int) -> tuple[slice, slice]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 
-from daskcnn.arrays import Array, Device
-from daskcnn.conv.algorithm import Prepared
+from daskcnn.arrays import ROUNDING, Array, Device
+from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.blocks import Block, Tile, choose, least_bytes, nearly_equal, ranges_of
-from daskcnn.conv.columns import Origin, PaddedMap, map_bytes, run, take
+from daskcnn.conv.columns import Origin, PaddedMap, at_once, map_bytes, run, take
 from daskcnn.conv.spec import ConvSpec
 
 PIXELS = 512
@@ -29,6 +30,7 @@ class Im2col:
     """GEMM over columns that are expanded along the width only. Supports every problem."""
 
     name = "im2col"
+    version = 1
 
     def supports(self, spec: ConvSpec) -> bool:
         """Always true."""
@@ -37,7 +39,19 @@ class Im2col:
     def workspace(self, spec: ConvSpec) -> int:
         """Bytes: padded map, smallest block's columns, and the kernels flipped or a product of their gradient."""
         forward = _least(_inner(spec)) + _kernel_bytes(spec)
-        return max([forward, *(_least(p.spec) + _phase_bytes(p, spec) for p in _phases(spec))])
+        return ROUNDING + max([forward, *(_least(p.spec) + _phase_bytes(p, spec) for p in _phases(spec))])
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        """Columns and products of the direction."""
+        taps, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
+        columns = Work("columns", 0, 2 * pixels * spec.S * spec.C * spec.itemsize)
+        forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, taps, spec.K)))
+        dw = (columns, Work("products", spec.flops, _moved(spec), (taps, pixels, spec.K)))
+        back = _phases(spec)[0].spec
+        taps = back.R * back.S * back.C
+        columns = Work("columns", 0, 2 * spec.H * spec.W * spec.N * spec.S * spec.K * spec.itemsize)
+        dx = (columns, Work("products", spec.flops, _moved(spec), (spec.H * spec.W * spec.N, taps, spec.C)))
+        return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
         """The kernels themselves, contiguous."""
@@ -45,18 +59,23 @@ class Im2col:
 
     def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:
         """y (out_H, out_W, N, K)."""
+        inner, device = _inner(spec), _limited(device)
+        device.workspace.recycle(_correlation_bytes(inner, device, held=0))
         y = device.xp.empty(spec.y_shape, spec.dtype)
-        _correlate(_inner(spec), x, _corner(spec), prepared, y, device, held=0)
+        _correlate(inner, x, _corner(spec), prepared, y, device, held=0)
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
         """dx (H, W, N, C)."""
+        device = _limited(device)
         if spec.stride == (1, 1):
-            dx = device.xp.empty(spec.x_shape, spec.dtype)
-            _correlate_phase(_phases(spec)[0], spec, dy, prepared, dx, device)
+            dx, (phase,) = device.xp.empty(spec.x_shape, spec.dtype), _phases(spec)
+            device.workspace.recycle(_phase_total(phase, spec, device))
+            _correlate_phase(phase, spec, dy, prepared, dx, device)
             return dx
         dx = device.xp.zeros(spec.x_shape, spec.dtype)  # a phase without taps stays zero
         for phase in _phases(spec):
+            device.workspace.recycle(_phase_total(phase, spec, device))
             part = take(device, "phase", phase.spec.y_shape, spec)
             _correlate_phase(phase, spec, dy, prepared, part, device)
             dx[phase.pixels] = part
@@ -64,9 +83,14 @@ class Im2col:
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that the threads do not change."""
-        xp, inner = device.xp, _inner(spec)
+        device, inner = _limited(device), _inner(spec)
+        xp, (block, parts), kernels = device.xp, _filter_blocks(spec, device), nearly_equal(spec.K, KERNELS)
+        numbers = block.numbers(inner) + spec.R * spec.S * spec.C * kernels
+        held = map_bytes(inner) + (len(parts) - 1) * _kernel_bytes(spec)
+        tasks_of_parts = len(parts) * len(ranges_of(spec.K, kernels))
+        scratch = at_once(tasks_of_parts, numbers, spec, device, held) * numbers * spec.itemsize
+        device.workspace.recycle(held + scratch + ROUNDING)
         padded = PaddedMap.of(inner, x, _corner(spec), device)
-        block, parts = _filter_blocks(spec, device)
         dw = xp.empty((spec.R * spec.S * spec.C, spec.K), spec.dtype)
         sums = [dw, *take(device, "sums", (len(parts) - 1, *dw.shape), spec)]
 
@@ -74,13 +98,15 @@ class Im2col:
             (total, tiles), kernels = task
             _add_up(total[:, kernels], padded, dy, kernels, tiles, scratch)
 
-        kernels = nearly_equal(spec.K, KERNELS)
         tasks = list(product(zip(sums, parts, strict=True), ranges_of(spec.K, kernels)))
-        held = map_bytes(inner) + (len(parts) - 1) * _kernel_bytes(spec)
-        run(add_up, tasks, block.numbers(inner) + len(dw) * kernels, spec, device, held)
+        run(add_up, tasks, numbers, spec, device, held)
         for other in sums[1:]:
             dw += other
         return dw.reshape(spec.w_shape)
+
+    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """(dx, dw), one after the other: they share nothing."""
+        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +117,11 @@ class _Phase:
     origin: Origin
     pixels: tuple[slice, slice]
     taps: tuple[slice, slice]
+
+
+def _limited(device: Device) -> Device:
+    """The device, less what it takes for scratch arrays to start at cache lines."""
+    return replace(device, workspace_limit=device.workspace_limit - ROUNDING)
 
 
 def _correlate(
@@ -106,6 +137,18 @@ def _correlate(
         device.xp.matmul(padded.columns(tile, scratch), matrix, out=tile.of(out))
 
     run(multiply, block.tiles(spec), block.numbers(spec), spec, device, held)
+
+
+def _correlation_bytes(spec: ConvSpec, device: Device, *, held: int) -> int:
+    """All scratch memory of `_correlate`, and what is held."""
+    held += map_bytes(spec)
+    block = choose(spec, PIXELS, device.workspace_limit - held)
+    numbers = block.numbers(spec)
+    return held + at_once(len(block.tiles(spec)), numbers, spec, device, held) * numbers * spec.itemsize + ROUNDING
+
+
+def _phase_total(phase: _Phase, spec: ConvSpec, device: Device) -> int:
+    return _correlation_bytes(phase.spec, device, held=_phase_bytes(phase, spec))
 
 
 def _correlate_phase(phase: _Phase, spec: ConvSpec, dy: Array, w: Array, out: Array, device: Device) -> None:
@@ -175,6 +218,12 @@ def _phase(spec: ConvSpec, row: tuple[int, slice, slice], col: tuple[int, slice,
     H, W = len(range(spec.H)[pixel_rows]) + R - 1, len(range(spec.W)[pixel_cols]) + S - 1
     inner = ConvSpec(spec.N, H, W, C=spec.K, K=spec.C, R=R, S=S, dtype=spec.dtype)
     return _Phase(inner, (h, w), (pixel_rows, pixel_cols), (r, s))
+
+
+def _moved(spec: ConvSpec) -> int:
+    """Bytes of the map, the kernels and the output."""
+    shapes = (spec.x_shape, spec.w_shape, spec.y_shape)
+    return sum(prod(shape) for shape in shapes) * spec.itemsize
 
 
 def _least(spec: ConvSpec) -> int:

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from daskcnn.arrays import Array, Device
-from daskcnn.conv.algorithm import ConvAlgorithm, Prepared
-from daskcnn.conv.im2col import Im2col
+from daskcnn.arrays import Array, Backend, Device
+from daskcnn.conv.algorithm import Prepared
+from daskcnn.conv.algorithms import ALGORITHMS
+from daskcnn.conv.cost import CPU, RATES, Seconds, predict
+from daskcnn.conv.memory import believed, key, memory_of
 from daskcnn.conv.spec import ConvSpec
 
-ALGORITHMS: dict[str, ConvAlgorithm] = {"im2col": Im2col()}
-"""Every algorithm by name, the one to be preferred first."""
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An algorithm that supports a problem and fits: bytes it needs, seconds foreseen, and measured if they were."""
+
+    name: str
+    workspace: int
+    predicted: Seconds
+    measured: Seconds | None
 
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """A decision: the problem, the algorithm's name, bytes of scratch memory it needs and may use, the reason."""
+    """A decision: the problem, the algorithm's name, bytes of scratch memory it needs and may use, the reason.
+
+    `seconds` of a training step are measured, or else predicted; `need_dx` says whether they include dx.
+    """
 
     spec: ConvSpec
     algorithm: str
     workspace: int
     workspace_limit: int
     reason: str
+    seconds: float
+    measured: bool
+    need_dx: bool
+
+    @property
+    def flops_per_second(self) -> float:
+        """Operations of the direct convolution a second, whatever the algorithm spares; measured or predicted."""
+        return (3 if self.need_dx else 2) * self.spec.flops / self.seconds
 
     def explain(self) -> str:
         """The decision in one line."""
@@ -30,7 +51,8 @@ class ConvPlan:
         need, limit = (f"{n / 2**20:.1f} MiB" for n in (self.workspace, self.workspace_limit))
         return (
             f"{s.R}×{s.S} {s.C}→{s.K} on {s.H}×{s.W}, batch {s.N}, stride {s.stride}, pad {s.pad}, {s.dtype}: "
-            f"{self.algorithm} ({self.reason}); {s.flops / 1e9:.3g} GFLOP a direction, workspace {need} to {limit}"
+            f"{self.algorithm} ({self.reason}); {s.flops / 1e9:.3g} GFLOP a direction, "
+            f"{self.flops_per_second / 1e9:.3g} GFLOP/s, workspace {need} to {limit}"
         )
 
     def prepare(self, w: Array, device: Device) -> Prepared:
@@ -54,29 +76,106 @@ class ConvPlan:
         _expect("dy", dy, self.spec.y_shape)
         return ALGORITHMS[self.algorithm].backward_filter(self.spec, x, dy, self._limited(device))
 
+    def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """(dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K), what they have in common done once."""
+        _expect("x", x, self.spec.x_shape)
+        _expect("dy", dy, self.spec.y_shape)
+        return ALGORITHMS[self.algorithm].backward(self.spec, x, dy, prepared, self._limited(device))
+
     def _limited(self, device: Device) -> Device:
         return replace(device, workspace_limit=self.workspace_limit)
 
 
-def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None) -> ConvPlan:
-    """Choose the first algorithm that supports the problem and fits the limit (bytes; the device's by default).
+def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, need_dx: bool = True) -> ConvPlan:
+    """Choose the algorithm of the fastest training step: measured on this machine, or else predicted.
 
-    Raises ValueError where none does.
+    workspace_limit: bytes; the device's by default. need_dx: false for a first layer. Raises ValueError where nothing
+    fits the limit.
     """
-    return _plan(spec, device.workspace_limit if workspace_limit is None else workspace_limit)
+    limit = device.workspace_limit if workspace_limit is None else workspace_limit
+    return _plan(spec, limit, device.backend, device.pool.threads, need_dx)
+
+
+def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[Candidate]:
+    """All that support the problem and fit the device's limit, the best first.
+
+    Where any of them were measured, those come first: a prediction is not held against a measurement.
+    """
+    return _candidates(spec, device.workspace_limit, device.backend, device.pool.threads, need_dx)
+
+
+def versions(spec: ConvSpec) -> dict[str, int]:
+    """The algorithms that support a problem, as entries of the memory name them."""
+    return {name: a.version for name, a in ALGORITHMS.items() if a.supports(spec)}
+
+
+def forget_plans() -> None:
+    """Plan anew: the memory knows more than it did."""
+    _plan.cache_clear()
 
 
 @lru_cache(maxsize=1024)
-def _plan(spec: ConvSpec, limit: int) -> ConvPlan:
+def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, need_dx: bool) -> ConvPlan:
+    fit = _candidates(spec, limit, backend, threads, need_dx)
+    if not fit:
+        raise _nothing_fits(spec, limit)
+    best, measured = fit[0], fit[0].measured is not None
+    seconds = (best.measured or best.predicted).step(need_dx)
+    reason = "; ".join([_against(fit, need_dx), *_left_out(spec, fit)])
+    return ConvPlan(spec, best.name, best.workspace, limit, reason, seconds, measured, need_dx)
+
+
+def _candidates(spec: ConvSpec, limit: int, backend: Backend, threads: int, need_dx: bool) -> list[Candidate]:
+    rates = RATES.get(backend.name, CPU)
+    entry = memory_of(backend).entries.get(key(spec, threads, limit)) if believed() else None
+    measured = entry.seconds if entry is not None and entry.versions == versions(spec) else {}
+    found = []
+    for name, algorithm in ALGORITHMS.items():
+        if algorithm.supports(spec) and (need := algorithm.workspace(spec)) <= limit:
+            known = Seconds(*measured[name]) if name in measured else None
+            found.append(Candidate(name, need, predict(algorithm, spec, rates, threads), known))
+    return sorted(found, key=lambda c: (c.measured is None, (c.measured or c.predicted).step(need_dx)))
+
+
+def _nothing_fits(spec: ConvSpec, limit: int) -> ValueError:
     needs = {name: a.workspace(spec) for name, a in ALGORITHMS.items() if a.supports(spec)}
-    for name, need in needs.items():
-        if need <= limit:
-            return ConvPlan(spec, name, need, limit, f"the first of {', '.join(needs)} to fit")
     name, need = min(needs.items(), key=lambda item: item[1])
-    raise ValueError(
+    return ValueError(
         f"workspace_limit={limit} bytes: {name}, the least demanding algorithm, needs {need} for {spec}; "
         f"raise the limit or use a smaller batch"
     )
+
+
+def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
+    """The best one's time, and the runner-up's where it is of the same kind."""
+    best, *others = fit
+    kind = "predicted" if best.measured is None else "measured"
+    times = [(c.name, c.measured or c.predicted) for c in others[:1] if (c.measured is None) == (best.measured is None)]
+    seconds = readable((best.measured or best.predicted).step(need_dx))
+    return f"{kind} {seconds}" + "".join(f" against {name}'s {readable(t.step(need_dx))}" for name, t in times)
+
+
+def _left_out(spec: ConvSpec, fit: Sequence[Candidate]) -> Iterator[str]:
+    """Why there was no choice, and who would take too much memory."""
+    supported, fitting = versions(spec), {c.name for c in fit}
+    others = [name for name in ALGORITHMS if name not in supported]
+    if len(supported) == 1 and others:
+        yield f"{_unusual(spec, others)} is not supported by {', '.join(others)}"
+    if large := [name for name in supported if name not in fitting]:
+        yield f"more than the workspace limit for {', '.join(large)}"
+
+
+def _unusual(spec: ConvSpec, others: Sequence[str]) -> str:
+    plain = replace(spec, stride=(1, 1))
+    return f"stride {spec.stride}" if any(ALGORITHMS[name].supports(plain) for name in others) else "this shape"
+
+
+def readable(seconds: float) -> str:
+    """'1.2 ms', '3.4 s': three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
 
 
 def _expect(name: str, array: Array, shape: tuple[int, ...]) -> None:

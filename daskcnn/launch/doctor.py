@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 from distributed import Client
@@ -21,6 +22,8 @@ from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
 
 GIB = 1 << 30
+AVX2_KERNELS = frozenset({"haswell", "zen"})
+"""OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,25 @@ def _this_machine() -> Iterator[Finding]:
 
 
 def _blas() -> Finding:
-    libraries = [
-        f"{i['internal_api']} {i.get('version') or ''}".strip() for i in threadpool_info() if i["user_api"] == "blas"
-    ]
-    seen = ", ".join(libraries) or "none that threads can be set for"
+    libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
+    names = [f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}".strip() for i in libraries]
+    seen = ", ".join(names) or "none that threads can be set for"
+    if _has_avx512() and any(str(i.get("architecture")).lower() in AVX2_KERNELS for i in libraries):
+        remedy = (
+            "unset OPENBLAS_CORETYPE, or use a newer NumPy: AVX-512 lies idle, matrix products could be twice as fast"
+        )
+        return Finding("BLAS", True, seen, remedy)
     remedy = "" if libraries else "install a NumPy with OpenBLAS or MKL (pip's has OpenBLAS)"
     return Finding("BLAS", bool(libraries), seen, remedy)
+
+
+def _has_avx512(cpu: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has what OpenBLAS's kernels for it need; false where nobody can tell."""
+    try:
+        flags = next(line for line in cpu.read_text(encoding="utf-8").splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return False
+    return {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"} <= set(flags.split())
 
 
 def _gpu() -> Finding:

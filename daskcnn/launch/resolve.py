@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from daskcnn.arrays import Device, cpu_count
+from daskcnn.arrays import Device, Pool, cpu_count
 from daskcnn.config import Data, Job, Train, parse_job
-from daskcnn.conv import plan
+from daskcnn.conv import ConvPlan, ConvSpec, plan
 from daskcnn.errors import DataError, JobError
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
-from daskcnn.nn.layers.conv import Conv
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.replica import initial_weights, network_of, training_samples
+from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
 
@@ -101,6 +100,20 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
 
     Raises DataError or JobError naming what is wrong.
     """
+    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress)
+
+
+def checked_job(
+    job: Job, dataset: Dataset, *, progress: Progress, between: Callable[[], None] = lambda: None
+) -> Prepared:
+    """Check all of the data set, calling `between` between its chunks, and that the network fits."""
+    progress("check", 0, 0)
+    verify(dataset, between)
+    return fitted(job, dataset)
+
+
+def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
+    """The job's data set, made if it is not there yet. Raises DataError where it is another one, or cannot be made."""
     data = job.data
     assert data.path is not None, "resolved"
     missing = "://" not in data.path and not Path(data.path).exists()
@@ -119,9 +132,7 @@ def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
             f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}; "
             f"set data.order, or prepare it anew with --order {data.order} --out another path"
         )
-    progress("check", 0, 0)
-    verify(dataset)
-    return fitted(job, dataset)
+    return dataset
 
 
 def _may_be_made(data: Data) -> bool:
@@ -154,19 +165,22 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
 
 
 def _check_workspace(job: Job, dataset: Dataset) -> None:
-    """Plan every convolution, so that one that cannot fit is refused here."""
-    for _, spec in conv_specs(job, dataset):
-        plan(spec, Device())
+    """Plan every convolution, so that one that cannot fit is refused here. Raises ValueError."""
+    for name, spec in conv_specs(job, dataset):
+        try:
+            plan(spec, _device(job))
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error} (train.workspace_mib, train.batch_size)") from error
 
 
-def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, Any]]:
+def _device(job: Job) -> Device:
+    """This machine's processor, to plan with as a worker does."""
+    return Device(pool=Pool(job.train.threads or 1), workspace_limit=job.train.workspace_mib << 20)
+
+
+def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, ConvSpec]]:
     """Every convolution of the network by name, as the problem it is at the job's batch size."""
-    N = job.train.batch_size
-    return [
-        (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, job.model.dtype))
-        for name, layer, shape in network_of(job, dataset).shapes(dataset.shape)
-        if isinstance(layer, Conv)
-    ]
+    return convolutions(network_of(job, dataset), dataset.shape, job.train.batch_size, job.model.dtype)
 
 
 def readable_plan(prepared: Prepared) -> str:
@@ -181,9 +195,15 @@ def readable_plan(prepared: Prepared) -> str:
         "",
         describe(network_of(job, dataset), dataset.shape),
         "",
-        *(f"{name}: {plan(spec, Device()).explain()}" for name, spec in conv_specs(job, dataset)),
+        *(f"{name}: {planned.explain()}" for name, planned in _plans(job, dataset)),
     ]
     return "\n".join(lines)
+
+
+def _plans(job: Job, dataset: Dataset) -> list[tuple[str, ConvPlan]]:
+    """What this machine would choose; the first layer's input needs no gradient."""
+    specs, device = conv_specs(job, dataset), _device(job)
+    return [(name, plan(spec, device, need_dx=i > 0)) for i, (name, spec) in enumerate(specs)]
 
 
 def _workers(job: Job) -> str:

@@ -28,7 +28,7 @@ from daskcnn.cluster.start import calibrate_all, check_workers
 from daskcnn.config import Job
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.launch.keep import facts_of, to_checkpoint, to_state
-from daskcnn.launch.resolve import Prepared, prepare_job
+from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.replica import Score
 from daskcnn.report.checkpoint import Checkpoint, latest, save
 from daskcnn.report.progress import Progress, choose
@@ -102,7 +102,8 @@ class Recorder:
 class Signals:
     """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
 
-    From where Dask runs threads of its own, an exception that may come anywhere would leave them behind.
+    While threads are at work, Dask's or our own, an exception that may come anywhere, even within the start of one,
+    would leave them behind or print a traceback.
     """
 
     def __init__(self) -> None:
@@ -154,8 +155,9 @@ def train_job(
         if handle_signals:
             stack.enter_context(signals.installed())
         check_place(job, resume)
-        prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+        dataset = find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
         signals.polled = True
+        prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check))
         settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         members = wait_for_members(there, job.cluster.workers, job.cluster.wait, signals.check, settle=settle)

@@ -1,10 +1,12 @@
-"""What is done with data sets and finished runs: prepare, verify, evaluate, predict."""
+"""What is done with data sets, finished runs and networks: prepare, verify, evaluate, predict, plan_conv."""
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -13,12 +15,17 @@ from PIL import Image
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.classifier import Classifier
-from daskcnn.config import Job
-from daskcnn.errors import DataError
+from daskcnn.config import Job, nearest
+from daskcnn.conv import ConvSpec, plan
+from daskcnn.conv.planner import Candidate, candidates, readable
+from daskcnn.conv.tuner import tune
+from daskcnn.errors import DataError, UserError
 from daskcnn.launch.keep import to_classifier, to_state
 from daskcnn.launch.resolve import kept_job
 from daskcnn.launch.runner import shown
-from daskcnn.replica import Replica
+from daskcnn.nn import build_model, model_problem
+from daskcnn.nn.models import MODELS
+from daskcnn.replica import Replica, convolutions
 from daskcnn.report.checkpoint import Checkpoint, best, latest
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.store import open_dataset
@@ -27,6 +34,10 @@ from daskcnn.store import verify as verify_dataset
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # none that another program is called for
 Which = Literal["last", "best"]
+IMAGES = {"cifar10": (32, 32, 3), "mnist": (28, 28, 1), "synthetic": (32, 32, 3)}
+"""(H, W, C) of the data sets' images."""
+MEASURING = 60.0
+"""Seconds for measuring a network's convolutions, when that is what was asked for."""
 
 
 def prepare(name: str, *, archive: str | None, out: str | None, order: Any, seed: int, say: Any) -> str:
@@ -128,3 +139,96 @@ def readable_predictions(results: Sequence[dict[str, Any]]) -> str:
         f"{r['image']}: " + ", ".join(f"{c['class']} {100 * c['probability']:.1f} %" for c in r["classes"])
         for r in results
     )
+
+
+def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device, measure: bool) -> dict[str, Any]:
+    """How each convolution of a network would be computed on this machine, and how else; measured first if asked.
+
+    Raises UserError for an unknown network, for images it does not take, and for a layer that does not fit the limit.
+    """
+    try:
+        if model_problem(model):
+            raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, MODELS)}")
+        network = build_model(model, None, _image_shape(images), 10)
+        specs = convolutions(network, _image_shape(images), batch, dtype)
+        if measure:
+            with single_threaded_blas():
+                tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
+        layers = [_planned(name, spec, device, need_dx=i > 0) for i, (name, spec) in enumerate(specs)]
+    except ValueError as error:
+        raise UserError(f"plan-conv: {error}") from error
+    means = {"device": device.backend.name, "threads": device.pool.threads, "workspace_limit": device.workspace_limit}
+    return {"model": model, "batch": batch, "dtype": dtype, **means, "layers": layers}
+
+
+def _image_shape(images: str) -> tuple[int, int, int]:
+    """(H, W, C) of a data set's name or of HxWxC. Raises ValueError for anything else."""
+    if images in IMAGES:
+        return IMAGES[images]
+    if not (match := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", images)):
+        raise ValueError(f"dataset {images!r}: write HxWxC, such as 32x32x3, or a name{nearest(images, IMAGES)}")
+    H, W, C = map(int, match.groups())
+    return H, W, C
+
+
+def _planned(name: str, spec: ConvSpec, device: Device, *, need_dx: bool) -> dict[str, Any]:
+    chosen = plan(spec, device, need_dx=need_dx)
+    return {
+        "layer": name,
+        "spec": asdict(spec),
+        "algorithm": chosen.algorithm,
+        "why": chosen.reason,
+        "measured": chosen.measured,
+        "seconds": chosen.seconds,
+        "gflops_per_second": chosen.flops_per_second / 1e9,
+        "workspace": chosen.workspace,
+        "candidates": [_candidate(c, need_dx) for c in candidates(spec, device, need_dx=need_dx)],
+    }
+
+
+def _candidate(c: Candidate, need_dx: bool) -> dict[str, Any]:
+    measured = c.measured and c.measured.step(need_dx)
+    return {
+        "algorithm": c.name,
+        "workspace": c.workspace,
+        "predicted": c.predicted.step(need_dx),
+        "measured": measured,
+    }
+
+
+def readable_conv_plans(result: dict[str, Any]) -> str:
+    """A line a convolution, under it why, and the seconds a training step would take otherwise."""
+    rows = [("layer", "convolution", "algorithm", "step", "GFLOP/s", "workspace"), *map(_row, result["layers"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    limit = result["workspace_limit"] / 2**20
+    head = (
+        f"{result['model']}, batch {result['batch']}, {result['dtype']}, on {result['device']}: "
+        f"threads {result['threads']}, workspace up to {limit:,.0f} MiB"
+    )
+    for i in range(len(result["layers"]), 0, -1):
+        lines[i + 1 : i + 1] = [f"{'':<{widths[0]}}  {line}" for line in _reasons(result["layers"][i - 1])]
+    return "\n".join([head, "", *lines])
+
+
+def _row(layer: dict[str, Any]) -> tuple[str, ...]:
+    s = layer["spec"]
+    stride = "" if tuple(s["stride"]) == (1, 1) else f" stride {s['stride'][0]}"
+    return (
+        layer["layer"],
+        f"{s['R']}×{s['S']} {s['C']}→{s['K']} on {s['H']}×{s['W']}{stride}",
+        layer["algorithm"],
+        readable(layer["seconds"]),
+        f"{layer['gflops_per_second']:.0f}",
+        f"{layer['workspace'] / 2**20:.1f} MiB",
+    )
+
+
+def _reasons(layer: dict[str, Any]) -> list[str]:
+    others = [c for c in layer["candidates"] if c["algorithm"] != layer["algorithm"]]
+    return [layer["why"], *([f"others: {', '.join(map(_alternative, others))}"] if others else [])]
+
+
+def _alternative(c: dict[str, Any]) -> str:
+    kind = "predicted" if c["measured"] is None else "measured"
+    return f"{c['algorithm']} {readable(c[kind])} ({kind})"

@@ -1,30 +1,60 @@
-"""Sums over, and additions to, the channels (last axis) of maps and vectors.
+"""Sums over, and additions to, the channels (last axis) of maps and vectors, in blocks on the device's threads.
 
 A broadcast of a few channels is a loop of a few steps for every pixel and sample; joined with the sample axis it is
-one of N·C steps for every pixel, several times faster.
+one of N·C steps for every pixel, several times faster. Sums are products with a row of ones, which BLAS reads memory
+at full speed for; the blocks are fixed, so that sums do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.blocks import each, over_rows, row_blocks
 
 
-def channel_sum(x: Array) -> Array:
+def pixel_rows(x: Array) -> Array:
+    """x (..., N, C) with a row for every pixel: (pixels, N·C)."""
+    return x.reshape(-1, x.shape[-2] * x.shape[-1])
+
+
+def over_pixels(device: Device, function: Callable[[slice], object], rows: Array) -> None:
+    """Call `function` on blocks of the rows (pixels, N·C), on the device's threads."""
+    over_rows(device, function, len(rows), rows[0].nbytes)
+
+
+def pixel_blocks(device: Device, rows: Array) -> list[slice]:
+    """The blocks of `over_pixels`, which depend on the map's size alone."""
+    return row_blocks(device, len(rows), rows[0].nbytes)
+
+
+def sum_rows(xp: Any, rows: Array, C: int) -> Array:
+    """Sum of (pixels, N·C) over pixels and samples: (C,)."""
+    vectors = rows.reshape(-1, C)
+    return xp.matmul(xp.ones(len(vectors), rows.dtype), vectors)
+
+
+def channel_sum(x: Array, device: Device | None = None) -> Array:
     """Sum of x (..., N, C) over all axes but the last: (C,)."""
     N, C = x.shape[-2:]
-    return x.reshape(-1, N * C).sum(axis=0).reshape(N, C).sum(axis=0)
+    rows = pixel_rows(x)
+    if device is None:
+        return rows.sum(axis=0).reshape(N, C).sum(axis=0)
+    xp = device.xp
+    sums = each(device, lambda block: sum_rows(xp, rows[block], C), pixel_blocks(device, rows))
+    return xp.stack(sums).sum(axis=0)
 
 
-def add_to_channels(xp: Any, x: Array, values: Array) -> Array:
+def add_to_channels(xp: Any, x: Array, values: Array, device: Device | None = None) -> Array:
     """x (..., N, C) with values (C,) added, in place where x is contiguous."""
-    rows = x.reshape(-1, x.shape[-2] * x.shape[-1])
-    rows += xp.tile(values, x.shape[-2])
+    rows, row = pixel_rows(x), xp.tile(values, x.shape[-2])
+
+    def add(some: slice) -> None:
+        rows[some] += row
+
+    if device is None:
+        add(slice(None))
+    else:
+        over_pixels(device, add, rows)
     return rows.reshape(x.shape)
-
-
-def times_channels(xp: Any, x: Array, values: Array) -> Array:
-    """x (..., N, C) times values (C,), a new array."""
-    rows = x.reshape(-1, x.shape[-2] * x.shape[-1])
-    return (rows * xp.tile(values, x.shape[-2])).reshape(x.shape)

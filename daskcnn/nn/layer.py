@@ -35,6 +35,7 @@ class Context:
 
     `keys` (N,) uint64 on the host identify presentations of samples and `salt` the layer's path; random layers draw
     from the two. With `need_dx = False` backward may return None for dx: the first layer's is of no use.
+    Passes with the same weights may share a dict `kept`, for what is made of the weights alone.
     """
 
     device: Device
@@ -42,6 +43,7 @@ class Context:
     keys: Keys | None = None
     salt: int = 0
     need_dx: bool = True
+    kept: dict[Any, Any] | None = None
 
     def child(self, name: str, *, need_dx: bool = True) -> Context:
         """The context of the child of this name, salted with its path."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.blocks import over_rows
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,21 @@ class SGD:
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay={self.weight_decay}: SGD needs 0 or more")
 
-    def step(self, params: Array, grads: Array, velocity: Array, lr: float) -> None:
-        """One step; vectors of one length, changed in place, `grads` too. `velocity` starts at zero."""
+    def step(self, params: Array, grads: Array, velocity: Array, lr: float, device: Device | None = None) -> None:
+        """One step; vectors of one length, changed in place, `grads` too. `velocity` starts at zero.
+
+        With a device it goes in blocks that stay in cache, on its threads; the numbers are the same.
+        """
+        if device is None:
+            self._step(params, grads, velocity, lr)
+            return
+
+        def step(block: slice) -> None:
+            self._step(params[block], grads[block], velocity[block], lr)
+
+        over_rows(device, step, len(params), params.itemsize)
+
+    def _step(self, params: Array, grads: Array, velocity: Array, lr: float) -> None:
         if self.weight_decay:
             grads += self.weight_decay * params
         if self.momentum:

@@ -11,6 +11,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.local import Chain
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Sequential(Layer):
     """Named layers, each fed by the one before; a layer itself, so it nests.
 
     params, state and gradients are dicts by child name that leave out children without any; the residual is a tuple,
-    one entry a child, and None outside training, where nothing is kept. Weights before a ReLU (pooling, normalising
+    one entry a child, and None outside training, where nothing is kept. Local layers next to each other run as one
+    chain, whatever the shapes at hand make local. Weights before a ReLU (pooling, normalising
     and dropout in between allowed) start He normal, others Glorot uniform.
     """
 
@@ -69,19 +71,35 @@ class Sequential(Layer):
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         new_state: State = {}
-        residuals = []
-        for name, layer in self.layers:
-            x, kept, residual = layer.forward(params.get(name, {}), state.get(name, {}), x, ctx.child(name))
-            new_state |= {name: kept} if kept else {}
-            if ctx.training:
+        residuals: list[Residual] = []
+        first = self._first_with(params)
+        while len(residuals) < len(self.layers):
+            name, layer = self.layers[len(residuals)]
+            chain = self._chain(len(residuals), _without_samples(x.shape), ctx)
+            if chain.links:
+                residuals += [_Run(chain, x) if ctx.training else None, *[None] * (len(chain.links) - 1)]
+                x = chain.forward(x, ctx)
+            else:
+                child = ctx.child(name, need_dx=ctx.need_dx or len(residuals) > first)
+                x, kept, residual = layer.forward(params.get(name, {}), state.get(name, {}), x, child)
+                new_state |= {name: kept} if kept else {}
                 residuals.append(residual)
         return x, new_state, tuple(residuals) if ctx.training else None
+
+    def _chain(self, start: int, in_shape: Shape, ctx: Context) -> Chain:
+        """The local layers that begin with this child, empty if it is none."""
+        return Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Without `ctx.need_dx` it stops at the first child that has parameters."""
         first = 0 if ctx.need_dx else self._first_with(params)
         grads: Params = {}
-        for i in range(len(self.layers) - 1, first - 1, -1):
+        for i in reversed(_starts(residual)):
+            if i < first:
+                break
+            if isinstance(residual[i], _Run):
+                dy = residual[i].chain.backward(residual[i].x, dy, ctx)
+                continue
             name, layer = self.layers[i]
             child = ctx.child(name, need_dx=ctx.need_dx or i > first)
             dy, own = layer.backward(params.get(name, {}), residual[i], dy, child)
@@ -90,3 +108,24 @@ class Sequential(Layer):
 
     def _first_with(self, params: Params) -> int:
         return next((i for i, (name, _) in enumerate(self.layers) if name in params), len(self.layers))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The residual of children that ran as one chain: at the first's place; the others have None."""
+
+    chain: Chain
+    x: Array
+
+
+def _starts(residuals: tuple[Residual, ...]) -> list[int]:
+    """Where a child, or a chain of them, begins."""
+    starts, i = [], 0
+    while i < len(residuals):
+        starts.append(i)
+        i += len(residuals[i].chain.links) if isinstance(residuals[i], _Run) else 1
+    return starts
+
+
+def _without_samples(x_shape: Shape) -> Shape:
+    return *x_shape[:-2], x_shape[-1]

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, Device
 from daskcnn.nn.layer import Params, Shape, State
 from daskcnn.nn.tree import leaves
+
+_LARGE = 1 << 20
+"""Bytes from which it takes longer to copy an array than to hand the work to threads."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,26 @@ class Layout:
     def _edges(self) -> list[int]:
         return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
 
-    def flatten(self, params: Params, state: State, *, xp: Any = np, out: Array | None = None) -> Array:
+    def flatten(
+        self,
+        params: Params,
+        state: State,
+        *,
+        xp: Any = np,
+        out: Array | None = None,
+        device: Device | None = None,
+    ) -> Array:
         """The vector (size,) of these, or of gradients with their state left empty: then (parameter_size,).
 
-        Written to `out` if given. Raises ValueError if they are not of this layout.
+        Written to `out` if given; on the threads of `device` if given. Raises ValueError if they are not of this
+        layout.
         """
         named = [*leaves(params), *leaves(state)]
         self._check([(name, leaf.shape) for name, leaf in named])
         edges = self._edges[: len(named) + 1]
         vector = xp.empty(edges[-1], self.dtype) if out is None else out
         for (_, leaf), start, stop in zip(named, edges, edges[1:], strict=False):
-            vector[start:stop] = leaf.reshape(-1)
+            _copy(leaf.reshape(-1), vector[start:stop], device)
         return vector
 
     def _check(self, found: list[tuple[str, Shape]]) -> None:
@@ -89,6 +101,18 @@ class Layout:
         edges = self._edges
         for name, shape, start, stop in zip(self.names, self.shapes, edges, edges[1:], strict=False):
             yield name, vector[start:stop].reshape(shape)
+
+
+def _copy(source: Array, target: Array, device: Device | None) -> None:
+    """Copy vectors; large ones on the device's threads."""
+
+    def copy(part: slice) -> None:
+        target[part] = source[part]
+
+    if device is None or source.nbytes < _LARGE:
+        copy(slice(None))
+    else:
+        device.pool.map(copy, device.pool.slices(source.size))
 
 
 def _nested(named: list[tuple[str, Array]]) -> dict[str, Any]:

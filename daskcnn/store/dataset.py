@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import zarr
 
 from daskcnn.arrays import cpu_count
-from daskcnn.errors import DataError
+from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
 from daskcnn.store.files import Files
 from daskcnn.store.manifest import PARTS, Images, Manifest, Part, parse, remedy, sha256
@@ -185,9 +185,10 @@ def _open_split(files: Files, manifest: Manifest, name: str, limit: int | None) 
     return Split(name, samples, manifest.chunk, files, part, manifest.fingerprint(), arrays)
 
 
-def verify(dataset: Dataset) -> None:
+def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None:
     """Read everything: every chunk present and whole, every label a class, counts as recorded.
 
+    `between` is called after every chunk; what it raises ends the reading, and no thread goes on.
     Raises DataError naming store, array, chunk and samples, or the label and its sample.
     """
     jobs = [
@@ -199,8 +200,8 @@ def verify(dataset: Dataset) -> None:
     with ThreadPoolExecutor(min(4, cpu_count()), thread_name_prefix="daskcnn-verify") as pool:
         try:
             for _ in pool.map(lambda job: _verify_chunk(dataset, *job), jobs):
-                pass
-        except DataError:
+                between()
+        except UserError:
             pool.shutdown(cancel_futures=True)
             raise
     for split in (dataset.train, dataset.test):

@@ -37,6 +37,8 @@ SPECS = {
     "many channels": ConvSpec(N=2, H=3, W=3, C=40, K=2, R=3, S=3, pad=(1, 1)),
     "many samples": ConvSpec(N=1100, H=2, W=3, C=2, K=3, R=2, S=2, pad=(1, 0)),
     "many pixels": ConvSpec(N=3, H=5, W=400, C=2, K=3, R=3, S=3, pad=(1, 1)),
+    "large map": ConvSpec(N=2, H=19, W=37, C=3, K=4, R=5, S=3, pad=(2, 1)),
+    "large map without padding": ConvSpec(N=2, H=34, W=17, C=2, K=3, R=4, S=5),
     "many kernels": ConvSpec(N=2, H=4, W=4, C=2, K=600, R=2, S=3, pad=(1, 1)),
 }
 TORCH_ORDER = ((2, 3, 0, 1), (3, 2, 0, 1), (2, 3, 0, 1))
@@ -69,6 +71,9 @@ def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device
         "backward_data": algorithm.backward_data(spec, dy, prepared, device),
         "backward_filter": algorithm.backward_filter(spec, x, dy, device),
     }
+    both = algorithm.backward(spec, x, dy, prepared, device)
+    for name, result in zip(DIRECTIONS[1:], both, strict=True):
+        np.testing.assert_array_equal(*(device.backend.to_host(a) for a in (result, results[name])), err_msg=name)
     assert all(isinstance(r, device.xp.ndarray) for r in results.values())
     return {name: device.backend.to_host(result) for name, result in results.items()}
 
@@ -156,17 +161,19 @@ def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec,
         ("forward", (x, prepared)),
         ("backward_data", (dy, prepared)),
         ("backward_filter", (x, dy)),
+        ("backward", (x, dy, prepared)),
     ):
         fresh = replace(device, workspace=type(device.workspace)())
         result = getattr(chosen, name)(spec, *arguments, fresh)
         assert fresh.workspace.nbytes <= device.workspace_limit, name
-        np.testing.assert_allclose(result, expected[name], rtol=1e-4, atol=1e-4, err_msg=name)
+        for part, of in zip(result, DIRECTIONS[1:], strict=True) if name == "backward" else [(result, name)]:
+            np.testing.assert_allclose(part, expected[of], rtol=1e-4, atol=1e-4, err_msg=name)
     device.pool.close()
 
 
 @every_algorithm
 def test_float32_stays_within_its_rounding(algorithm: str, device: Device) -> None:
-    single = ConvSpec(N=32, H=16, W=16, C=32, K=48, R=5, S=5, pad=(2, 2))
+    single = ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2))
     double = replace(single, dtype="float64")
     host = arrays(single)
     results = run(ALGORITHMS[algorithm], single, host, device)
@@ -177,8 +184,28 @@ def test_float32_stays_within_its_rounding(algorithm: str, device: Device) -> No
 
 
 @every_algorithm
+@pytest.mark.parametrize(("C", "K"), [(50, 500), (150, 800), (300, 1000), (500, 1500)])
+def test_float32_stays_within_its_rounding_on_the_papers_layers(algorithm: str, C: int, K: int) -> None:
+    single = ConvSpec(N=2, H=16, W=16, C=C, K=K, R=5, S=5, pad=(2, 2))
+    if not ALGORITHMS[algorithm].supports(single):
+        pytest.skip("needs a larger map")
+    host, device = arrays(single), Device()
+    results = run(ALGORITHMS[algorithm], single, host, device)
+    x, w, dy = (a.astype(np.float64) for a in host)
+    double, im2col = replace(single, dtype="float64"), ALGORITHMS["im2col"]
+    exact = {
+        "forward": im2col.forward(double, x, w, device),
+        "backward_data": im2col.backward_data(double, dy, w, device),
+        "backward_filter": im2col.backward_filter(double, x, dy, device),
+    }
+    for name in DIRECTIONS:
+        error = np.linalg.norm(results[name] - exact[name]) / np.linalg.norm(exact[name])
+        assert error < 1e-5, name
+
+
+@every_algorithm
 def test_kernels_prepared_once_serve_every_batch(algorithm: str, device: Device) -> None:
-    spec = ConvSpec(N=4, H=6, W=6, C=3, K=5, R=3, S=3, pad=(1, 1), dtype="float64")
+    spec = ConvSpec(N=4, H=20, W=20, C=3, K=5, R=3, S=3, pad=(1, 1), dtype="float64")
     chosen, (x, w, _) = ALGORITHMS[algorithm], (device.backend.from_host(a) for a in arrays(spec))
     prepared = chosen.prepare(spec, w, device)
     whole = chosen.forward(spec, x, prepared, device)

@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_algorithm import FakeAlgorithm
 
-from daskcnn.arrays import Device
+from daskcnn.arrays import NUMPY, Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
+from daskcnn.conv.memory import Entry, key, memory_of
+from daskcnn.conv.planner import candidates, forget_plans, readable, versions
 
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))
 
@@ -26,6 +29,8 @@ def test_a_plan_computes_with_the_algorithm_it_names(device: Device) -> None:
         (chosen.backward_data(dy, prepared, device), algorithm.backward_data(SPEC, dy, prepared, device)),
         (chosen.backward_filter(x, dy, device), algorithm.backward_filter(SPEC, x, dy, device)),
     ]
+    both = algorithm.backward(SPEC, x, dy, prepared, device)
+    pairs += zip(chosen.backward(x, dy, prepared, device), both, strict=True)
     for planned, direct in pairs:
         np.testing.assert_array_equal(device.backend.to_host(planned), device.backend.to_host(direct))
 
@@ -33,6 +38,7 @@ def test_a_plan_computes_with_the_algorithm_it_names(device: Device) -> None:
 def test_the_same_problem_is_planned_once() -> None:
     assert plan(SPEC, Device()) is plan(replace(SPEC), Device())
     assert plan(SPEC, Device()) is not plan(SPEC, Device(), workspace_limit=1 << 29)
+    assert plan(SPEC, Device(pool=Pool(2))) is not plan(SPEC, Device())
 
 
 def test_explains_problem_choice_and_memory() -> None:
@@ -64,6 +70,8 @@ def test_computes_within_the_plans_own_limit_where_the_device_has_more() -> None
         ("dy", lambda p, x, w, dy, d: p.backward_data(dy[:1], p.prepare(w, d), d)),
         ("x", lambda p, x, w, dy, d: p.backward_filter(x[:1], dy, d)),
         ("dy", lambda p, x, w, dy, d: p.backward_filter(x, dy[:1], d)),
+        ("x", lambda p, x, w, dy, d: p.backward(x[:1], dy, p.prepare(w, d), d)),
+        ("dy", lambda p, x, w, dy, d: p.backward(x, dy[:1], p.prepare(w, d), d)),
     ],
 )
 def test_refuses_arrays_of_another_shape(wrong: str, call: Callable[..., Any]) -> None:
@@ -71,3 +79,100 @@ def test_refuses_arrays_of_another_shape(wrong: str, call: Callable[..., Any]) -
     x, w, dy = (np.zeros(s, "f") for s in (SPEC.x_shape, SPEC.w_shape, SPEC.y_shape))
     with pytest.raises(ValueError, match=rf"^{wrong} has shape .*; plan again"):
         call(plan(SPEC, device), x, w, dy, device)
+
+
+# --- the choice, among algorithms made up for it ---
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let these algorithms be all there are."""
+
+    def replace_all(*algorithms: FakeAlgorithm) -> None:
+        for name in list(ALGORITHMS):
+            monkeypatch.delitem(ALGORITHMS, name)
+        for fake in algorithms:
+            monkeypatch.setitem(ALGORITHMS, fake.name, fake)
+        forget_plans()
+
+    return replace_all
+
+
+def remember(threads: int = 1, limit: int = 1 << 30, **seconds: tuple[float, float, float]) -> None:
+    entry = Entry(versions=versions(SPEC), seconds=seconds)
+    memory_of(NUMPY).remember({key(SPEC, threads, limit): entry})
+    forget_plans()
+
+
+Fakes = Callable[..., None]
+
+
+def test_the_predicted_best_is_chosen_and_said(fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("slow", 0.3), FakeAlgorithm("fast", 0.1), FakeAlgorithm("middle", 0.2))
+    chosen = plan(SPEC, Device())
+    assert (chosen.algorithm, chosen.measured) == ("fast", False)
+    assert chosen.reason == "predicted 200 ms against middle's 400 ms"
+    assert chosen.seconds == pytest.approx(0.2, rel=1e-3)
+    assert chosen.flops_per_second == 3 * SPEC.flops / chosen.seconds
+    assert [c.name for c in candidates(SPEC, Device())] == ["fast", "middle", "slow"]
+
+
+def test_a_measurement_goes_before_predictions(tuned: None, fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2), FakeAlgorithm("c", 0.05))
+    remember(a=(1.0, 1.0, 0.1), b=(0.5, 1.0, 5.0))
+    chosen = plan(SPEC, Device())
+    assert (chosen.algorithm, chosen.measured, chosen.seconds) == ("b", True, 1.5)
+    assert chosen.reason == "measured 1.5 s against a's 2 s"
+    assert [c.name for c in candidates(SPEC, Device())] == ["b", "a", "c"]
+    first = plan(SPEC, Device(), need_dx=False)
+    assert (first.algorithm, first.seconds) == ("a", 1.1)
+    assert first.flops_per_second == 2 * SPEC.flops / 1.1
+
+
+@pytest.mark.parametrize("device", [Device(pool=Pool(2)), Device(workspace_limit=1 << 29)])
+def test_a_measurement_under_other_conditions_says_nothing(device: Device, tuned: None, fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
+    remember(a=(1.0, 1.0, 1.0), b=(0.5, 0.5, 0.5))
+    assert plan(SPEC, Device()).algorithm == "b"
+    assert plan(SPEC, device).algorithm == "a"
+
+
+def test_a_measurement_of_other_versions_says_nothing(tuned: None, fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
+    remember(a=(1.0, 1.0, 1.0), b=(0.5, 0.5, 0.5))
+    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2, version=2))
+    assert plan(SPEC, Device()).algorithm == "a"
+
+
+def test_who_takes_too_much_memory_is_left_out_measured_or_not(tuned: None, fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("large", 0.1, workspace=1001), FakeAlgorithm("small", 0.9, workspace=1000))
+    remember(limit=1000, large=(1.0, 1.0, 1.0))
+    chosen = plan(SPEC, Device(workspace_limit=1000))
+    assert (chosen.algorithm, chosen.measured) == ("small", False)
+    assert "more than the workspace limit for large" in chosen.reason
+
+
+def test_the_fallback_says_what_was_not_supported(fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("any", 0.9), FakeAlgorithm("quick", 0.1, strides=False))
+    chosen = plan(replace(SPEC, stride=(2, 1)), Device())
+    assert chosen.algorithm == "any"
+    assert "stride (2, 1) is not supported by quick" in chosen.reason
+
+
+def test_strides_fall_back_to_im2col() -> None:
+    strided = plan(replace(SPEC, stride=(2, 2)), Device())
+    assert strided.algorithm == "im2col"
+    assert "stride (2, 2) is not supported by spectral" in strided.reason
+
+
+def test_the_refusal_names_the_least_demanding(fakes: Fakes) -> None:
+    fakes(FakeAlgorithm("a", 0.1, workspace=50), FakeAlgorithm("b", 0.2, workspace=40))
+    with pytest.raises(ValueError, match=r"workspace_limit=39 bytes: b, .* needs 40 for .*raise the limit"):
+        plan(SPEC, Device(workspace_limit=39))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2.5, "2.5 s"), (0.012345, "12.3 ms"), (4.2e-5, "42 µs"), (1.0, "1 s"), (120.0, "120 s")]
+)
+def test_seconds_are_readable(seconds: float, text: str) -> None:
+    assert readable(seconds) == text

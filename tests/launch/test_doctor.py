@@ -6,6 +6,7 @@ import shutil
 from collections import namedtuple
 from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,6 +15,8 @@ import pytest
 from daskcnn.errors import ClusterError
 from daskcnn.launch import doctor
 from daskcnn.launch.doctor import Finding, examine, readable_findings
+
+HAS_AVX512 = doctor._has_avx512
 
 Memory = namedtuple("Memory", "available total")
 Usage = namedtuple("Usage", "free")
@@ -24,6 +27,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch):
     """A machine with room, whatever the tests run on."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 << 30, 16 << 30))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(50 << 30))
+    monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
 
 
 def finding(check: str, *args: Any) -> Finding:
@@ -55,6 +59,20 @@ def test_what_a_machine_lacks_comes_with_a_remedy(
     assert not found.ok
     assert remedy in found.remedy
     assert f"NO  {check}" in readable_findings([found])
+
+
+def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "_has_avx512", lambda: True)
+    blas = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "architecture": "Haswell"}
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [blas])
+    assert "OPENBLAS_CORETYPE" in finding("BLAS").remedy
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [blas | {"architecture": "SkylakeX"}])
+    assert finding("BLAS").remedy == ""
+    cpu = tmp_path / "cpuinfo"
+    assert not HAS_AVX512(cpu)
+    for flags, has in (("avx2 avx512f", False), ("avx512f avx512cd avx512bw avx512dq avx512vl", True)):
+        cpu.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+        assert HAS_AVX512(cpu) == has
 
 
 class StandInClient:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from daskcnn.arrays import NUMPY, Device, Pool
 from daskcnn.nn import Context, Sequential
 from daskcnn.nn.layers import (
     LRN,
@@ -62,6 +65,11 @@ ALL = [
     *((layer, shape) for cases in CASES.values() for layer, shape in cases),
     *COMPOSITES,
 ]
+
+
+def in_blocks(nbytes, threads=1):
+    """A device whose blocks have so few bytes that small maps have several."""
+    return Device(replace(NUMPY, block_bytes=nbytes), Pool(threads))
 
 
 def label(value):

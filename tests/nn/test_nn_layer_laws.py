@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nn_cases import ALL, CASES, example, label
+from nn_cases import ALL, CASES, example, in_blocks, label
 
 from daskcnn.arrays import Device
-from daskcnn.nn import LAYERS, Sequential, blocks, leaves, map_leaves
+from daskcnn.nn import LAYERS, Sequential, leaves, map_leaves
 from daskcnn.nn.layers import BatchNorm
 
 DTYPES = ["float32", "float64"]
@@ -114,13 +114,21 @@ def test_a_residual_gives_the_same_gradients_twice(layer, in_shape):
 
 
 @every_layer
-def test_blocks_and_threads_change_nothing(layer, in_shape, monkeypatch):
+def test_blocks_and_threads_change_nothing(layer, in_shape):
     params, state, x, dy, ctx = example(layer, in_shape, Device())
     whole = passes(layer, params, state, x, dy, ctx)
-    monkeypatch.setitem(blocks.BLOCK_BYTES, "numpy", 1)
-    parts = passes(layer, params, state, x, dy, replace(ctx, device=Device.of("cpu", threads=2)))
+    parts = passes(layer, params, state, x, dy, replace(ctx, device=in_blocks(1, threads=2)))
     for found, expected in zip(parts, whole, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@every_layer
+def test_the_number_of_threads_changes_not_one_bit(layer, in_shape):
+    params, state, x, dy, ctx = example(layer, in_shape, in_blocks(100))
+    one = passes(layer, params, state, x, dy, ctx)
+    for threads in (2, 3):
+        several = passes(layer, params, state, x, dy, replace(ctx, device=in_blocks(100, threads)))
+        np.testing.assert_equal(several, one)
 
 
 def normalises_batches(layer):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device
-from daskcnn.conv import ConvSpec, plan
+from daskcnn.arrays import Array
+from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
 from daskcnn.nn.channels import add_to_channels, channel_sum
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
@@ -52,25 +52,36 @@ class Conv(Layer):
             params["b"] = np.zeros(self.kernels)
         return params, {}, out_shape
 
-    def residual(self, params: Params, x: Array, device: Device) -> Residual:
+    def residual(self, params: Params, x: Array, ctx: Context) -> Residual:
         """What `backward` needs, without the forward pass: a shard's two passes may be tasks of their own."""
         w = params["w"]
-        conv = plan(self.spec(x.shape, w.shape[-1], x.dtype.name), device)
-        return conv, x, conv.prepare(w, device)
+        conv = plan(self.spec(x.shape, w.shape[-1], x.dtype.name), ctx.device, need_dx=ctx.need_dx)
+        return conv, x, self._prepared(conv, w, ctx)
+
+    def _prepared(self, conv: ConvPlan, w: Array, ctx: Context) -> Prepared:
+        """The algorithm's form of the kernels, made once for all passes that share what they keep."""
+        if ctx.kept is None:
+            return conv.prepare(w, ctx.device)
+        key = id(w), conv.algorithm
+        if key not in ctx.kept:
+            ctx.kept[key] = w, conv.prepare(w, ctx.device)  # w is held, so that its id stays its own
+        return ctx.kept[key][1]
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        residual = conv, _, prepared = self.residual(params, x, ctx.device)
+        residual = conv, _, prepared = self.residual(params, x, ctx)
         y = conv.forward(x, prepared, ctx.device)
         if self.bias:
-            y = add_to_channels(ctx.device.xp, y, params["b"])
+            y = add_to_channels(ctx.device.xp, y, params["b"], ctx.device)
         return y, state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         conv, x, prepared = residual
-        grads = {"w": conv.backward_filter(x, dy, ctx.device)}
-        if self.bias:
-            grads["b"] = channel_sum(dy)
-        return conv.backward_data(dy, prepared, ctx.device) if ctx.need_dx else None, grads
+        dx: Array | None = None
+        if ctx.need_dx:
+            dx, dw = conv.backward(x, dy, prepared, ctx.device)
+        else:
+            dw = conv.backward_filter(x, dy, ctx.device)
+        return dx, {"w": dw, "b": channel_sum(dy, ctx.device)} if self.bias else {"w": dw}
 
     def initial_before(self, after: Initializer) -> Initializer:
         return glorot_uniform

@@ -7,9 +7,13 @@ from math import prod
 
 import numpy as np
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.blocks import block_bytes, each, row_blocks
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
+
+_PIECE = 512
+"""Inputs in a piece of a long vector: enough for BLAS to be at its full speed."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,45 @@ class Dense(Layer):
         return {"w": w, "b": np.zeros(self.units)}, {}, (self.units,)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        w = params["w"]
-        pixels, weights = (
-            x.reshape(-1, *x.shape[-2:]),
-            w.reshape(-1, *w.shape[-2:]),
-        )  # (H·W, N, C), (H·W, C, units)
-        y = ctx.device.xp.matmul(pixels, weights).sum(axis=0)
+        pixels, weights, blocks = _blocks(x, params["w"], ctx.device)
+        parts = each(ctx.device, lambda b: ctx.device.xp.matmul(pixels[b], weights[b]).sum(axis=0), blocks)
+        y = sum(parts[1:], start=parts[0])
         y += params["b"]
         return y, state, x
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         x, w, xp = residual, params["w"], ctx.device.xp
-        pixels, weights = x.reshape(-1, *x.shape[-2:]), w.reshape(-1, *w.shape[-2:])
-        grads = {"w": xp.matmul(pixels.swapaxes(1, 2), dy).reshape(w.shape), "b": dy.sum(axis=0)}
-        return xp.matmul(dy, weights.swapaxes(1, 2)).reshape(x.shape) if ctx.need_dx else None, grads
+        pixels, weights, blocks = _blocks(x, w, ctx.device)
+        dw, dx = xp.empty(weights.shape, w.dtype), xp.empty(pixels.shape, x.dtype) if ctx.need_dx else None
+
+        def back(b: slice) -> None:
+            xp.matmul(pixels[b].swapaxes(1, 2), dy, out=dw[b])
+            if dx is not None:
+                xp.matmul(dy, weights[b].swapaxes(1, 2), out=dx[b])
+
+        each(ctx.device, back, blocks)
+        grads = {"w": dw.reshape(w.shape), "b": dy.sum(axis=0)}
+        return None if dx is None else _joined(dx, x.shape), grads
 
     def initial_before(self, after: Initializer) -> Initializer:
         return glorot_uniform
+
+
+def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slice]]:
+    """x as (P, N, F), w as (P, F, units), views; and slices of range(P), the same for any number of threads.
+
+    P counts the pixels of a map. Long vectors are cut into pieces that count as pixels, so that threads can share
+    the work.
+    """
+    weights = w.reshape(-1, *w.shape[-2:])
+    pixels = x.reshape(-1, *x.shape[-2:])
+    if x.ndim == 2 and w.nbytes > block_bytes(device, w.nbytes):
+        pieces = next(p for p in range(max(1, len(w) // _PIECE), 0, -1) if len(w) % p == 0)
+        pixels = x.reshape(len(x), pieces, -1).swapaxes(0, 1)
+        weights = w.reshape(pieces, -1, w.shape[-1])
+    return pixels, weights, row_blocks(device, len(weights), weights[0].nbytes + pixels[0].nbytes)
+
+
+def _joined(dx: Array, x_shape: Shape) -> Array:
+    """dx (P, N, F) in the shape of x."""
+    return dx.reshape(x_shape) if len(x_shape) == 4 else dx.swapaxes(0, 1).reshape(x_shape)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from daskcnn.arrays import Array, derive, mix64, uniform
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.layer import Residual, Shape
+from daskcnn.nn.local import Block, Local
 
 _ODD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
-class Dropout(Layer):
+class Dropout(Local):
     """Zeroes each number with probability `rate` in training and scales the others by 1 / (1 - rate).
 
     The mask is a function of the sample's key, the layer's path, the pixel and the channel alone: it depends neither
@@ -28,30 +29,33 @@ class Dropout(Layer):
     def out_shape(self, in_shape: Shape) -> Shape:
         return in_shape
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        if not ctx.training:
-            return x.copy(), state, None
-        kept = self._kept(x.shape, ctx)
-        return self._masked(x, kept), state, kept
+    def window(self, in_shape: Shape) -> int | None:
+        return 1
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        return self._masked(dy, residual), {}
+    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+        if not block.training:
+            return x, None
+        pixels = () if block.vectors else (block.link.side,) * 2
+        kept = block.do(self._draw, block, block.link.salt, pixels, out=block.take(x.shape, bool))
+        return self._masked(x, kept, block), kept
 
-    def _masked(self, x: Array, kept: Array) -> Array:
-        y = x * kept
-        y *= 1 / (1 - self.rate)
-        return y
+    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+        return self._masked(dy, residual, block)
 
-    def _kept(self, x_shape: Shape, ctx: Context) -> Array:
-        """Bool array of this shape (pixels..., N, C)."""
-        if ctx.keys is None:
+    def _masked(self, x: Array, kept: Array, block: Block) -> Array:
+        y = block.do(block.xp.multiply, x, kept, out=block.result(x.shape))
+        return block.do(block.xp.multiply, y, 1 / (1 - self.rate), out=y)
+
+    def _draw(self, block: Block, salt: int, sides: tuple[int, ...], *, out: Array) -> None:
+        """Write which numbers (h, w, n, C) are kept; `sides`: pixels to one of the chain's output."""
+        if block.keys is None:
             raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
-        xp, C, pixels = ctx.device.xp, x_shape[-1], x_shape[:-2]
-        samples = derive(xp, ctx.device.backend.from_host(ctx.keys), ctx.salt)
-        keys = _spread(xp, samples[:, None], xp.arange(C, dtype=xp.uint64))
-        for extent in reversed(pixels):
-            keys = _spread(xp, keys, xp.arange(extent, dtype=xp.uint64).reshape(-1, *(1,) * keys.ndim))
-        return (uniform(xp, keys) >= self.rate).reshape(x_shape)
+        xp = block.xp
+        keys = _spread(xp, derive(xp, block.keys, salt)[:, None], xp.arange(out.shape[-1], dtype=xp.uint64))
+        for pixels, side in zip((block.part.columns, block.part.rows), sides, strict=False):
+            numbers = xp.arange(pixels.start * side, pixels.stop * side, dtype=xp.uint64)
+            keys = _spread(xp, keys, numbers.reshape(-1, *(1,) * keys.ndim))
+        out[...] = (uniform(xp, keys) >= self.rate).reshape(out.shape)
 
 
 def _spread(xp: Any, keys: Array, numbers: Array) -> Array:

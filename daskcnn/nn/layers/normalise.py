@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array
-from daskcnn.nn.blocks import over_rows
-from daskcnn.nn.channels import add_to_channels, channel_sum, times_channels
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.blocks import arena, each
+from daskcnn.nn.channels import over_pixels, pixel_blocks, pixel_rows, sum_rows
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
+from daskcnn.nn.local import Block, Local
 
 
 @dataclass(frozen=True)
-class LRN(Layer):
+class LRN(Local):
     """y_c = x_c · s_c^-β with s_c = k + α/n · Σ x²  over the n = `size` channels around c.
 
     Krizhevsky et al. 2012, §3.3, with α divided by the size as in PyTorch, and its window: channels c - n//2 to
@@ -36,66 +36,102 @@ class LRN(Layer):
     def out_shape(self, in_shape: Shape) -> Shape:
         return in_shape
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        xp, flat = ctx.device.xp, x.reshape(-1, x.shape[-1])
-        y, scale = xp.empty(flat.shape, x.dtype), xp.empty(flat.shape, x.dtype)
+    def window(self, in_shape: Shape) -> int | None:
+        return 1
 
-        def normalise(rows: slice) -> None:
-            before = self.size // 2
-            squares = flat[rows] * flat[rows]
-            squares *= self.alpha / self.size
-            scale[rows] = _window_sum(xp, squares, before, self.size - 1 - before, start=self.k)
-            xp.multiply(flat[rows], self._power(xp, scale[rows]), out=y[rows])
+    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+        """The residual is x, y, s and s^-β."""
+        xp, do = block.xp, block.do
+        scale, power, spare = (block.take(x.shape) for _ in range(3))
+        squares = do(xp.multiply, x, x, out=power)
+        _window_sums(squares, self.size // 2, self.size, scale, spare, block)
+        do(xp.multiply, scale, self.alpha / self.size, out=scale)
+        do(xp.add, scale, self.k, out=scale)
+        self._power(scale, power, spare, block)
+        y = do(xp.multiply, x, power, out=block.result(x.shape, free=spare))
+        return y, (x, y, scale, power)
 
-        over_rows(ctx.device, normalise, len(flat), flat[0].nbytes)
-        return y.reshape(x.shape), state, (flat, scale)
+    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+        """dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·y/s over the channels whose window holds c."""
+        x, y, scale, power = residual
+        xp, do = block.xp, block.do
+        crossed = do(xp.multiply, y, dy, out=y)
+        do(xp.divide, crossed, scale, out=crossed)
+        direct = do(xp.multiply, dy, power, out=block.result(x.shape, free=dy))
+        total = _window_sums(crossed, (self.size - 1) // 2, self.size, scale, power, block)
+        do(xp.multiply, total, x, out=total)
+        do(xp.multiply, total, 2 * self.alpha * self.beta / self.size, out=total)
+        return do(xp.subtract, direct, total, out=direct)
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        """dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·x·s^(-β-1) over the channels whose window holds c."""
-        x, scale = residual
-        xp, flat = ctx.device.xp, dy.reshape(x.shape)
-        dx = xp.empty(x.shape, x.dtype)
-
-        def differentiate(rows: slice) -> None:
-            s = scale[rows]
-            direct = self._power(xp, s)
-            direct *= flat[rows]
-            crossed = direct * x[rows]
-            crossed /= s
-            crossed *= 2 * self.alpha * self.beta / self.size
-            before = self.size // 2
-            crossed[...] = _window_sum(xp, crossed, self.size - 1 - before, before)
-            crossed *= x[rows]
-            xp.subtract(direct, crossed, out=dx[rows])
-
-        over_rows(ctx.device, differentiate, len(x), x[0].nbytes)
-        return dx.reshape(dy.shape), {}
-
-    def _power(self, xp: Any, s: Array) -> Array:
-        """s^-β, by square roots for the usual β, which is several times faster."""
-        if self.beta != 0.75:
-            return xp.power(s, -self.beta)
-        root = xp.sqrt(s)
-        fourth = xp.sqrt(root)
-        root *= fourth
-        return xp.divide(1, root, out=root)
+    def _power(self, s: Array, out: Array, spare: Array, block: Block) -> None:
+        """Write s^-β to `out`."""
+        xp, do = block.xp, block.do
+        if _FAST_EXP2:
+            do(xp.log2, s, out=out)
+            do(xp.multiply, out, -self.beta, out=out)
+            do(xp.exp2, out, out=out)
+        elif self.beta == 0.75:
+            root = do(xp.sqrt, s, out=spare)
+            do(xp.sqrt, root, out=out)
+            do(xp.multiply, out, root, out=out)
+            do(xp.divide, 1, out, out=out)
+        else:
+            do(xp.power, s, -self.beta, out=out)
 
 
-def _window_sum(xp: Any, values: Array, before: int, after: int, *, start: float = 0.0) -> Array:
-    """`start` and, for each c of the last axis, the sum of values[..., c-before : c+after+1] of the channels there are.
+def _exp2_is_vectorised() -> bool:
+    """Whether this processor has NumPy's fast log2 and exp2: faster together than two square roots, and for any power.
 
-    Rows are laid side by side with zeros between them, so that each step adds two long runs of memory, whatever the
-    number of channels. The result is a strided view.
+    Elsewhere they are ten times slower than roots.
     """
-    C, size = values.shape[-1], before + after + 1
-    padded = xp.zeros((*values.shape[:-1], C + size - 1), values.dtype)
-    padded[..., before : before + C] = values
-    flat, total = padded.reshape(-1), xp.empty_like(padded)
-    sums = total.reshape(-1)[: flat.size - size + 1]
-    xp.add(flat[: sums.size], start, out=sums)
-    for shift in range(1, size):
-        sums += flat[shift : shift + sums.size]
-    return total[..., :C]
+    found = np.lib.introspect.opt_func_info("^exp2$", "float32")
+    return any(not kind["current"].startswith("baseline") for kinds in found.values() for kind in kinds.values())
+
+
+_FAST_EXP2 = _exp2_is_vectorised()
+
+
+def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array, block: Block) -> Array:
+    """Write to `out`, for each c of the last axis, the sum of channels c - before to c - before + size - 1 there are.
+
+    All three are contiguous. All rows are summed as one, long runs of memory, which is wrong where a window reaches
+    into the next row; those few channels are then summed again.
+    """
+    C, after = values.shape[-1], size - 1 - before
+    if size <= C:
+        _runs(values.reshape(-1), size, out.reshape(-1), spare.reshape(-1), block, at=before)
+    columns, sums = values.reshape(-1, C).T, out.reshape(-1, C).T
+    _edge(columns, sums, after, min(before, C), block)
+    _edge(columns[::-1], sums[::-1], before, min(after, C), block)
+    return out
+
+
+def _runs(values: Array, size: int, out: Array, spare: Array, block: Block, *, at: int = 0) -> None:
+    """out[at + i] = sum of values[i : i + size], by doubling; all three are vectors of one length."""
+    half, count, add = size // 2, len(values) - size + 1, block.xp.add
+    total, part = out[at : at + count], values
+    if size == 1:
+        block.copy(values, total)
+        return
+    if half > 1:
+        part = spare
+        _runs(values, half, part, out, block)
+    block.do(add, part[:count], part[half : half + count], out=total)
+    if size % 2:
+        block.do(add, total, values[size - 1 :], out=total)
+
+
+def _edge(columns: Array, sums: Array, reach: int, count: int, block: Block) -> None:
+    """sums[c] = columns[0] + … + columns[c + reach], of those that exist, for c < count."""
+    total = columns[0]
+    if count:
+        block.copy(total, sums[0])
+    for newest in range(1, reach + count):
+        here = sums[max(0, newest - reach)]
+        if newest < len(columns):
+            total = block.do(block.xp.add, total, columns[newest], out=here)
+        elif newest > reach:
+            block.copy(total, here)
 
 
 @dataclass(frozen=True)
@@ -125,19 +161,15 @@ class BatchNorm(Layer):
         return params, {"mean": np.zeros(C), "variance": np.ones(C)}, in_shape
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        xp, count = ctx.device.xp, x.size // x.shape[-1]
+        device, count = ctx.device, x.size // x.shape[-1]
         mean, variance = state["mean"], state["variance"]
         if ctx.training:
-            mean = channel_sum(x) * (1 / count)
-        centred = add_to_channels(xp, x.copy(), -mean)
-        if ctx.training:
-            variance = channel_sum(centred * centred) * (1 / count)
+            mean, variance = _moments(x, device)
             state = self._moved(state, mean, variance * (count / max(1, count - 1)))
         # Merging replicas' statistics out of order may leave a running variance below 0.
-        deviation = 1 / xp.sqrt(xp.maximum(variance, 0) + self.epsilon)
-        normal = times_channels(xp, centred, deviation)
-        y = add_to_channels(xp, times_channels(xp, normal, params["scale"]), params["shift"])
-        return y, state, (normal, deviation)
+        deviation = 1 / device.xp.sqrt(device.xp.maximum(variance, 0) + self.epsilon)
+        y = _transformed(x, mean, params["scale"] * deviation, params["shift"], device)
+        return y, state, (x, mean, deviation)
 
     def _moved(self, state: State, mean: Array, variance: Array) -> State:
         kept = 1 - self.momentum
@@ -146,11 +178,80 @@ class BatchNorm(Layer):
             "variance": kept * state["variance"] + self.momentum * variance,
         }
 
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """dx = scale/deviation · (dy - mean(dy) - normal · mean(dy · normal)): Alg. 1's chain rule, gathered."""
-        normal, deviation = residual
-        xp, share = ctx.device.xp, dy.shape[-1] / dy.size
-        grads = {"scale": channel_sum(dy * normal), "shift": channel_sum(dy)}
-        dx = dy - times_channels(xp, normal, grads["scale"] * share)
-        dx = add_to_channels(xp, dx, grads["shift"] * -share)
-        return times_channels(xp, dx, params["scale"] * deviation), grads
+        x, mean, deviation = residual
+        share = dy.shape[-1] / dy.size
+        shift, moment = _gradient_sums(x, mean, dy, ctx.device)
+        grads = {"scale": moment * deviation, "shift": shift}
+        slope = params["scale"] * deviation
+        by_x = -share * deviation * grads["scale"]
+        return _back(x, mean, dy, slope, by_x, -share * shift, ctx.device) if ctx.need_dx else None, grads
+
+
+def _moments(x: Array, device: Device) -> tuple[Array, Array]:
+    """Mean and variance of every channel: a block's own first, while it is in cache, then put together.
+
+    Chan, Golub and LeVeque 1983, eq. 2.1: squares about the block's mean, and about the whole's of the blocks' means.
+    """
+    xp, rows, (N, C) = device.xp, pixel_rows(x), x.shape[-2:]
+    blocks = pixel_blocks(device, rows)
+
+    def moments(block: slice) -> tuple[Array, Array]:
+        values = rows[block]
+        mean = sum_rows(xp, values, C) * (1 / (len(values) * N))
+        centred = xp.subtract(values, xp.tile(mean, N), out=arena(device, x.nbytes).take(values.shape, values.dtype))
+        centred *= centred
+        return mean, sum_rows(xp, centred, C)
+
+    means, squares = zip(*each(device, moments, blocks), strict=True)
+    weights = [(block.stop - block.start) / len(rows) for block in blocks]
+    mean = sum(m * w for m, w in zip(means, weights, strict=True))
+    within = sum(squares) * (1 / (len(rows) * N))
+    return mean, within + sum((m - mean) ** 2 * w for m, w in zip(means, weights, strict=True))
+
+
+def _transformed(x: Array, mean: Array, factor: Array, shift: Array, device: Device) -> Array:
+    """(x - mean) · factor + shift, each by channel."""
+    xp, rows = device.xp, pixel_rows(x)
+    mean, factor, shift = (xp.tile(values, x.shape[-2]) for values in (mean, factor, shift))
+    y = xp.empty(rows.shape, x.dtype)
+
+    def transform(block: slice) -> None:
+        out = xp.subtract(rows[block], mean, out=y[block])
+        out *= factor
+        out += shift
+
+    over_pixels(device, transform, rows)
+    return y.reshape(x.shape)
+
+
+def _gradient_sums(x: Array, mean: Array, dy: Array, device: Device) -> tuple[Array, Array]:
+    """Sums over pixels and samples of dy and of dy · (x - mean): (C,) each."""
+    xp, C = device.xp, len(mean)
+    rows, drows, row = pixel_rows(x), pixel_rows(dy), xp.tile(mean, x.shape[-2])
+
+    def sums(block: slice) -> tuple[Array, Array]:
+        product = xp.subtract(rows[block], row, out=arena(device, x.nbytes).take(rows[block].shape, x.dtype))
+        product *= drows[block]
+        return sum_rows(xp, drows[block], C), sum_rows(xp, product, C)
+
+    totals, products = zip(*each(device, sums, pixel_blocks(device, rows)), strict=True)
+    return sum(totals), sum(products)
+
+
+def _back(x: Array, mean: Array, dy: Array, slope: Array, by_x: Array, shift: Array, device: Device) -> Array:
+    """(dy + (x - mean) · by_x + shift) · slope, each by channel."""
+    xp, rows, drows = device.xp, pixel_rows(x), pixel_rows(dy)
+    mean, slope, by_x, shift = (xp.tile(values, x.shape[-2]) for values in (mean, slope, by_x, shift))
+    dx = xp.empty(rows.shape, x.dtype)
+
+    def transform(block: slice) -> None:
+        out = xp.subtract(rows[block], mean, out=dx[block])
+        out *= by_x
+        out += drows[block]
+        out += shift
+        out *= slope
+
+    over_pixels(device, transform, rows)
+    return dx.reshape(x.shape)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
 from dataclasses import dataclass
 
 from daskcnn.arrays import Array
-from daskcnn.nn.blocks import blocks, over_rows
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
+from daskcnn.nn.blocks import over_rows, row_blocks
+from daskcnn.nn.layer import Context, Params, Residual, Shape, State, check_at_least, map_shape
+from daskcnn.nn.local import Block, Local
 
 
 @dataclass(frozen=True)
-class _Pool(Layer):
-    """What pools share: windows seen as size² strided views of the map, one for each place in the window."""
+class _Pool(Local):
+    """What pools share: windows seen as size² strided views of the map, one for each place in the window.
+
+    Where windows tile the map it goes in blocks, otherwise in bands of rows.
+    """
 
     size: int
     stride: int | None = None
@@ -22,6 +26,14 @@ class _Pool(Layer):
         check_at_least(self, 1, "size")
         if self.stride is not None:
             check_at_least(self, 1, "stride")
+
+    @abstractmethod
+    def reduce(self, places: list[Array], y: Array, block: Block) -> Residual:
+        """Write y of the windows whose pixels `places` holds, one array for each place; return what `spread` needs."""
+
+    @abstractmethod
+    def spread(self, residual: Residual, dy: Array, places: list[Array], block: Block) -> None:
+        """Write the gradient of every place's pixels to `places`."""
 
     @property
     def step(self) -> int:
@@ -34,122 +46,149 @@ class _Pool(Layer):
             raise ValueError(f"size={self.size}: the window is larger than the map, {H}x{W}; use a smaller one")
         return (H - self.size) // self.step + 1, (W - self.size) // self.step + 1, C
 
-    def _empty(self, x: Array, ctx: Context) -> Array:
-        H, W, N, C = x.shape
-        out_H, out_W, _ = self.out_shape((H, W, C))
-        return ctx.device.xp.empty((out_H, out_W, N, C), x.dtype)
+    def window(self, in_shape: Shape) -> int | None:
+        H, W, _ = map_shape(self, in_shape)
+        return self.size if self.step == self.size and H % self.size == 0 and W % self.size == 0 else None
 
-    def _views(self, x: Array, rows: slice, width: int) -> list[Array]:
-        """For each place in the window, its pixels for these output rows: (rows, width, N, C), views of x."""
-        step, places = self.step, range(self.size)
-        top, bottom, right = rows.start * step, (rows.stop - 1) * step + 1, (width - 1) * step + 1
-        return [x[top + i : bottom + i : step, j : j + right : step] for i in places for j in places]
+    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+        y = block.result(self._y_shape(x.shape))
+        return y, (x.shape, self.reduce(self._places(x), y, block))
 
-    def _gather(self, x: Array, y: Array, ctx: Context, reduce: Callable[[slice, list[Array]], None]) -> None:
-        """Call `reduce(rows, views)` for blocks of output rows, on the device's threads."""
-        width, row_bytes = y.shape[1], x[0].nbytes * self.step
-        over_rows(ctx.device, lambda rows: reduce(rows, self._views(x, rows, width)), len(y), row_bytes)
-
-    def _scatter(self, x_shape: Shape, dy: Array, ctx: Context, parts: Callable[[slice], Iterable[Array]]) -> Array:
-        """dx (x_shape) from `parts(rows)`: what these output rows give to each place in their windows, in turn."""
-        tiled = self.step == self.size and x_shape[:2] == (len(dy) * self.size, dy.shape[1] * self.size)
-        dx = (ctx.device.xp.empty if tiled else ctx.device.xp.zeros)(x_shape, dy.dtype)
-
-        def scatter(rows: slice) -> None:
-            for view, part in zip(self._views(dx, rows, dy.shape[1]), parts(rows), strict=True):
-                if tiled:
-                    view[...] = part
-                else:
-                    view += part
-
-        row_bytes = dx[0].nbytes * self.step
-        if self.step >= self.size:
-            over_rows(ctx.device, scatter, len(dy), row_bytes)
-        else:  # neighbouring rows' windows share pixels, which two threads must not add to at once
-            for rows in blocks(ctx.device, len(dy), row_bytes):
-                scatter(rows)
+    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+        x_shape, kept = residual
+        dx = block.result(x_shape)
+        self.spread(kept, dy, self._places(dx), block)
         return dx
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        y_shape = self._y_shape(x.shape)
+        if self.window(_without_samples(x.shape)) is not None:
+            return super().forward(params, state, x, ctx)
+        y = ctx.device.xp.empty(y_shape, x.dtype)
+
+        def pool(rows: slice) -> None:
+            block = Block(ctx, x, goes_back=False)
+            self.reduce(self._places(x[self._band(rows)]), y[rows], block)
+            block.run()
+
+        over_rows(ctx.device, pool, len(y), x[0].nbytes * self.step)
+        return y, state, x
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+        x = residual
+        if self.window(_without_samples(x.shape)) is not None:
+            return super().backward(params, residual, dy, ctx)
+        dx = ctx.device.xp.zeros(x.shape, x.dtype)
+        row_bytes = x[0].nbytes * self.step
+        if self.step >= self.size:
+            over_rows(ctx.device, lambda rows: self._band_backward(rows, x, dy, dx, ctx), len(dy), row_bytes)
+        else:  # neighbouring rows' windows share pixels, which two threads must not add to at once
+            for rows in row_blocks(ctx.device, len(dy), row_bytes):
+                self._band_backward(rows, x, dy, dx, ctx)
+        return dx, {}
+
+    def _band_backward(self, rows: slice, x: Array, dy: Array, dx: Array, ctx: Context) -> None:
+        """Add what these rows of dy give to dx."""
+        block = Block(ctx, x, goes_back=True)
+        places, y = self._places(dx[self._band(rows)]), block.take(dy[rows].shape)
+        kept = self.reduce(self._places(x[self._band(rows)]), y, block)
+        shared = self.step < self.size
+        parts = [block.take(y.shape) for _ in places] if shared else places
+        self.spread(kept, dy[rows], parts, block)
+        for place, part in zip(places, parts if shared else (), strict=shared):
+            block.do(block.xp.add, place, part, out=place)
+        block.run()
+
+    def _band(self, rows: slice) -> slice:
+        """The rows of x in the windows of these rows of y."""
+        return slice(rows.start * self.step, (rows.stop - 1) * self.step + self.size)
+
+    def _y_shape(self, x_shape: Shape) -> Shape:
+        H, W, _ = self.out_shape(_without_samples(x_shape))
+        return H, W, *x_shape[-2:]
+
+    def _places(self, x: Array) -> list[Array]:
+        """For each place in the window, its pixels: (out_H, out_W, N, C), views of x."""
+        H, W, _, _ = self._y_shape(x.shape)
+        step, places = self.step, range(self.size)
+        bottom, right = (H - 1) * step + 1, (W - 1) * step + 1
+        return [x[i : i + bottom : step, j : j + right : step] for i in places for j in places]
+
+
+def _without_samples(x_shape: Shape) -> Shape:
+    return *x_shape[:-2], x_shape[-1]
 
 
 @dataclass(frozen=True)
 class MaxPool(_Pool):
     """Greatest of the window. The gradient goes to the first of equal pixels, by rows."""
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        xp, y = ctx.device.xp, self._empty(x, ctx)
-        raised = xp.empty((self.size**2 - 1, *y.shape), bool) if ctx.training else None
+    def reduce(self, places: list[Array], y: Array, block: Block) -> list[Array]:
+        """For each place but the first, whether it raised the maximum of those before."""
+        xp, raised, highest = block.xp, [], places[0]
+        for place in places[1:]:
+            if block.goes_back:
+                raised.append(block.do(xp.greater, place, highest, out=block.take(y.shape, bool)))
+            highest = block.do(xp.maximum, highest, place, out=y)
+        if len(places) == 1:
+            block.copy(highest, y)
+        return raised
 
-        def reduce(rows: slice, views: list[Array]) -> None:
-            out = y[rows]
-            out[...] = views[0]
-            for k, view in enumerate(views[1:]):
-                if raised is not None:
-                    xp.greater(view, out, out=raised[k, rows])
-                xp.maximum(view, out, out=out)
-
-        self._gather(x, y, ctx, reduce)
-        return y, state, (x.shape, raised)
-
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        x_shape, raised = residual
-
-        def parts(rows: slice) -> Iterator[Array]:
-            """The last pixel to raise the maximum gets the gradient, the first one if none did."""
-            rest, found = dy[rows].copy(), []
-            for k in reversed(range(len(raised))):
-                found.append(rest * raised[k, rows])
-                rest -= found[-1]
-            yield rest
-            yield from reversed(found)
-
-        return self._scatter(x_shape, dy, ctx, parts), {}
+    def spread(self, residual: list[Array], dy: Array, places: list[Array], block: Block) -> None:
+        """The last place to raise the maximum gets the gradient, the first one if none did."""
+        xp, do = block.xp, block.do
+        left = None  # the windows whose gradient no place has got yet; all at first
+        for place, raised in zip(reversed(places[1:]), reversed(residual), strict=True):
+            if left is None:
+                left = do(xp.logical_not, raised, out=block.take(dy.shape, bool))
+            else:
+                do(xp.logical_and, raised, left, out=raised)
+                do(xp.not_equal, left, raised, out=left)
+            do(xp.multiply, dy, raised, out=place)
+        if left is None:
+            block.copy(dy, places[0])
+        else:
+            do(xp.multiply, dy, left, out=places[0])
 
 
 @dataclass(frozen=True)
 class AveragePool(_Pool):
     """Mean of the window."""
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        y = self._empty(x, ctx)
+    def reduce(self, places: list[Array], y: Array, block: Block) -> None:
+        if block.goes_back and block.ends:
+            return  # the gradient does not need it
+        block.copy(places[0], y)
+        for place in places[1:]:
+            block.do(block.xp.add, y, place, out=y)
+        block.do(block.xp.multiply, y, 1 / self.size**2, out=y)
 
-        def reduce(rows: slice, views: list[Array]) -> None:
-            out = y[rows]
-            out[...] = views[0]
-            for view in views[1:]:
-                out += view
-            out *= 1 / self.size**2
-
-        self._gather(x, y, ctx, reduce)
-        return y, state, x.shape
-
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        count = self.size**2
-        return self._scatter(residual, dy, ctx, lambda rows: [dy[rows] * (1 / count)] * count), {}
+    def spread(self, residual: None, dy: Array, places: list[Array], block: Block) -> None:
+        for place in places:
+            block.do(block.xp.multiply, dy, 1 / self.size**2, out=place)
 
 
 @dataclass(frozen=True)
 class L2Pool(_Pool):
     """Square root of the sum of the window's squares; where that is 0, so is the gradient."""
 
-    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        xp, y = ctx.device.xp, self._empty(x, ctx)
+    def reduce(self, places: list[Array], y: Array, block: Block) -> tuple[list[Array], Array]:
+        xp, do = block.xp, block.do
+        do(xp.multiply, places[0], places[0], out=y)
+        with block.arena:
+            square = block.take(y.shape)
+            for place in places[1:]:
+                do(xp.multiply, place, place, out=square)
+                do(xp.add, y, square, out=y)
+        do(xp.sqrt, y, out=y)
+        return places, y
 
-        def reduce(rows: slice, views: list[Array]) -> None:
-            out = y[rows]
-            xp.multiply(views[0], views[0], out=out)
-            for view in views[1:]:
-                out += view * view
-            xp.sqrt(out, out=out)
-
-        self._gather(x, y, ctx, reduce)
-        return y, state, (x, y)
-
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        x, y = residual
-
-        def parts(rows: slice) -> Iterator[Array]:
-            ratio = dy[rows] / (y[rows] + (y[rows] == 0))
-            for view in self._views(x, rows, dy.shape[1]):
-                yield view * ratio
-
-        return self._scatter(x.shape, dy, ctx, parts), {}
+    def spread(self, residual: tuple[list[Array], Array], dy: Array, places: list[Array], block: Block) -> None:
+        found, y = residual
+        xp, do = block.xp, block.do
+        with block.arena:
+            zero = do(xp.equal, y, 0, out=block.take(y.shape, bool))
+            divisor = do(xp.add, y, zero, out=block.take(y.shape))
+            ratio = do(xp.divide, dy, divisor, out=divisor)
+            for x, place in zip(found, places, strict=True):
+                do(xp.multiply, x, ratio, out=place)

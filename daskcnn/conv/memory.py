@@ -1,0 +1,195 @@
+"""What was measured on this machine, kept in the user's cache folder and shared by all processes there.
+
+A file a machine: processor, cores, libraries and device are in its name and in it, so that a folder may lie on a
+disk that several machines share. Writers take turns by a lock, read what others wrote, add to it and replace the
+file in one step. What cannot be read is as good as nothing; what cannot be written is known to this process alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from threadpoolctl import threadpool_info
+
+from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
+from daskcnn.conv.spec import ConvSpec
+
+FORMAT: Literal[1] = 1
+"""Raised when older files should be forgotten."""
+ATTEMPTS, PAUSE = 100, 0.05
+"""How often, and every how many seconds, a writer asks for the lock before it gives up."""
+KINDS: Mapping[str, DeviceKind] = {"cupy": "gpu"}
+"""Which device a backend computes on, where it is not the processor."""
+
+Pause = Callable[[float], None]
+Warn = Callable[[str], None]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_logger = logging.getLogger("daskcnn")
+
+
+class Entry(BaseModel):
+    """One problem: seconds (forward, backward, backward_filter) of the algorithms that were run.
+
+    `versions` names all that support the problem: with another one, or a newer version, it is to be measured anew.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    versions: dict[str, int]
+    seconds: Mapping[str, tuple[_Positive, _Positive, _Positive]]
+
+
+class _Kept(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    format: Literal[1]
+    machine: dict[str, str]
+    entries: dict[str, Entry]
+
+
+def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
+    """The name of an entry. Limits (bytes) within a power of two share one: blocks change little between them."""
+    s = spec
+    limit = 1 << max(0, workspace_limit.bit_length() - 1)
+    shape = f"N{s.N} H{s.H} W{s.W} C{s.C} K{s.K} R{s.R} S{s.S} stride {s.stride[0]},{s.stride[1]}"
+    return f"{shape} pad {s.pad[0]},{s.pad[1]} {s.dtype}, {threads} threads, {limit} bytes"
+
+
+class Memory:
+    """The entries of one machine. `warn` is told once of a file that is not as it should be."""
+
+    def __init__(
+        self, path: Path, machine: Mapping[str, str], *, warn: Warn = _logger.warning, pause: Pause = time.sleep
+    ) -> None:
+        self.path, self.machine, self._warn, self._pause = path, dict(machine), warn, pause
+        self._warned = False
+        self.entries: dict[str, Entry] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """See what other processes have written since."""
+        self.entries = {**self.entries, **self._read()}
+
+    def remember(self, entries: Mapping[str, Entry], *, anew: bool = False) -> None:
+        """Add these, on the disk too where that is possible.
+
+        Of two processes that measured the same thing the first is believed by both, unless `anew`.
+        """
+        self.entries = {**self.entries, **entries}
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path.with_suffix(".lock"), self._pause):
+                kept = self._read()
+                older = {} if anew else {k: e for k, e in kept.items() if _same(e, entries.get(k))}
+                self.entries = {**self.entries, **kept, **entries, **older}
+                self._write()
+        except OSError as error:
+            self._warn_once(f"{self.path}: measured times cannot be kept ({error}); set DASKCNN_CACHE_DIR")
+
+    def _read(self) -> dict[str, Entry]:
+        try:
+            kept = _Kept.model_validate_json(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
+            self._warn_once(f"{self.path}: ignored, not a file of measured times ({reason}); it is written anew")
+            return {}
+        if kept.machine != self.machine:
+            self._warn_once(f"{self.path}: ignored, measured on another machine; it is written anew")
+            return {}
+        return kept.entries
+
+    def _write(self) -> None:
+        temporary = self.path.with_suffix(".tmp")  # the lock's holder alone writes it
+        text = _Kept(format=FORMAT, machine=self.machine, entries=self.entries).model_dump_json(indent=1)
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _warn_once(self, message: str) -> None:
+        if not self._warned:
+            self._warn(message)
+        self._warned = True
+
+
+def _same(kept: Entry, measured: Entry | None) -> bool:
+    return measured is not None and kept.versions == measured.versions
+
+
+@contextmanager
+def _locked(path: Path, pause: Pause) -> Iterator[None]:
+    """Hold the lock of this file. Raises TimeoutError where another process does not let go."""
+    with open(path, "a", encoding="utf-8") as file:
+        for _ in range(ATTEMPTS):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pause(PAUSE)
+            else:
+                break
+        else:
+            raise TimeoutError(f"another process has held {path} for {ATTEMPTS * PAUSE:g} s")
+        yield  # closing the file lets go
+
+
+def believed() -> bool:
+    """Whether plans follow measurements; with DASKCNN_TUNE=0 the model alone decides, for results that repeat."""
+    return os.environ.get("DASKCNN_TUNE") != "0"
+
+
+def cache_folder() -> Path:
+    """Where measured times are kept: $DASKCNN_CACHE_DIR, or the place this system has for such things."""
+    if own := os.environ.get("DASKCNN_CACHE_DIR"):
+        return Path(own).expanduser()
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg) / "daskcnn"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"
+    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "daskcnn"
+
+
+def machine_of(backend: Backend) -> dict[str, str]:
+    """What speed depends on: the device, its cores, and the libraries that compute on it."""
+    blas = {f"{i['internal_api']} {i.get('version')} {i.get('architecture', '')}".strip() for i in _blas()}
+    return {
+        "backend": f"{backend.name} {backend.xp.__version__}",
+        "device": device_profile(KINDS.get(backend.name, "cpu"), 1).name,
+        "architecture": platform.machine(),
+        "cores": str(cpu_count()),
+        "blas": ", ".join(sorted(blas)),
+    }
+
+
+def _blas() -> list[dict[str, str]]:
+    return [info for info in threadpool_info() if info["user_api"] == "blas"]
+
+
+@cache
+def memory_of(backend: Backend) -> Memory:
+    """This machine's memory for a backend, read on first use."""
+    machine = machine_of(backend)
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
+    return Memory(cache_folder() / f"conv-{FORMAT}-{backend.name}-{digest[:16]}.json", machine)

@@ -1,0 +1,140 @@
+"""Measuring the candidates for a convolution, where the model alone should not decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from statistics import median
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device, Workspace
+from daskcnn.conv.algorithms import ALGORITHMS
+from daskcnn.conv.cost import Seconds
+from daskcnn.conv.memory import Entry, believed, key, memory_of
+from daskcnn.conv.planner import Candidate, candidates, forget_plans, versions
+from daskcnn.conv.spec import ConvSpec
+
+CLOSE = 2.5
+"""Candidates that should take more than so many times the best one's seconds are not run."""
+HOPELESS, SLOWER = 4.0, 1.5
+"""Those that take more than so many times the best one's, in the warm-up or measured, are run no more."""
+RUNS = 3
+"""Measured runs of each, after a warm-up, where there is time for them."""
+TICK = 1e-9
+"""Seconds that anything takes at the least, whatever a coarse clock says."""
+STEPS = (True, False)
+"""Training steps with dx and without, a first layer's: the candidates for both are measured."""
+
+Clock = Callable[[], float]
+
+
+def tune(
+    specs: Iterable[ConvSpec], device: Device, *, clock: Clock, seconds: float = 10.0, anew: bool = False
+) -> list[ConvSpec]:
+    """Measure what this machine does not know yet (or everything, `anew`), remember it, and return what was measured.
+
+    `seconds` is for all of it, small problems first; one that there is no time for stays with the model. Nothing is
+    measured where measurements are not `believed`. The caller keeps BLAS single-threaded.
+    """
+    if not believed():
+        return []
+    memory = memory_of(device.backend)
+    memory.refresh()
+    forget_plans()
+    todo = sorted((s for s in dict.fromkeys(specs) if _open(s, device) or anew), key=lambda s: s.flops)
+    end = clock() + seconds if todo else 0.0
+    found: dict[ConvSpec, dict[str, Seconds]] = {}
+    for i, spec in enumerate(todo):
+        now = clock()
+        found |= {spec: times} if (times := measure(spec, device, clock, now + (end - now) / (len(todo) - i))) else {}
+    if found:
+        memory.remember({_key(s, device): Entry(versions=versions(s), seconds=t) for s, t in found.items()}, anew=anew)
+        forget_plans()
+    return list(found)
+
+
+def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[str, Seconds]:
+    """Median seconds of the candidates worth running, which take turns.
+
+    Empty where there is no choice, or where `end` comes before each was run once after its warm-up.
+    """
+    names = _worth_running(candidates(spec, device), end - clock())
+    if len(names) < 2:
+        return {}
+    # scratch memory of its own, shared by the candidates: afterwards the device's is as large as it was
+    trial = _Trial(spec, replace(device, workspace=Workspace(device.xp)), clock)
+    taken: dict[str, list[Seconds]] = {name: [] for name in names}
+    for factor in (HOPELESS, *[SLOWER] * RUNS):
+        runs = trial.turns(names, end)
+        if len(runs) < len(names):
+            break
+        if factor == SLOWER:
+            for name, seconds in runs.items():
+                taken[name].append(seconds)
+        names = [name for name in names if _within(factor, runs[name], runs)]
+    complete = all(taken[name] for name in names)
+    return {name: _median(runs) for name, runs in taken.items() if runs} if complete else {}
+
+
+class _Trial:
+    """One problem on random data."""
+
+    def __init__(self, spec: ConvSpec, device: Device, clock: Clock) -> None:
+        self._spec, self._device, self._clock = spec, device, clock
+        rng = np.random.default_rng(0)
+        self._x, self._w, self._dy = (self._random(rng, s) for s in (spec.x_shape, spec.w_shape, spec.y_shape))
+
+    def _random(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        host = rng.random(shape, np.float32).astype(self._spec.dtype, copy=False)
+        host -= 0.5
+        return self._device.backend.from_host(host)
+
+    def turns(self, names: Iterable[str], end: float) -> dict[str, Seconds]:
+        """A run of each in turn, as many as begin before `end`."""
+        return {name: self._run(name) for name in names if self._clock() < end}
+
+    def _run(self, name: str) -> Seconds:
+        spec, device, algorithm = self._spec, self._device, ALGORITHMS[name]
+        begun = self._now()
+        prepared = algorithm.prepare(spec, self._w, device)
+        algorithm.forward(spec, self._x, prepared, device)
+        forward = self._now()
+        algorithm.backward(spec, self._x, self._dy, prepared, device)
+        backward = self._now()
+        algorithm.backward_filter(spec, self._x, self._dy, device)
+        edges = (begun, forward, backward, self._now())
+        return Seconds(*(max(b - a, TICK) for a, b in pairwise(edges)))
+
+    def _now(self) -> float:
+        self._device.backend.synchronize()
+        return self._clock()
+
+
+def _open(spec: ConvSpec, device: Device) -> bool:
+    """Whether the memory has no answer for this problem."""
+    found = candidates(spec, device)
+    return bool(found) and found[0].measured is None
+
+
+def _worth_running(found: Iterable[Candidate], seconds: float) -> list[str]:
+    """Those that may be the best, the likeliest first, as many as should run twice in so many seconds."""
+    predicted = {c.name: c.predicted for c in found}
+    close = [name for name, each in predicted.items() if _within(CLOSE, each, predicted)]
+    close.sort(key=lambda name: predicted[name].step(True))
+    needed = accumulate(2 * sum(predicted[name]) for name in close)
+    return [name for name, so_far in zip(close, needed, strict=True) if so_far <= seconds]
+
+
+def _within(factor: float, seconds: Seconds, among: Mapping[str, Seconds]) -> bool:
+    """Whether a step, with dx or without, takes no more than `factor` times the shortest."""
+    return any(seconds.step(dx) <= factor * min(other.step(dx) for other in among.values()) for dx in STEPS)
+
+
+def _median(runs: Iterable[Seconds]) -> Seconds:
+    return Seconds(*map(median, zip(*runs, strict=True)))
+
+
+def _key(spec: ConvSpec, device: Device) -> str:
+    return key(spec, device.pool.threads, device.workspace_limit)

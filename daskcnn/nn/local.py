@@ -1,0 +1,252 @@
+"""Layers whose output depends on the input nearby only, run together on one block of the map after the other.
+
+A map is far larger than the caches, and each of these layers does a few operations a number: alone they would wait
+for memory. So a chain of them is taken through block by block: pixels that belong to the same output pixels, some
+samples, all channels. Every block is read from memory once and written once. Going back, the chain's input is all
+that is kept; each block goes forward again first, which costs less than to write and read what the layers know.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from daskcnn.arrays import Array
+from daskcnn.nn.blocks import arena, block_bytes, cut, share
+from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+
+
+class Local(Layer):
+    """Base of layers without parameters, each block of whose output depends on one block of the input.
+
+    A block is (h, w, n, C), of a map; vectors are maps of one pixel.
+    """
+
+    @abstractmethod
+    def window(self, in_shape: Shape) -> int | None:
+        """How many pixels a side belong to one of the output; None where blocks of this input would share some."""
+
+    @abstractmethod
+    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+        """Note the steps of a block's forward pass in `block.do`; return (y, what `block_backward` needs)."""
+
+    @abstractmethod
+    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+        """Note the steps of a block's backward pass; return dx. They may write over the residual and dy, but not x."""
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        return self._alone(x, ctx).forward(x, ctx), state, x
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+        return self._alone(residual, ctx).backward(residual, dy, ctx), {}
+
+    def _alone(self, x: Array, ctx: Context) -> Chain:
+        return Chain.of([(self, ctx.salt)], (*x.shape[:-2], x.shape[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A layer of a chain."""
+
+    layer: Local
+    salt: int
+    side: int
+    """How many pixels a side of its input belong to one pixel of the chain's output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a block lies: rows and columns of the chain's output, and samples."""
+
+    rows: slice
+    columns: slice
+    samples: slice
+
+    def of(self, x: Array, side: int) -> Array:
+        """The block of a map with so many pixels a side for each of the output's; a view."""
+        return x[_times(self.rows, side), _times(self.columns, side), self.samples]
+
+
+class View:
+    """Stands for a part of a map among a block's steps, which are noted before it is known where the block lies."""
+
+    def __init__(self, example: Array, at: Callable[[Part], Array]) -> None:
+        self.at = at
+        self.shape, self.dtype = example.shape, example.dtype
+        self._example = example
+
+    @classmethod
+    def of(cls, x: Array, side: int, part: Part) -> View:
+        """Of a map x with so many pixels a side for each of the output's; `part` is any block of this shape."""
+        return cls(part.of(x, side), lambda part: part.of(x, side))
+
+    def __getitem__(self, index: Any) -> View:
+        return View(self._example[index], lambda part: self.at(part)[index])
+
+
+class Block:
+    """What is done with blocks of one shape: calls on arrays of a thread's arena, noted once and run for every block.
+
+    To note them once matters: a block has a hundred thousand numbers, and NumPy takes a few microseconds for a step.
+    """
+
+    def __init__(self, ctx: Context, x: Array, *, goes_back: bool) -> None:
+        """For a map or vectors x; `goes_back` says whether residuals are wanted."""
+        self.xp, self.dtype, self.training, self.goes_back = ctx.device.xp, x.dtype, ctx.training, goes_back
+        self.vectors = x.ndim == 2
+        self.arena = arena(ctx.device, x.nbytes)
+        self.link: Link
+        self.target: Any = None
+        """Where the result of the layer at hand belongs, if it is the last one."""
+        self.ends = True
+        """Whether the layer at hand is the last one: its result matters to no other layer."""
+        self.part: Part
+        self.keys: Array | None = None
+        self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = []
+        self._views: list[tuple[Any, Any, View]] = []
+
+    def take(self, shape: Shape, dtype: Any = None) -> Array:
+        """Uninitialised memory for this block; inside of `with block.arena:` until its end."""
+        return self.arena.take(shape, self.dtype if dtype is None else dtype)
+
+    def result(self, shape: Shape, free: Array | None = None) -> Array:
+        """Where to write the layer's result: the map itself, else `free`, memory without other use, or a new array."""
+        if self.target is not None:
+            return self.target
+        return self.take(shape) if free is None or isinstance(free, View) else free
+
+    def do(self, function: Callable[..., Any], *arguments: Any, out: Array) -> Array:
+        """Note a call that writes to `out`, which is returned."""
+        self._note(function, [*arguments], {"out": out})
+        return out
+
+    def copy(self, source: Array, target: Array) -> Array:
+        """Note a copy."""
+        self._note(self.xp.copyto, [target, source], {})
+        return target
+
+    def _note(self, function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> None:
+        self._steps.append((function, arguments, named))
+        self._views += [(arguments, i, a) for i, a in enumerate(arguments) if isinstance(a, View)]
+        self._views += [(named, name, a) for name, a in named.items() if isinstance(a, View)]
+
+    def run(self, part: Part | None = None, keys: Array | None = None) -> None:
+        """Make the calls, with the views at this part of the maps, whose samples have these keys."""
+        if part is not None:
+            self.part, self.keys = part, keys
+            for arguments, place, view in self._views:
+                arguments[place] = view.at(part)
+        for function, arguments, named in self._steps:
+            function(*arguments, **named)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Local layers, one after the other, run together."""
+
+    links: tuple[Link, ...]
+
+    @classmethod
+    def of(cls, layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
+        """The longest chain that these layers begin with, given with their salts, for inputs of this shape (no N)."""
+        found: list[tuple[Local, int, int]] = []
+        for layer, salt in layers:
+            window = layer.window(in_shape) if isinstance(layer, Local) else None
+            if not isinstance(layer, Local) or window is None:
+                break
+            found.append((layer, salt, window))
+            in_shape = layer.out_shape(in_shape)
+        side, links = 1, []
+        for layer, salt, window in reversed(found):
+            side *= window
+            links.append(Link(layer, salt, side))
+        return cls(tuple(reversed(links)))
+
+    @property
+    def side(self) -> int:
+        """How many pixels a side of the input belong to one of the output."""
+        return self.links[0].side
+
+    def forward(self, x: Array, ctx: Context) -> Array:
+        """y of a map or of vectors x, which is all that backward needs."""
+        x_map = _as_map(x)
+        y = ctx.device.xp.empty(self._out_shape(x_map.shape), x.dtype)
+
+        def note(block: Block, part: Part) -> None:
+            self._forward(View.of(x_map, self.side, part), block, View.of(y, 1, part))
+
+        self._over_blocks(note, x, ctx, goes_back=False)
+        return y if x is x_map else y[0, 0]
+
+    def backward(self, x: Array, dy: Array, ctx: Context) -> Array:
+        """dx of the pass that x went through."""
+        x_map, dy_map = _as_map(x), _as_map(dy)
+        dx = ctx.device.xp.empty(x_map.shape, x.dtype)
+
+        def note(block: Block, part: Part) -> None:
+            residuals = self._forward(View.of(x_map, self.side, part), block, None)
+            self._backward(residuals, View.of(dy_map, 1, part), block, View.of(dx, self.side, part))
+
+        self._over_blocks(note, x, ctx, goes_back=True)
+        return dx if x is x_map else dx[0, 0]
+
+    def _forward(self, x: Any, block: Block, target: View | None) -> list[Residual]:
+        """Note the pass of x through the layers to the target, if any; the layers' residuals."""
+        residuals = []
+        for block.link in self.links:
+            block.ends = block.link is self.links[-1]
+            block.target = target if block.ends else None
+            x, kept = block.link.layer.block_forward(x, block)
+            residuals.append(kept)
+        self._finish(x, block)
+        return residuals
+
+    def _backward(self, residuals: list[Residual], dy: Any, block: Block, target: View) -> None:
+        """Note the way of dy back to the target."""
+        for block.link, kept in zip(reversed(self.links), reversed(residuals), strict=True):
+            block.target = target if block.link is self.links[0] else None
+            dy = block.link.layer.block_backward(kept, dy, block)
+        self._finish(dy, block)
+
+    @staticmethod
+    def _finish(result: Any, block: Block) -> None:
+        if block.target is not None and result is not block.target:
+            block.copy(result, block.target)
+
+    def _out_shape(self, x_shape: Shape) -> Shape:
+        H, W, N, C = x_shape
+        return H // self.side, W // self.side, N, C
+
+    def _over_blocks(self, note: Callable[[Block, Part], None], x: Array, ctx: Context, *, goes_back: bool) -> None:
+        """Run the steps that `note` gives a block on all blocks of x."""
+        device, x_map = ctx.device, _as_map(x)
+        keys = None if ctx.keys is None else device.backend.from_host(ctx.keys)
+
+        def work(queue: Iterator[Part]) -> None:
+            noted: dict[Shape, Block] = {}
+            for part in queue:
+                shape = part.of(x_map, self.side).shape
+                if shape not in noted:
+                    noted[shape] = Block(ctx, x, goes_back=goes_back)
+                    note(noted[shape], part)
+                noted[shape].run(part, None if keys is None else keys[part.samples])
+
+        share(device, work, self._parts(x_map, block_bytes(device, x.nbytes)))
+
+    def _parts(self, x: Array, limit: int) -> list[Part]:
+        """Blocks of about `limit` bytes: all samples of a few pixels, or a few samples of one pixel of the output."""
+        H, W, N, C = self._out_shape(x.shape)
+        fit = max(1, limit // (self.side**2 * C * x.dtype.itemsize))  # pixels of the output and samples, multiplied
+        samples, columns = cut(N, fit), cut(W, fit // N)
+        rows = cut(H, fit // (N * W))
+        return [Part(h, w, n) for h in rows for w in columns for n in samples]
+
+
+def _as_map(x: Array) -> Array:
+    return x if x.ndim == 4 else x[None, None]
+
+
+def _times(pixels: slice, side: int) -> slice:
+    return slice(pixels.start * side, pixels.stop * side)

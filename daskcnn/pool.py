@@ -1,0 +1,138 @@
+"""The threads of one worker, and the inner layer's tasks: a graph with priorities, run by them.
+
+BPT-CNN, Alg. 4.1 and 4.2: a pass is decomposed into tasks; one is ready when those it depends on are done; of the
+ready ones the first levels of the graph go first, each to the least loaded thread, which is the next one to be idle.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """A thunk of at least about a millisecond, run after the tasks it depends on."""
+
+    work: Callable[[], Any]
+    after: Sequence[Task] = ()
+    level: int = field(init=False)
+    """Length of the longest chain of tasks before it: priority falls with it (BPT-CNN, Alg. 4.2)."""
+
+    def __post_init__(self) -> None:
+        self.level = 1 + max((task.level for task in self.after), default=-1)
+
+
+class Pool:
+    """Threads of one worker. Work is given as thunks; BLAS must be single-threaded inside (`single_threaded_blas`)."""
+
+    def __init__(self, threads: int = 1) -> None:
+        if threads < 1:
+            raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
+        self.threads = threads
+        self._local = threading.local()
+        numbers = (iter(range(threads)),)
+        self._executor = ThreadPoolExecutor(threads, "daskcnn", self._number, numbers) if threads > 1 else None
+
+    def _number(self, numbers: Iterator[int]) -> None:
+        self._local.thread = next(numbers)
+
+    @property
+    def thread(self) -> int:
+        """Which of the pool's threads runs the caller, 0 … threads - 1; 0 outside of them. Names scratch memory."""
+        return getattr(self._local, "thread", 0)
+
+    def map(self, function: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
+        """`function` of every item, results in order; the first exception is raised. Runs inline on one thread."""
+        if self._executor is None:
+            return [function(item) for item in items]
+        # NumPy's error state is a context variable: threads see the caller's only if it is handed on
+        futures = [self._executor.submit(copy_context().run, function, item) for item in items]
+        return [future.result() for future in futures]
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run all tasks; those they depend on must be among them. The first exception is raised, once all have ended.
+
+        Tasks of one level start in the order given; on one thread the order of all is thereby fixed.
+        """
+        graph = _Graph(tasks)
+        if self._executor is None:
+            graph.work()
+        else:
+            self.map(lambda _: graph.work(), range(min(self.threads, len(tasks))))
+        graph.check()
+
+    def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
+        """Cut range(size) into one slice a thread, nearly equal, none shorter than `at_least` (if size allows)."""
+        parts = max(1, min(self.threads, size // at_least))
+        edges = [size * i // parts for i in range(parts + 1)]
+        return [slice(a, b) for a, b in pairwise(edges)]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+
+class _Graph:
+    """Tasks and what they wait for. Every thread takes the ready task of highest priority until none is left."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
+        self._order = {task: (task.level, i) for i, task in enumerate(tasks)}
+        self._waits = {task: len(task.after) for task in tasks}
+        self._next: dict[Task, list[Task]] = {task: [] for task in tasks}
+        for task in tasks:
+            for before in task.after:
+                self._next[before].append(task)
+        self._ready = [self._order[task] for task in tasks if not task.after]
+        heapify(self._ready)
+        self._left = len(tasks)
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def work(self) -> None:
+        """Take and run tasks until all are done, or one has failed."""
+        while (task := self._take()) is not None:
+            try:
+                task.work()
+            except BaseException as error:
+                self._fail(error)
+            else:
+                self._done(task)
+
+    def _take(self) -> Task | None:
+        with self._changed:
+            while not self._ready and self._left:
+                self._changed.wait()
+            return self._tasks[heappop(self._ready)[1]] if self._left else None
+
+    def _done(self, task: Task) -> None:
+        with self._changed:
+            if not self._left:
+                return  # another one failed
+            self._left -= 1
+            for after in self._next[task]:
+                self._waits[after] -= 1
+                if not self._waits[after]:
+                    heappush(self._ready, self._order[after])
+            self._changed.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._left = 0
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the first failure."""
+        if self._error is not None:
+            raise self._error

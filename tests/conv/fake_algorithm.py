@@ -1,0 +1,77 @@
+"""Algorithms that compute nothing but say what they cost, on a clock of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from daskcnn.conv import ConvSpec
+from daskcnn.conv.algorithm import Direction, Work
+
+
+class FakeClock:
+    """Seconds that pass only when an algorithm takes them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeAlgorithm:
+    """Says that a direction takes `predicted` seconds at the rates of a CPU; in truth it takes the `seconds` to come.
+
+    `seconds`: of forward, backward, backward_filter, for one run after the other, the last for all that follow.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        predicted: float,
+        *seconds: tuple[float, float, float],
+        clock: FakeClock | None = None,
+        workspace: int = 1,
+        version: int = 1,
+        strides: bool = True,
+    ) -> None:
+        self.name, self.version = name, version
+        self.predicted, self.seconds, self.runs = predicted, list(seconds), 0
+        self._clock, self._workspace, self._strides = clock or FakeClock(), workspace, strides
+
+    def supports(self, spec: ConvSpec) -> bool:
+        return self._strides or spec.stride == (1, 1)
+
+    def workspace(self, spec: ConvSpec) -> int:
+        return self._workspace
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        return (Work("all", int(self.predicted * 105e9), 0),)
+
+    def prepare(self, spec: ConvSpec, w: Any, device: Any) -> Any:
+        self.runs += 1
+        return w
+
+    def forward(self, spec: ConvSpec, x: Any, prepared: Any, device: Any) -> Any:
+        assert prepared.shape == spec.w_shape
+        self._pass(0)
+        return device.backend.from_host(np.zeros(spec.y_shape, spec.dtype))
+
+    def backward_data(self, spec: ConvSpec, dy: Any, prepared: Any, device: Any) -> Any:
+        raise AssertionError("a training step never asks for dx alone")
+
+    def backward(self, spec: ConvSpec, x: Any, dy: Any, prepared: Any, device: Any) -> tuple[Any, Any]:
+        assert (x.shape, dy.shape) == (spec.x_shape, spec.y_shape)
+        self._pass(1)
+        return x, prepared
+
+    def backward_filter(self, spec: ConvSpec, x: Any, dy: Any, device: Any) -> Any:
+        self._pass(2)
+        return self._w(spec, device)
+
+    def _w(self, spec: ConvSpec, device: Any) -> Any:
+        return device.backend.from_host(np.zeros(spec.w_shape, spec.dtype))
+
+    def _pass(self, direction: int) -> None:
+        self._clock.now += self.seconds[min(self.runs, len(self.seconds)) - 1][direction]

@@ -1,0 +1,239 @@
+"""Local layers run together in blocks: what each alone computes, whatever the blocks, threads and shapes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from nn_cases import MAP, example, in_blocks, label, values
+
+from daskcnn.arrays import Device, derive, mix64, uniform
+from daskcnn.nn import Context, Sequential, blocks
+from daskcnn.nn.layers import LRN, AveragePool, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh, normalise
+from daskcnn.nn.local import Chain
+
+
+def chain(*layers):
+    return Sequential(tuple((f"layer{i}", layer) for i, layer in enumerate(layers)))
+
+
+CHAINS = [
+    (chain(ReLU(), LRN(alpha=0.5), MaxPool(2)), (6, 8, 7)),
+    (chain(MaxPool(2), ReLU()), (4, 6, 3)),
+    (chain(LRN(size=3, alpha=0.5), Tanh(), AveragePool(3), Sigmoid()), (9, 6, 5)),
+    (chain(Dropout(0.3), MaxPool(2), Dropout(0.5), L2Pool(3)), (6, 12, 5)),
+    (chain(Tanh(), ReLU(), Dropout(0.4), ReLU()), (7,)),
+    (chain(Tanh(), MaxPool(2), ReLU(), MaxPool(2)), (9, 8, 3)),  # the first tiles the map, the second not
+    (chain(ReLU(), MaxPool(3, 2), LRN(size=9, alpha=1.0)), (7, 7, 4)),
+]
+every_chain = pytest.mark.parametrize(("net", "in_shape"), CHAINS, ids=label)
+
+
+def layer_by_layer(net, x, dy, ctx):
+    """(y, dx) with every layer alone."""
+    residuals = []
+    for name, layer in net.layers:
+        x, _, kept = layer.forward({}, {}, x, ctx.child(name))
+        residuals.append(kept)
+    if ctx.training:
+        for (name, layer), kept in zip(reversed(net.layers), reversed(residuals), strict=True):
+            dy, _ = layer.backward({}, kept, dy, ctx.child(name))
+    return x, dy
+
+
+def together(net, x, dy, ctx):
+    """(y, dx) of the network."""
+    y, _, residual = net.forward({}, {}, x, ctx)
+    return y, net.backward({}, residual, dy, ctx)[0] if ctx.training else dy
+
+
+@every_chain
+@pytest.mark.parametrize("block", [1, 300, 1 << 20])
+@pytest.mark.parametrize("N", [1, 5])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_chain_is_its_layers_one_by_one(net, in_shape, block, N, training):
+    _, _, x, dy, ctx = example(net, in_shape, Device(), N=N, training=training)
+    alone = layer_by_layer(net, x, dy, ctx)
+    for found, expected in zip(together(net, x, dy, replace(ctx, device=in_blocks(block))), alone, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@every_chain
+def test_devices_agree_on_chains(net, in_shape, device):
+    _, _, x, dy, ctx = example(net, in_shape, device)
+    move, host = device.backend.from_host, device.backend.to_host
+    expected = together(net, x, dy, replace(ctx, device=Device()))
+    for found, own in zip(together(net, move(x), move(dy), ctx), expected, strict=True):
+        np.testing.assert_allclose(host(found), own, rtol=1e-9, atol=1e-12)
+
+
+@every_chain
+def test_chains_do_not_depend_on_threads(net, in_shape):
+    _, _, x, dy, ctx = example(net, in_shape, in_blocks(100), dtype="float32", N=6)
+    three = replace(ctx, device=in_blocks(100, threads=3))
+    for _ in range(2):  # the second time with the first's scratch memory
+        np.testing.assert_equal(together(net, x, dy, three), together(net, x, dy, ctx))
+
+
+@every_chain
+def test_chains_write_to_nothing_they_are_given_and_go_back_twice(net, in_shape):
+    _, _, x, dy, ctx = example(net, in_shape, Device())
+    given = x.copy(), dy.copy()
+    _, _, residual = net.forward({}, {}, x, ctx)
+    first, _ = net.backward({}, residual, dy, ctx)
+    again, _ = net.backward({}, residual, dy, ctx)
+    np.testing.assert_equal((x, dy, again), (*given, first))
+
+
+def test_a_chain_keeps_its_input_alone_at_its_first_layer():
+    net = chain(ReLU(), LRN(), MaxPool(2), Dense(3), Tanh())
+    params, state, x, _, ctx = example(net, (4, 4, 3), Device())
+    _, _, (run, *others, last) = net.forward(params, state, x, ctx)
+    assert run.x is x
+    assert [link.layer for link in run.chain.links] == [ReLU(), LRN(), MaxPool(2)]
+    assert others[:2] == [None, None]
+    assert [link.layer for link in last.chain.links] == [Tanh()]
+
+
+def test_only_what_comes_first_and_is_local_on_the_shape_is_chained():
+    def links(in_shape, *layers):
+        return [(link.layer, link.side) for link in Chain.of([(layer, 0) for layer in layers], in_shape).links]
+
+    assert links((4, 6, 1), ReLU(), MaxPool(2), Tanh()) == [(ReLU(), 2), (MaxPool(2), 2), (Tanh(), 1)]
+    assert links((12, 6, 1), MaxPool(2), LRN(), AveragePool(3)) == [(MaxPool(2), 6), (LRN(), 3), (AveragePool(3), 3)]
+    assert links((5, 6, 1), ReLU(), MaxPool(2), Tanh()) == [(ReLU(), 1)]
+    assert links((6, 6, 1), ReLU(), MaxPool(3, 2)) == [(ReLU(), 1)]
+    assert links((6, 6, 1), Conv(1, 1), ReLU()) == []
+
+
+def reference_mask(shape, keys, salt, rate):
+    """Dropout's mask of a whole map or of vectors, drawn at once."""
+
+    def spread(keys, numbers):
+        return mix64(np, keys + (2 * numbers + 1) * np.uint64(0x9E3779B97F4A7C15))
+
+    drawn = spread(derive(np, keys, salt)[:, None], np.arange(shape[-1], dtype=np.uint64))
+    for extent in reversed(shape[:-2]):
+        drawn = spread(drawn, np.arange(extent, dtype=np.uint64).reshape(-1, *(1,) * drawn.ndim))
+    return uniform(np, drawn) >= rate
+
+
+@pytest.mark.parametrize("block", [1, 500, 1 << 20])
+@pytest.mark.parametrize("in_shape", [(6, 4, 5), (9,)])
+def test_dropout_draws_the_same_bits_in_every_block(in_shape, block):
+    pool = [MaxPool(2)] if len(in_shape) == 3 else []
+    net = chain(Tanh(), *pool, Dropout(0.4))
+    _, _, x, dy, ctx = example(net, in_shape, in_blocks(block), N=4)
+    before, _, _ = chain(*(layer for _, layer in net.layers[:-1])).forward({}, {}, x, ctx)
+    kept = reference_mask(before.shape, ctx.keys, ctx.child(net.layers[-1][0]).salt, 0.4)
+    np.testing.assert_array_equal(net.forward({}, {}, x, ctx)[0], before * kept * (1 / (1 - 0.4)))
+    alone = Dropout(0.4)
+    _, _, residual = alone.forward({}, {}, before, replace(ctx, salt=7))
+    dx, _ = alone.backward({}, residual, dy, replace(ctx, salt=7))
+    np.testing.assert_array_equal(dx != 0, reference_mask(before.shape, ctx.keys, 7, 0.4))
+
+
+def test_max_pooling_in_a_chain_gives_the_gradient_to_the_first_of_equal_pixels():
+    x = np.array([[-1.0, 2, -7, -7], [2, 2, -7, 7]]).reshape(2, 4, 1, 1)
+    net = chain(ReLU(), MaxPool(2))
+    dy = np.array([3.0, 5.0]).reshape(1, 2, 1, 1)
+    _, dx = together(net, x, dy, Context(Device(), training=True))
+    np.testing.assert_array_equal(dx[..., 0, 0], [[0, 3, 0, 0], [0, 0, 0, 5]])
+
+
+def test_max_pooling_lets_not_a_number_through_and_sends_the_gradient_past_it():
+    x = np.array([[1.0, np.nan], [3, 2]]).reshape(2, 2, 1, 1)
+    ctx = Context(Device(), training=True)
+    y, dx = together(chain(MaxPool(2)), x, np.full((1, 1, 1, 1), 4.0), ctx)
+    assert np.isnan(y).all()
+    np.testing.assert_array_equal(dx[..., 0, 0], [[4, 0], [0, 0]])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("size", [3, 4, 5, 12])
+def test_lrn_keeps_what_is_not_finite_to_its_own_sample(bad, size, rng):
+    x = values(rng, (2, 1, 3, 6))
+    layer, ctx = LRN(size=size, alpha=0.5), Context(Device(), training=True)
+    clean, dclean = together(chain(layer), x, np.ones_like(x), ctx)
+    x[:, :, 1] = bad
+    with np.errstate(invalid="ignore"):
+        y, dx = together(chain(layer), x, np.ones_like(x), ctx)
+    for found, expected in ((y, clean), (dx, dclean)):
+        np.testing.assert_array_equal(found[:, :, ::2], expected[:, :, ::2])
+        assert np.isnan(found[:, :, 1]).all()
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("beta", [0.75, 0.6])
+def test_powers_by_logarithms_and_by_roots_are_powers(fast, beta, rng, monkeypatch):
+    monkeypatch.setattr(normalise, "_FAST_EXP2", fast)
+    x = 30 * values(rng, (1, 1, 50, 1), "float32")
+    y, _, _ = LRN(size=1, alpha=1.0, beta=beta).forward({}, {}, x, Context(Device()))
+    np.testing.assert_allclose(y, x * (1 + x.astype("float64") ** 2) ** -beta, rtol=1e-6)
+
+
+@pytest.mark.parametrize("C", [1, 2, 3, 4, 5, 11])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 9])
+def test_lrn_windows_of_every_size_over_every_number_of_channels(size, C, rng):
+    x, dy = values(rng, (1, 2, 2, C)), values(rng, (1, 2, 2, C))
+    layer, window = LRN(size=size, alpha=0.7, beta=0.5), np.zeros((C, C))
+    for c in range(C):
+        window[max(0, c - size // 2) : c + (size - 1) // 2 + 1, c] = 1  # from channel, to channel
+    y, dx = together(chain(layer), x, dy, Context(Device(), training=True))
+    scale = 1 + 0.7 / size * (x**2 @ window)
+    np.testing.assert_allclose(y, x * scale**-0.5, rtol=1e-12)
+    crossed = (dy * x * scale**-1.5) @ window.T
+    np.testing.assert_allclose(dx, dy * scale**-0.5 - 0.7 / size * x * crossed, rtol=1e-11, atol=1e-13)
+
+
+def test_a_chain_without_need_dx_before_parameters_is_left_out():
+    net = chain(ReLU(), MaxPool(2), Dense(3), Tanh())
+    params, state, x, dy, ctx = example(net, (4, 4, 3), Device())
+    _, _, residual = net.forward(params, state, x, ctx)
+    dx, grads = net.backward(params, residual, dy, ctx)
+    none, same = net.backward(params, residual, dy, replace(ctx, need_dx=False))
+    assert dx.shape == x.shape
+    assert none is None
+    np.testing.assert_equal(same, grads)
+
+
+def test_scratch_memory_stays_within_what_blocks_need():
+    net = chain(ReLU(), LRN(), MaxPool(2))
+    _, _, x, dy, ctx = example(net, (16, 32, 8), in_blocks(2048), dtype="float32", N=4)
+    together(net, x, dy, ctx)
+    assert 0 < ctx.device.workspace.nbytes < x.nbytes
+
+
+def test_an_arena_hands_out_memory_that_does_not_overlap_and_takes_scopes_back(device):
+    arena = blocks.Arena.of(device, 1024)
+    first = arena.take((10,), "float32")
+    with arena:
+        second = arena.take((2, 5), "float64")
+        second[...] = 2
+    third = arena.take((2, 5), "float64")
+    assert (device.backend.to_host(third) == 2).all()  # the same memory
+    first[...] = 1
+    large = arena.take((1000,), "float64")
+    large[...] = 5
+    assert (device.backend.to_host(third) == 2).all()
+    assert device.backend.to_host(large).sum() == 5000
+
+
+def test_arenas_of_numpy_begin_at_a_cache_line():
+    arena = blocks.Arena.of(Device(), 1000)
+    for shape in ((3,), (7, 2), (1,)):
+        assert arena.take(shape, "float32").ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize(("extent", "size", "lengths"), [(10, 4, [3, 3, 4]), (3, 0, [1, 1, 1]), (5, 9, [5])])
+def test_cuts_are_nearly_equal_and_complete(extent, size, lengths):
+    cuts = blocks.cut(extent, size)
+    assert [c.stop - c.start for c in cuts] == lengths
+    assert [i for c in cuts for i in range(extent)[c]] == list(range(extent))
+
+
+def test_the_first_error_in_a_block_is_raised():
+    _, _, x, _, ctx = example(Dropout(0.5), MAP, in_blocks(1, threads=2))
+    with pytest.raises(ValueError, match="keys=None"):
+        Dropout(0.5).forward({}, {}, x, replace(ctx, keys=None))

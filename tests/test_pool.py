@@ -1,0 +1,92 @@
+"""The inner layer's tasks: order, priority, failures, threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from daskcnn.pool import Pool, Task
+
+THREADS = pytest.mark.parametrize("threads", [1, 2, 5])
+
+
+@st.composite
+def graphs(draw: Any) -> list[list[int]]:
+    """For every task those it comes after, all with smaller numbers."""
+    sizes = draw(st.integers(0, 12))
+    return [draw(st.lists(st.integers(0, i - 1), unique=True, max_size=3)) if i else [] for i in range(sizes)]
+
+
+def tasks_of(graph: list[list[int]], work: Callable[[int], Any]) -> list[Task]:
+    tasks: list[Task] = []
+    for i, before in enumerate(graph):
+        tasks.append(Task(lambda i=i: work(i), tuple(tasks[b] for b in before)))
+    return tasks
+
+
+@THREADS
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs())
+def test_every_task_runs_once_and_after_those_it_depends_on(threads: int, graph: list[list[int]]) -> None:
+    pool, done, lock = Pool(threads), [], threading.Lock()
+
+    def work(i: int) -> None:
+        assert all(b in done for b in graph[i])
+        with lock:
+            done.append(i)
+
+    pool.run(tasks_of(graph, work))
+    pool.close()
+    assert sorted(done) == list(range(len(graph)))
+
+
+def test_first_levels_go_first_in_the_order_given() -> None:
+    done: list[str] = []
+    a, b = Task(lambda: done.append("a")), Task(lambda: done.append("b"))
+    after_a = Task(lambda: done.append("after a"), (a,))
+    last = Task(lambda: done.append("last"), (after_a, b))
+    Pool(1).run([last, a, after_a, b])
+    assert done == ["a", "b", "after a", "last"]
+    assert [t.level for t in (a, b, after_a, last)] == [0, 0, 1, 2]
+
+
+@THREADS
+def test_a_failure_is_raised_and_ends_the_graph(threads: int) -> None:
+    pool, ran = Pool(threads), []
+
+    def fail() -> None:
+        raise ArithmeticError("no")
+
+    bad = Task(fail)
+    after = Task(lambda: ran.append("after"), (bad,))
+    with pytest.raises(ArithmeticError, match="no"):
+        pool.run([bad, after])
+    assert not ran
+    pool.run([Task(lambda: ran.append("again"))])
+    pool.close()
+    assert ran == ["again"]
+
+
+def test_ready_tasks_run_side_by_side_on_threads_that_know_their_number() -> None:
+    pool, together, numbers = Pool(3), threading.Barrier(3, timeout=60), []
+
+    def meet() -> None:
+        together.wait()
+        numbers.append(pool.thread)
+
+    pool.run([Task(meet) for _ in range(3)])
+    pool.close()
+    assert sorted(numbers) == [0, 1, 2]
+    assert pool.thread == Pool(1).thread == 0
+
+
+def test_no_tasks_are_no_work() -> None:
+    for threads in (1, 2):
+        pool = Pool(threads)
+        pool.run([])
+        pool.close()
