@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: install run test check format bench bench-cifar10 clean
+.PHONY: install run test check format bench bench-conv bench-cifar10 clean
 
 install: $(VENV)/.installed
 
@@ -36,6 +36,12 @@ bench: install
 	$(BIN)/python benchmarks/conv_gemm.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/loader.py
+
+bench-conv: install
+	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  { echo "bench-conv compares with PyTorch, which is missing here. Try: $(BIN)/python -m pip install 'daskcnn[bench]'"; exit 1; }
+	@failed=0; for script in conv_vs_torch.py step_vs_torch.py "step_vs_torch.py --scaling"; do \
+	  $(BIN)/python benchmarks/$$script $(ARGS) || failed=1; echo; done; exit $$failed
 
 bench-cifar10: install
 	$(BIN)/python benchmarks/cifar10.py $(ARGS)

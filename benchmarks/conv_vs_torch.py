@@ -1,0 +1,183 @@
+"""Each convolution of the networks, in each direction and with each algorithm, against PyTorch's.
+
+    python benchmarks/conv_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
+
+Directions: forward, the gradients of the data and of the kernels, and both gradients together. Ours, with every
+algorithm that supports the layer and fits, PyTorch's in either memory format, and a product of two 2048×2048 matrices
+take turns; medians count. forward includes preparing the kernels, as in a training step. GFLOP/s are those of the
+direct convolution, so an algorithm that spares multiplications may have more than the machine's sgemm. A first layer is
+planned without the gradient of its data, which training does not need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from common import CLASSES, IMAGE, Budget, Configuration, Results, configurations, in_fresh_process, parser, take_turns
+from torch import nn
+
+from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.conv import ALGORITHMS, ConvSpec, plan
+from daskcnn.conv.tuner import tune
+from daskcnn.nn import build_model
+from daskcnn.replica import TUNING, convolutions
+
+Calls = dict[str, Callable[[], Any]]
+"""By direction."""
+Arrays = tuple[Array, Array, Array]
+"""x (H, W, N, C), w (R, S, C, K), dy (out_H, out_W, N, K)."""
+
+DIRECTIONS: Mapping[str, int] = {"forward": 1, "backward_data": 1, "backward_filter": 1, "backward": 2}
+"""And how many convolutions each is worth."""
+FORMATS: Mapping[str, torch.memory_format] = {
+    "torch": torch.contiguous_format,
+    "torch channels_last": torch.channels_last,
+}
+MAP, KERNELS, OUR_KERNELS = (2, 3, 0, 1), (3, 2, 0, 1), (2, 3, 1, 0)
+"""Axes: (H, W, N, C) to PyTorch's (N, C, H, W) and back; (R, S, C, K) to (K, C, R, S); and back."""
+SGEMM, SIDE = ("sgemm", ""), 2048
+ALIKE = 1e-4
+"""How far results may be apart, relative to their norm: sums of up to a million float32 products."""
+
+
+def noise(spec: ConvSpec) -> Arrays:
+    """Random arrays of the problem's shapes."""
+    rng = np.random.default_rng(0)
+    x, w, dy = (rng.standard_normal(shape, dtype=np.float32) for shape in (spec.x_shape, spec.w_shape, spec.y_shape))
+    return x, w, dy
+
+
+def ours(name: str, spec: ConvSpec, arrays: Arrays, device: Device) -> Calls:
+    """An algorithm of ours."""
+    (x, w, dy), algorithm = arrays, ALGORITHMS[name]
+    prepared = algorithm.prepare(spec, w, device)
+    return {
+        "forward": lambda: algorithm.forward(spec, x, algorithm.prepare(spec, w, device), device),
+        "backward_data": lambda: algorithm.backward_data(spec, dy, prepared, device),
+        "backward_filter": lambda: algorithm.backward_filter(spec, x, dy, device),
+        "backward": lambda: algorithm.backward(spec, x, dy, prepared, device),
+    }
+
+
+def theirs(layout: torch.memory_format, spec: ConvSpec, arrays: Arrays) -> Calls:
+    """PyTorch in a memory format."""
+    axes = zip(arrays, (MAP, KERNELS, MAP), strict=True)
+    x, w, dy = (torch.from_numpy(a.transpose(order)).contiguous(memory_format=layout) for a, order in axes)
+    rest = (None, spec.stride, spec.pad, (1, 1), False, (0, 0), 1)
+
+    def gradients(*wanted: bool) -> Callable[[], Any]:
+        return lambda: torch.ops.aten.convolution_backward(dy, x, w, *rest, (*wanted, False))
+
+    return {
+        "forward": lambda: nn.functional.conv2d(x, w, None, spec.stride, spec.pad),
+        "backward_data": gradients(True, False),
+        "backward_filter": gradients(False, True),
+        "backward": gradients(True, True),
+    }
+
+
+def sgemm(device: Device) -> Callable[[], Any]:
+    """The machine's own product of two square matrices, on the device's threads."""
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((SIDE, SIDE), dtype=np.float32) for _ in range(2))
+    out, parts = np.empty_like(a), device.pool.slices(SIDE)
+    return lambda: device.pool.map(lambda rows: np.matmul(a[rows], b, out=out[rows]), parts)
+
+
+def check(sides: Mapping[str, Calls]) -> None:
+    """Run everything once. Raises RuntimeError where a result differs from the first side's."""
+    right: dict[str, list[Array]] = {}
+    for name, calls in sides.items():
+        for direction, call in calls.items():
+            found = _arrays(call())
+            for a, b in zip(found, right.setdefault(direction, found), strict=True):
+                if not (error := np.linalg.norm((a - b).ravel()) / np.linalg.norm(b.ravel())) <= ALIKE:
+                    raise RuntimeError(f"{name}, {direction}: {error:.1e} away from PyTorch: another computation")
+
+
+def _arrays(result: Any) -> list[Array]:
+    """Results in our layout: y, dx, dw, or dx and dw."""
+    parts = result if isinstance(result, tuple) else (result,)
+    if not any(isinstance(part, torch.Tensor) for part in parts):
+        return list(parts)
+    axes = zip(parts, (MAP, OUR_KERNELS), strict=False)  # PyTorch's third gradient is a bias's
+    return [part.permute(order).numpy() for part, order in axes if part is not None]
+
+
+def layer(spec: ConvSpec, device: Device, budget: Budget, *, need_dx: bool) -> dict[str, Any]:
+    """Seconds, GFLOP/s and share of sgemm of every side and direction, and the ratio of PyTorch's best to ours."""
+    arrays = noise(spec)
+    fit = [n for n, a in ALGORITHMS.items() if a.supports(spec) and a.workspace(spec) <= device.workspace_limit]
+    sides = {name: theirs(layout, spec, arrays) for name, layout in FORMATS.items()}
+    sides |= {name: ours(name, spec, arrays, device) for name in fit}
+    check(sides)
+    works = {(name, direction): call for name, calls in sides.items() for direction, call in calls.items()}
+    taken = take_turns({SGEMM: sgemm(device), **works}, budget)
+    planned = plan(spec, device, need_dx=need_dx).algorithm
+    return figures(spec, planned, {work: median(turns) for work, turns in taken.items()})
+
+
+def figures(spec: ConvSpec, planned: str, medians: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+    """What is kept of a layer."""
+    peak = 2 * SIDE**3 / medians[SGEMM] / 1e9
+    found: dict[str, Any] = {"planned": planned, "sgemm_gflops": peak, "directions": {}}
+    for direction, worth in DIRECTIONS.items():
+        seconds = {name: s for (name, of), s in medians.items() if of == direction}
+        gflops = {name: worth * spec.flops / s / 1e9 for name, s in seconds.items()}
+        found["directions"][direction] = {
+            "ratio": min(seconds[name] for name in FORMATS) / seconds[planned],
+            "seconds": seconds,
+            "gflops": gflops,
+            "share_of_sgemm": {name: rate / peak for name, rate in gflops.items()},
+        }
+    return found
+
+
+def measure(c: Configuration, budget: Budget) -> dict[str, dict[str, Any]]:
+    """The figures of every convolution of a network, by name; the planner measures them first, as before a run."""
+    torch.set_num_threads(c.threads)
+    device = Device.of("cpu", threads=c.threads)
+    model = build_model(c.model, None, IMAGE, CLASSES)
+    layers = dict(convolutions(model, IMAGE, c.batch, "float32"))
+    with single_threaded_blas():
+        tune(layers.values(), device, clock=time.perf_counter, seconds=TUNING)
+        return {n: layer(spec, device, budget, need_dx=i > 0) for i, (n, spec) in enumerate(layers.items())}
+
+
+HEAD = "network         batch threads layer direction        ratio GFLOP/s sgemm's   milliseconds, * planned"
+
+
+def show(c: Configuration, name: str, found: Mapping[str, Any]) -> None:
+    """A line for each direction."""
+    planned = found["planned"]
+    for direction, values in found["directions"].items():
+        rate, share = values["gflops"][planned], values["share_of_sgemm"][planned]
+        times = (f"{side}{'*' * (side == planned)} {s * 1e3:.1f}" for side, s in values["seconds"].items())
+        line = f"{c} {name:5} {direction:15} {values['ratio']:6.2f} {rate:7.1f} {share:6.0%}    {', '.join(times)}"
+        print(line, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    return parser(__doc__, seconds=10.0, what="a layer").parse_args()
+
+
+def main() -> None:
+    """Measure what is asked for, each configuration in a process of its own."""
+    options = arguments()
+    results, budget = Results(options.json), Budget(options.rounds, options.seconds)
+    print(HEAD)
+    for c in configurations(options):
+        for name, found in in_fresh_process(measure, c, budget).items():
+            show(c, name, found)
+            results.add({"model": c.model, "batch": c.batch, "threads": c.threads, "layer": name}, found)
+
+
+if __name__ == "__main__":
+    main()

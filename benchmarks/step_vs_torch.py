@@ -1,0 +1,372 @@
+"""A whole training step against PyTorch's: the same network, weights, batch, threads and machine, in one run.
+
+    python benchmarks/step_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
+
+A step is forward, softmax cross entropy, backward, and SGD with Nesterov momentum and weight decay. Ours and every mode
+of PyTorch take turns; medians count, the least one of PyTorch's. The losses of the first steps must agree. Then fresh
+processes tell by how much a step of ours, and of PyTorch's fastest mode, raises the peak of a process's memory.
+--scaling compares ours with itself instead: one process with all threads, and as many processes of one thread each.
+Exit 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from common import (
+    CLASSES,
+    IMAGE,
+    Budget,
+    Configuration,
+    Images,
+    Results,
+    configurations,
+    in_fresh_process,
+    parser,
+    take_turns,
+)
+from torch import nn
+
+from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.nn import Layer, Params
+from daskcnn.replica import Replica
+from daskcnn.store import Batch
+
+Step = Callable[[], float]
+"""Train on the batch once; the loss before it."""
+
+OURS, MODES = "ours", ("eager", "channels_last", "compiled", "compiled_channels_last")
+LR = 1e-5
+ALIKE = 1e-4
+"""How far the losses of the first steps may be apart, relatively. A network without its LRN is 5e-4 away at once."""
+STUB = Configuration("1:1", 2, 1)
+"""A step of this one loads what libraries load on their first use."""
+BARS = {
+    "50:500": {64: 2.0, 256: 2.0},
+    "150:800": {64: 3.0, 256: 3.5},
+    "300:1000": {64: 3.5, 256: 4.0},
+    "500:1500": {64: 4.0, 256: 4.5},
+}
+"""How many times faster than PyTorch a step should be, by network and batch."""
+SMALL, SMALL_BAR = ("quick", "lenet5"), 1.0
+MEMORY_BAR, SCALING_BAR = 1.5, 0.93
+READY = 600.0
+"""Seconds that a process waits for the others of --scaling before it gives up."""
+REPEATS = 3
+"""How often the two sides of --scaling take turns."""
+
+
+def bar(c: Configuration) -> float | None:
+    """What the ratio should reach, if anything."""
+    if c.model in SMALL:
+        return SMALL_BAR
+    return BARS.get(c.model, {}).get(c.batch) if c.lrn else None
+
+
+# --- the two sides ---
+
+
+def start(c: Configuration) -> tuple[Replica, Batch]:
+    """Our side of a configuration, its convolutions planned as for a run, and a batch of noise."""
+    replica = Replica(c.job, Images(), Device.of("cpu", threads=c.threads), clock=time.perf_counter)
+    replica.tune()
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((*IMAGE[:2], c.batch, IMAGE[2]), dtype=np.float32)
+    return replica, Batch(x, rng.integers(0, CLASSES, c.batch), np.arange(c.batch, dtype=np.uint64))
+
+
+def make_step(mode: str, replica: Replica, batch: Batch) -> Step:
+    """A step of ours or of a mode of PyTorch, from the replica's present weights."""
+    if mode == OURS:
+        return lambda: replica.step(batch, LR)[0]
+    return torch_step(mode, replica, batch)
+
+
+def torch_step(mode: str, replica: Replica, batch: Batch) -> Step:
+    """PyTorch's step, on as many threads as the replica has."""
+    torch.set_num_threads(replica.device.pool.threads)
+    layout = torch.channels_last if "channels_last" in mode else torch.contiguous_format
+    model = twin(replica).to(memory_format=layout)
+    x = torch.from_numpy(batch.x.transpose(2, 3, 0, 1)).contiguous(memory_format=layout)
+    labels = torch.from_numpy(batch.labels)
+    t = replica.job.train
+    sgd = torch.optim.SGD(model.parameters(), LR, t.momentum, 0, t.weight_decay, t.nesterov, fused=True)
+
+    def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), labels)
+
+    forward = torch.compile(loss_of) if "compiled" in mode else loss_of
+
+    def step() -> float:
+        sgd.zero_grad(set_to_none=True)
+        loss = forward(x, labels)
+        loss.backward()
+        sgd.step()
+        return loss.item()
+
+    return step
+
+
+def twin(replica: Replica) -> nn.Sequential:
+    """The same network for images (N, C, H, W), with a copy of the weights."""
+    params, _ = replica.layout.views(replica.host_weights())
+    layers = zip(replica.job.model.layers, replica.model.layers, strict=True)
+    return nn.Sequential(*(m for spec, (name, layer) in layers for m in TWINS[spec["layer"]](layer, params.get(name))))
+
+
+def _conv(layer: Layer, params: Params) -> list[nn.Module]:
+    R, S, C, K = params["w"].shape
+    conv = nn.Conv2d(C, K, (R, S), layer.stride, layer.pad)
+    return [_with(conv, params["w"].transpose(3, 2, 0, 1), params["b"])]
+
+
+def _dense(layer: Layer, params: Params) -> list[nn.Module]:
+    """Behind a map the weights (H, W, C, units) are those of a vector of channels, rows and columns."""
+    w, units = params["w"], layer.units
+    matrix = (w.transpose(3, 2, 0, 1) if w.ndim == 4 else w.T).reshape(units, -1)
+    linear = _with(nn.Linear(matrix.shape[1], units), matrix, params["b"])
+    return [nn.Flatten(), linear] if w.ndim == 4 else [linear]
+
+
+def _with(module: nn.Module, w: np.ndarray, b: np.ndarray) -> nn.Module:
+    with torch.no_grad():
+        module.weight.copy_(torch.from_numpy(np.ascontiguousarray(w)))
+        module.bias.copy_(torch.from_numpy(b))
+    return module
+
+
+TWINS: Mapping[str, Callable[[Layer, Params], list[nn.Module]]] = {
+    "conv": _conv,
+    "dense": _dense,
+    "relu": lambda layer, _: [nn.ReLU()],
+    "tanh": lambda layer, _: [nn.Tanh()],
+    "lrn": lambda layer, _: [nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)],
+    "maxpool": lambda layer, _: [nn.MaxPool2d(layer.size, layer.step)],
+    "averagepool": lambda layer, _: [nn.AvgPool2d(layer.size, layer.step)],
+}
+
+
+# --- time ---
+
+
+def measure(c: Configuration, modes: Sequence[str], budget: Budget) -> dict[str, Any]:
+    """Median and least seconds of a step of ours and of these modes, which take turns.
+
+    Raises RuntimeError where the losses of the first steps differ.
+    """
+    losses: dict[str, list[float]] = defaultdict(list)
+
+    def noting(mode: str, step: Step) -> Callable[[], None]:
+        return lambda: losses[mode].append(step())
+
+    with single_threaded_blas():
+        replica, batch = start(c)
+        works = {mode: noting(mode, make_step(mode, replica, batch)) for mode in (OURS, *modes)}
+        for work in works.values():
+            work()
+        taken = take_turns(works, budget)
+    check_losses(losses)
+    seconds = {mode: median(turns) for mode, turns in taken.items()}
+    figures = {"rounds": len(taken[OURS]), "seconds": seconds, "least": {m: min(t) for m, t in taken.items()}}
+    return figures | {"losses": losses[OURS][:3]} | compare(seconds)
+
+
+def compare(seconds: Mapping[str, float]) -> dict[str, Any]:
+    """PyTorch's fastest mode, and how many times faster we are."""
+    modes = [mode for mode in seconds if mode != OURS]
+    best = min(modes, key=lambda mode: seconds[mode])
+    return {"best": best, "ratio": seconds[best] / seconds[OURS]}
+
+
+def check_losses(losses: Mapping[str, list[float]]) -> None:
+    """Raise RuntimeError where the first three differ: it would not be the same computation."""
+    ours = np.array(losses[OURS][:3])
+    for mode, theirs in losses.items():
+        if np.any(np.abs(theirs[:3] - ours) > ALIKE * np.abs(ours)):
+            raise RuntimeError(f"{mode}: losses {theirs[:3]}, ours {ours.tolist()}: not the same computation")
+
+
+# --- memory ---
+
+
+def memory(c: Configuration, mode: str) -> int:
+    """Bytes at the peak of a step, beyond what this process held before the network was made.
+
+    Linux only. The first step is left out, with what the compiler, the planner and libraries need once.
+    """
+    with single_threaded_blas():
+        make_step(mode, *start(STUB))()
+        gc.collect()
+        before = _status("VmRSS")
+        step = make_step(mode, *start(c))
+        step()
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # VmHWM starts anew from what is held now
+        step()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    """A size of this process in bytes. getrusage's peak would be that of the parent where it was larger."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def measure_memory(c: Configuration, best: str) -> dict[str, Any]:
+    """Bytes of ours and of PyTorch's fastest mode, each in a process of its own, and their ratio."""
+    found = {mode: in_fresh_process(memory, c, mode) for mode in (OURS, best)}
+    return {"memory": found, "memory_ratio": found[OURS] / found[best]}
+
+
+# --- scaling ---
+
+_barrier: Any = None
+
+
+def _share(barrier: Any) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def ends(c: Configuration, seconds: float) -> list[float]:
+    """When steps ended, in seconds since all processes were ready; two at least."""
+    with single_threaded_blas():
+        step = make_step(OURS, *start(c))
+        for _ in range(2):
+            step()
+        _barrier.wait()
+        begun, found = time.perf_counter(), []
+        while len(found) < 2 or found[-1] < seconds:
+            step()
+            found.append(time.perf_counter() - begun)
+    return found
+
+
+def rate(c: Configuration, processes: int, seconds: float) -> float:
+    """Steps a second of so many processes together."""
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, context, _share, (context.Barrier(processes, timeout=READY),)) as pool:
+        return combined([f.result() for f in [pool.submit(ends, c, seconds) for _ in range(processes)]])
+
+
+def combined(found: Sequence[Sequence[float]]) -> float:
+    """The sum of the rates, over the time in which all were at work."""
+    last = min(e[-1] for e in found)
+    inside = [[end for end in e if end <= last] for e in found]
+    return sum(len(e) / e[-1] for e in inside if e)
+
+
+def measure_scaling(c: Configuration, seconds: float) -> dict[str, Any]:
+    """Steps a second of one process with all threads and of as many with one thread each, in turn; medians."""
+    one, many = [], []
+    for _ in range(REPEATS):
+        one.append(rate(c, 1, seconds / REPEATS / 2))
+        many.append(rate(replace(c, threads=1), c.threads, seconds / REPEATS / 2))
+    together = {"one_process": median(one), "processes_of_one_thread": median(many)}
+    return {"steps_per_second": together, "scaling": median(one) / median(many)}
+
+
+# --- output ---
+
+
+def verdict(value: float, bar: float | None, *, at_most: bool = False) -> str:
+    """The value, and whether it keeps the bar."""
+    if bar is None:
+        return f"{value:5.2f}        "
+    kept = value <= bar if at_most else value >= bar
+    return f"{value:5.2f} {'≤' if at_most else '≥'} {bar:<4g} {' ' if kept else '✗'}"
+
+
+def missed(c: Configuration, figures: Mapping[str, Any]) -> bool:
+    """Whether a figure is on the wrong side of its bar."""
+    return (
+        figures.get("ratio", np.inf) < (bar(c) or 0)
+        or figures.get("memory_ratio", 0) > MEMORY_BAR
+        or figures.get("scaling", np.inf) < SCALING_BAR
+    )
+
+
+def head(modes: Sequence[str]) -> str:
+    """The first line of the table of steps."""
+    times = "".join(f"{mode + ' ms':>{_width(mode)}}" for mode in (OURS, *modes))
+    return f"{'network':15} batch threads{times}    ratio, bar       MiB, ours / PyTorch's"
+
+
+def row(c: Configuration, figures: Mapping[str, Any]) -> str:
+    """A line of that table; * marks the mode that counts."""
+    marks = {figures["best"]: "*"}
+    times = "".join(f"{s * 1e3:{_width(m) - 1}.1f}{marks.get(m, ' ')}" for m, s in figures["seconds"].items())
+    line = f"{c}{times}   {verdict(figures['ratio'], bar(c))}"
+    if "memory" not in figures:
+        return line
+    ours, theirs = (f"{size / 2**20:.0f}" for size in figures["memory"].values())
+    return f"{line} {ours:>5} / {theirs:>5} = {verdict(figures['memory_ratio'], MEMORY_BAR, at_most=True)}"
+
+
+def _width(mode: str) -> int:
+    return max(10, len(mode) + 5)
+
+
+def time_and_memory(c: Configuration, options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a configuration against PyTorch."""
+    figures = in_fresh_process(measure, c, options.modes, Budget(options.rounds, options.seconds))
+    if not options.no_memory:
+        figures |= measure_memory(c, figures["best"])
+    print(row(c, figures), flush=True)
+    return figures
+
+
+HEAD = f"{'network':15} batch threads one process one-thread processes, steps/s    ratio, bar"
+
+
+def scaling(c: Configuration, options: argparse.Namespace) -> dict[str, Any]:
+    """Figures of a configuration against as many processes as it has threads."""
+    figures = measure_scaling(c, options.seconds)
+    one, many = figures["steps_per_second"].values()
+    print(f"{c} {one:11.3f} {many:31.3f}   {verdict(figures['scaling'], SCALING_BAR)}", flush=True)
+    return figures
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    options = parser(__doc__, seconds=20.0, what="a configuration")
+    options.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of PyTorch; default: all")
+    options.add_argument("--no-lrn", action="store_true", help="measure C1:C2 without normalising layers too")
+    options.add_argument("--no-memory", action="store_true", help="measure time only")
+    options.add_argument("--scaling", action="store_true", help="measure what threads gain instead")
+    return options.parse_args()
+
+
+def main() -> int:
+    """Exit code 1 where a bar is missed."""
+    options = arguments()
+    results, failed = Results(options.json), False
+    work = scaling if options.scaling else time_and_memory
+    print(
+        "network         batch threads  one process  one-thread processes: steps/s, gain, bar"
+        if options.scaling
+        else head(options.modes)
+    )
+    for c in configurations(options, no_lrn=options.no_lrn):
+        if options.scaling and c.threads == 1:
+            continue
+        figures = work(c, options)
+        results.add(asdict(c), figures)
+        failed |= missed(c, figures)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
