@@ -52,7 +52,7 @@ def _nothing() -> None:
     return None
 
 
-NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing, 1 << 18)
+NUMPY = Backend("numpy", np, np.asarray, np.asarray, _nothing, 1 << 19)
 
 
 def _cupy() -> Backend:

@@ -7,8 +7,9 @@ ready ones the first levels of the graph go first, each to the least loaded thre
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -16,6 +17,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(eq=False, slots=True)
@@ -32,31 +34,46 @@ class Task:
 
 
 class Pool:
-    """Threads of one worker. Work is given as thunks; BLAS must be single-threaded inside (`single_threaded_blas`)."""
+    """Threads of one worker, the caller among them. BLAS must be single-threaded inside (`single_threaded_blas`).
+
+    The caller begins at once and the others join in: to wake a thread takes longer than many a small task, and work
+    that is done by then waits for nobody.
+    """
 
     def __init__(self, threads: int = 1) -> None:
         if threads < 1:
             raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
         self.threads = threads
         self._local = threading.local()
-        numbers = (iter(range(threads)),)
-        self._executor = ThreadPoolExecutor(threads, "daskcnn", self._number, numbers) if threads > 1 else None
+        numbers = (iter(range(1, threads)),)
+        self._executor = ThreadPoolExecutor(threads - 1, "daskcnn", self._number, numbers) if threads > 1 else None
 
     def _number(self, numbers: Iterator[int]) -> None:
         self._local.thread = next(numbers)
 
     @property
     def thread(self) -> int:
-        """Which of the pool's threads runs the caller, 0 … threads - 1; 0 outside of them. Names scratch memory."""
+        """Which of the pool's threads this is, 0 … threads - 1; 0 for the caller. Names scratch memory."""
         return getattr(self._local, "thread", 0)
 
-    def map(self, function: Callable[[T], Any], items: Iterable[T]) -> list[Any]:
-        """`function` of every item, results in order; the first exception is raised. Runs inline on one thread."""
+    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """`function` of every item, results in order; one of the exceptions is raised, and ends the rest."""
         if self._executor is None:
             return [function(item) for item in items]
-        # NumPy's error state is a context variable: threads see the caller's only if it is handed on
-        futures = [self._executor.submit(copy_context().run, function, item) for item in items]
-        return [future.result() for future in futures]
+        every = list(items)
+        results: list[Any] = [None] * len(every)
+        left = iter(range(len(every)))
+
+        def work() -> None:
+            try:
+                for i in left:
+                    results[i] = function(every[i])
+            except BaseException:
+                deque(left, maxlen=0)
+                raise
+
+        self._together(work, len(every))
+        return results
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Run all tasks; those they depend on must be among them. The first exception is raised, once all have ended.
@@ -64,11 +81,22 @@ class Pool:
         Tasks of one level start in the order given; on one thread the order of all is thereby fixed.
         """
         graph = _Graph(tasks)
-        if self._executor is None:
-            graph.work()
-        else:
-            self.map(lambda _: graph.work(), range(min(self.threads, len(tasks))))
+        self._together(graph.work, len(tasks))
         graph.check()
+
+    def _together(self, work: Callable[[], None], at_most: int) -> None:
+        """Call `work` on the caller's thread and on the others: on as many as can be of use."""
+        others: list[Future[None]] = []
+        if self._executor is not None:
+            # NumPy's error state is a context variable: threads see the caller's only if it is handed on
+            others = [self._executor.submit(copy_context().run, work) for _ in range(min(self.threads, at_most) - 1)]
+        try:
+            work()
+        finally:
+            started = [other for other in others if not other.cancel()]
+            wait(started)
+        for other in started:
+            other.result()
 
     def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
         """Cut range(size) into one slice a thread, nearly equal, none shorter than `at_least` (if size allows)."""

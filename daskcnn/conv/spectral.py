@@ -42,7 +42,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Samples and kernels of a block, and columns that a task transforms at once."""
+    """Samples and kernels of a block, and columns of the widest map that are transformed at once."""
 
     samples: int
     kernels: int
@@ -80,7 +80,7 @@ class Spectral:
         if 2 * f.rows * inner.C * inner.K * inner.itemsize > device.workspace_limit:
             return Kernels(w, None)
         kept = device.xp.empty((f.rows, inner.C, inner.K), inner.dtype)
-        own = _Pass(inner, device, f, Blocks(inner.N, inner.K, _width(inner, device)))
+        own = _Pass(inner, device, f, Blocks(inner.N, inner.K, _most_columns(inner, device)))
         device.workspace.recycle()
         device.pool.run(own.of_all_kernels(w, kept))
         return Kernels(w, kept)
@@ -266,17 +266,17 @@ class _Pass:
         return [Task(partial(work, part), tuple(after)) for part in parts]
 
     def _map_columns(self, samples: slice) -> list[Columns]:
-        return _columns(samples, slice(0, self.spec.C), self.spec.C, self._width)
+        return _columns(samples, slice(0, self.spec.C), self.spec.C, self._width(self.spec.W))
 
     def _output_columns(self, samples: slice, kernels: slice) -> list[Columns]:
-        return _columns(samples, kernels, self.spec.K, self._width)
+        return _columns(samples, kernels, self.spec.K, self._width(self.spec.out_W))
 
     def _kernel_columns(self, kernels: slice) -> list[Columns]:
-        return _columns(slice(0, self.spec.C), kernels, self.spec.K, self._width)
+        return _columns(slice(0, self.spec.C), kernels, self.spec.K, self._width(self.spec.S))
 
-    @property
-    def _width(self) -> int:
-        return self.blocks.columns
+    def _width(self, width: int) -> int:
+        """Columns of maps of this width that are transformed at once: narrow maps have shorter ones."""
+        return self.blocks.columns * _widest(self.spec) // width
 
     def _samples(self) -> list[slice]:
         return ranges_of(self.spec.N, self.blocks.samples)
@@ -333,16 +333,20 @@ def _columns(outer: slice, inner: slice, size: int, width: int) -> list[Columns]
     ]
 
 
-def _width(spec: ConvSpec, device: Device) -> int:
-    """Columns of a map that stay in cache together."""
-    return max(LEAST_COLUMNS, device.backend.block_bytes // (max(spec.H * spec.W, spec.R * spec.S) * spec.itemsize))
+def _most_columns(spec: ConvSpec, device: Device) -> int:
+    """Columns of the widest map that stay in cache together, between their two transforms."""
+    return max(LEAST_COLUMNS, device.backend.block_bytes // (_shape(spec).length[0] * _widest(spec) * spec.itemsize))
+
+
+def _widest(spec: ConvSpec) -> int:
+    return max(spec.W, spec.S, spec.out_W)
 
 
 def _choose(spec: ConvSpec, held: int, device: Device) -> Blocks:
     """Fewer kernels at a time where transforms take more than is left; fewer samples where that is not enough."""
     room, threads, f = device.workspace_limit - held - ROUNDING, device.pool.threads, _transforms(spec, device)
     each = _column_bytes(spec, f) * threads
-    columns = max(1, min(_width(spec, device), room // 8 // each, spec.K * max(spec.N, spec.C)))
+    columns = max(1, min(_most_columns(spec, device), room // 8 // each, spec.K * max(spec.N, spec.C)))
     numbers, n = (room - columns * each) // spec.itemsize, spec.N
     while True:
         kernels = (numbers - 2 * f.rows * n * spec.C) // (f.rows * (n + spec.C))
@@ -359,9 +363,8 @@ def _bytes(spec: ConvSpec, f: Fourier, blocks: Blocks, threads: int) -> int:
 
 
 def _column_bytes(spec: ConvSpec, f: Fourier) -> int:
-    """Of one column between its two transforms, and behind them."""
-    half = f.length[0] * max(spec.W, spec.S, spec.out_W)
-    return (half + max(spec.H * spec.W, spec.R * spec.S)) * spec.itemsize
+    """Of one of the widest columns between its two transforms, and behind them; narrower ones take no more."""
+    return (f.length[0] + max(spec.H, spec.R, spec.out_H)) * _widest(spec) * spec.itemsize
 
 
 def _work(spec: ConvSpec, f: Fourier, direction: Direction) -> tuple[Work, ...]:

@@ -14,7 +14,7 @@ from daskcnn.arrays import Array, Device
 T = TypeVar("T")
 R = TypeVar("R")
 
-BLOCKS = 4
+BLOCKS = 2
 """How many of the backend's `block_bytes` a block has here. Longer steps make up for the slower cache: NumPy needs a
 microsecond to start one, and threads wait for each other's turn in the interpreter between them."""
 
