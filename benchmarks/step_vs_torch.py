@@ -40,7 +40,7 @@ from common import (
 )
 from torch import nn
 
-from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import Layer, Params
 from daskcnn.replica import Replica
 from daskcnn.store import Batch
@@ -80,7 +80,11 @@ def bar(c: Configuration) -> float | None:
 
 
 def start(c: Configuration) -> tuple[Replica, Batch]:
-    """Our side of a configuration, its convolutions planned as for a run, and a batch of noise."""
+    """Our side of a configuration, its convolutions planned as for a run, and a batch of noise.
+
+    The process keeps freed memory as a worker's does, PyTorch's too.
+    """
+    keep_freed_memory()
     replica = Replica(c.job, Images(), Device.of("cpu", threads=c.threads), clock=time.perf_counter)
     replica.tune()
     rng = np.random.default_rng(0)

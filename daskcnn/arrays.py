@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -192,6 +193,31 @@ def single_threaded_blas() -> Iterator[None]:
 def _libraries() -> ThreadpoolController:
     """NumPy's BLAS among others; to look for them costs as much as a small task of a step."""
     return ThreadpoolController()
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what arrays free for the next step, rather than give it back to the system.
+
+    A step takes and frees the same hundreds of MiB as the one before; fresh pages can cost as much as what is done with
+    them. For this process, and glibc only; `release_freed_memory` gives everything back.
+    """
+    if mallopt := _libc_function("mallopt"):
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def release_freed_memory() -> None:
+    """Give the system back what was kept."""
+    if malloc_trim := _libc_function("malloc_trim"):
+        malloc_trim(0)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+
+
+def _libc_function(name: str) -> Any:
+    """A function of the C library, None where it has none of this name."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def cpu_count() -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
 import sys
 import threading
 
@@ -210,6 +212,17 @@ def test_a_pass_takes_the_memory_of_the_one_before(device: Device) -> None:
     scratch.recycle(1000)
     scratch.take("foreseen", (250,), "float32")
     assert scratch.nbytes == 1000
+
+
+def test_freed_memory_is_kept_until_it_is_released() -> None:
+    program = (
+        "import numpy as np, psutil; from daskcnn.arrays import keep_freed_memory, release_freed_memory\n"
+        "resident = lambda: psutil.Process().memory_info().rss\n"
+        "keep_freed_memory(); before = resident(); a = np.ones(1 << 26, 'uint8'); del a; kept = resident()\n"
+        "release_freed_memory(); print(kept - before > 1 << 25, resident() - before < 1 << 25)"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert found == ("True True\n" if platform.libc_ver()[0] == "glibc" else found)
 
 
 # --- random numbers ---

@@ -12,7 +12,16 @@ from typing import Any
 
 from distributed import get_worker
 
-from daskcnn.arrays import Array, Device, DeviceKind, backend, device_profile, single_threaded_blas
+from daskcnn.arrays import (
+    Array,
+    Device,
+    DeviceKind,
+    backend,
+    device_profile,
+    keep_freed_memory,
+    release_freed_memory,
+    single_threaded_blas,
+)
 from daskcnn.cluster.actor import Link
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.config import Job
@@ -81,6 +90,7 @@ def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
         for other in list(_sessions):
             forget_run(other)
         threads = job.train.threads or get_worker().state.nthreads
+        keep_freed_memory()
         device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
         throttle = float(os.environ.get(THROTTLE, "1"))
         clock = time.perf_counter
@@ -104,6 +114,8 @@ def forget_run(run: str) -> None:
     session = _sessions.pop(run, None)
     if session is not None:
         session.replica.device.pool.close()
+        del session
+        release_freed_memory()
 
 
 def stopped() -> bool:

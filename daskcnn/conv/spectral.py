@@ -26,6 +26,8 @@ ENOUGH_KERNELS = 256
 """Kernels of a block below which samples are cut too."""
 TASKS_A_THREAD = 4
 """Tasks of one kind for each thread: enough to even out their speeds."""
+TASK_FLOPS = 30_000_000
+"""Operations of a task at least: some tenths of a millisecond, many times what it costs to hand one over."""
 
 T = TypeVar("T")
 Columns = tuple[slice, slice]
@@ -207,7 +209,7 @@ class _Pass:
     def forth(self, side: Side, source: Array, target: Array, columns: Sequence[Columns]) -> list[Task]:
         """Transform columns of a map (h, w, …) into rows (rows, …)."""
         whole, block = _flat(source, 2), _flat(target, 1)
-        return self._tasks(lambda part: self._forth(side, whole, block, part), columns, ())
+        return self._tasks(partial(self._forth, side, whole, block), self._shared(whole, columns), ())
 
     def back(
         self,
@@ -221,7 +223,7 @@ class _Pass:
     ) -> list[Task]:
         """The transpose of `forth`: rows (rows, …) to columns of a map (h, w, …), set or added."""
         block, whole = _flat(source, 1), _flat(target, 2)
-        return self._tasks(lambda part: self._back(side, block, whole, part, add), columns, after)
+        return self._tasks(partial(self._back, side, block, whole, add), self._shared(whole, columns), after)
 
     def _forth(self, side: Side, whole: Array, block: Array, columns: Sequence[Columns]) -> None:
         f, xp, w = self.f, self.device.xp, whole.shape[1]
@@ -233,7 +235,7 @@ class _Pass:
             if f.pairs:
                 xp.matmul(side.pairs, half[f.reals :].reshape(f.pairs, 2 * w, -1), out=pairs[:, :, target])
 
-    def _back(self, side: Side, block: Array, whole: Array, columns: Sequence[Columns], add: bool) -> None:
+    def _back(self, side: Side, block: Array, whole: Array, add: bool, columns: Sequence[Columns]) -> None:
         f, xp, (h, w) = self.f, self.device.xp, whole.shape[:2]
         real, pairs = self._kinds(block)
         for target, source in columns:
@@ -256,14 +258,21 @@ class _Pass:
         return block[:first].reshape(f.reals, f.real_rows, m), block[first:].reshape(f.pairs, f.pair_rows, m)
 
     def _products(self, multiply: Callable[[slice], None], after: list[Task]) -> list[Task]:
-        rows = ranges_of(self.f.rows, -(-self.f.rows // (TASKS_A_THREAD * self.device.pool.threads)))
-        return [Task(partial(multiply, r), tuple(after)) for r in rows]
+        flops = _product(self.f, (self.spec.N, self.spec.C, self.spec.K), 0).flops
+        return self._tasks(multiply, ranges_of(self.f.rows, -(-self.f.rows // self._parts(flops))), after)
 
-    def _tasks(self, work: Callable[[Sequence[T]], None], items: Sequence[T], after: Sequence[Task]) -> list[Task]:
-        """`work` on nearly equal parts of the items."""
-        size = -(-len(items) // (TASKS_A_THREAD * self.device.pool.threads))
-        parts = [items[s] for s in ranges_of(len(items), size)]
-        return [Task(partial(work, part), tuple(after)) for part in parts]
+    def _shared(self, whole: Array, columns: Sequence[Columns]) -> list[Sequence[Columns]]:
+        """The columns of a map in nearly equal parts."""
+        numbers = sum(c.stop - c.start for c, _ in columns)
+        flops = _transform("", self.f, whole.shape[0], whole.shape[1], numbers, 0).flops
+        return [columns[s] for s in ranges_of(len(columns), -(-len(columns) // self._parts(flops)))]
+
+    def _parts(self, flops: int) -> int:
+        """How many tasks so many operations are cut into."""
+        return max(1, min(TASKS_A_THREAD * self.device.pool.threads, flops // TASK_FLOPS))
+
+    def _tasks(self, work: Callable[[T], None], items: Sequence[T], after: Sequence[Task]) -> list[Task]:
+        return [Task(partial(work, item), tuple(after)) for item in items]
 
     def _map_columns(self, samples: slice) -> list[Columns]:
         return _columns(samples, slice(0, self.spec.C), self.spec.C, self._width(self.spec.W))
