@@ -52,8 +52,11 @@ class ConvAlgorithm(Protocol):
         """What the direction costs, stage by stage, for the planner's model."""
         ...
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
-        """Bring kernels into the algorithm's form; good for any batch size and both uses, until w changes."""
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """Bring kernels into the algorithm's form; good for any batch size and both uses, until w changes.
+
+        `keep` says that many passes will use it: then it may take memory to spare them work.
+        """
         ...
 
     def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:

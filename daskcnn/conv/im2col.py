@@ -53,7 +53,7 @@ class Im2col:
         dx = (columns, Work("products", spec.flops, _moved(spec), (spec.H * spec.W * spec.N, taps, spec.C)))
         return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Prepared:
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
         """The kernels themselves, contiguous."""
         return device.xp.ascontiguousarray(w)
 

@@ -55,10 +55,10 @@ class ConvPlan:
             f"{self.flops_per_second / 1e9:.3g} GFLOP/s, workspace {need} to {limit}"
         )
 
-    def prepare(self, w: Array, device: Device) -> Prepared:
-        """The algorithm's form of the kernels w (R, S, C, K)."""
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """The algorithm's form of the kernels w (R, S, C, K); `keep` says that many passes will use it."""
         _expect("w", w, self.spec.w_shape)
-        return ALGORITHMS[self.algorithm].prepare(self.spec, w, self._limited(device))
+        return ALGORITHMS[self.algorithm].prepare(self.spec, w, self._limited(device), keep=keep)
 
     def forward(self, x: Array, prepared: Prepared, device: Device) -> Array:
         """y (out_H, out_W, N, K) from x (H, W, N, C)."""

@@ -75,11 +75,14 @@ class Spectral:
         tiling, inner = self._tiled(spec)
         return (*tiling.work(direction), *_work(inner, _shape(inner), direction))
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device) -> Kernels:
-        """The transform too, where it takes no more than half of the limit."""
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
+        """The transform too, where many passes share it and it takes no more than half of the limit.
+
+        A training step would use it twice, and to write so much to memory and read it takes as long as to compute it.
+        """
         _, inner = self._tiled(spec)
         f, w = _transforms(inner, device), device.xp.ascontiguousarray(w)
-        if 2 * f.rows * inner.C * inner.K * inner.itemsize > device.workspace_limit:
+        if not keep or 2 * f.rows * inner.C * inner.K * inner.itemsize > device.workspace_limit:
             return Kernels(w, None)
         kept = device.xp.empty((f.rows, inner.C, inner.K), inner.dtype)
         own = _Pass(inner, device, f, Blocks(inner.N, inner.K, _most_columns(inner, device)))

@@ -49,7 +49,7 @@ class FakeAlgorithm:
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         return (Work("all", int(self.predicted * 105e9), 0),)
 
-    def prepare(self, spec: ConvSpec, w: Any, device: Any) -> Any:
+    def prepare(self, spec: ConvSpec, w: Any, device: Any, *, keep: bool = False) -> Any:
         self.runs += 1
         return w
 

@@ -66,11 +66,17 @@ def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device
     """All three directions, on the host."""
     x, w, dy = (device.backend.from_host(a) for a in host)
     prepared = algorithm.prepare(spec, w, device)
+    kept = algorithm.prepare(spec, w, device, keep=True)
     results = {
         "forward": algorithm.forward(spec, x, prepared, device),
         "backward_data": algorithm.backward_data(spec, dy, prepared, device),
         "backward_filter": algorithm.backward_filter(spec, x, dy, device),
     }
+    again = {"forward": algorithm.forward(spec, x, kept, device)}
+    again["backward_data"] = algorithm.backward_data(spec, dy, kept, device)
+    for name, result in again.items():
+        same = [device.backend.to_host(a) for a in (result, results[name])]
+        np.testing.assert_allclose(*same, rtol=1e-4, atol=1e-4, err_msg=name)
     both = algorithm.backward(spec, x, dy, prepared, device)
     for name, result in zip(DIRECTIONS[1:], both, strict=True):
         np.testing.assert_array_equal(*(device.backend.to_host(a) for a in (result, results[name])), err_msg=name)
@@ -204,10 +210,11 @@ def test_float32_stays_within_its_rounding_on_the_papers_layers(algorithm: str, 
 
 
 @every_algorithm
-def test_kernels_prepared_once_serve_every_batch(algorithm: str, device: Device) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_kernels_prepared_once_serve_every_batch(algorithm: str, keep: bool, device: Device) -> None:
     spec = ConvSpec(N=4, H=20, W=20, C=3, K=5, R=3, S=3, pad=(1, 1), dtype="float64")
     chosen, (x, w, _) = ALGORITHMS[algorithm], (device.backend.from_host(a) for a in arrays(spec))
-    prepared = chosen.prepare(spec, w, device)
+    prepared = chosen.prepare(spec, w, device, keep=keep)
     whole = chosen.forward(spec, x, prepared, device)
     half = chosen.forward(replace(spec, N=2), x[:, :, :2], prepared, device)
     host = device.backend.to_host

@@ -64,7 +64,8 @@ class Conv(Layer):
             return conv.prepare(w, ctx.device)
         key = id(w), conv.algorithm
         if key not in ctx.kept:
-            ctx.kept[key] = w, conv.prepare(w, ctx.device)  # w is held, so that its id stays its own
+            # w is held too, so that its id stays its own
+            ctx.kept[key] = w, conv.prepare(w, ctx.device, keep=True)
         return ctx.kept[key][1]
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
