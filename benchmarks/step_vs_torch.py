@@ -65,6 +65,8 @@ SMALL, SMALL_BAR = ("quick", "lenet5"), 1.0
 MEMORY_BAR, SCALING_BAR = 1.5, 0.93
 READY = 600.0
 """Seconds that a process waits for the others of --scaling before it gives up."""
+WARM_UPS = 2
+"""Steps of each mode before the first that counts: memory that was never touched is slow for more than one."""
 REPEATS = 3
 """How often the two sides of --scaling take turns."""
 
@@ -179,8 +181,9 @@ def measure(c: Configuration, modes: Sequence[str], budget: Budget) -> dict[str,
     with single_threaded_blas():
         replica, batch = start(c)
         works = {mode: noting(mode, make_step(mode, replica, batch)) for mode in (OURS, *modes)}
-        for work in works.values():
-            work()
+        for _ in range(WARM_UPS):
+            for work in works.values():
+                work()
         taken = take_turns(works, budget)
     check_losses(losses)
     seconds = {mode: median(turns) for mode, turns in taken.items()}

@@ -120,7 +120,10 @@ class Workspace:
             beside = sum(n + LINE for n in self._beside.values())
             if (needed := max(nbytes, self._used + beside if beside else 0)) > self._slab_bytes:
                 self._slab = None  # freed before the larger one is made
-                self._slab = self._xp.empty(needed, np.uint8)
+                slab = self._xp.empty(needed + LINE, np.uint8)
+                address = getattr(slab, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
+                start = -address % LINE
+                self._slab = slab[start : start + needed]
             self._beside.clear()
             self._used = 0
 
@@ -199,7 +202,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep what arrays free for the next step, rather than give it back to the system.
 
     A step takes and frees the same hundreds of MiB as the one before; fresh pages can cost as much as what is done with
-    them. For this process, and glibc only; `release_freed_memory` gives everything back.
+    them. For this process, and glibc only, until `release_freed_memory`.
     """
     if mallopt := _libc_function("mallopt"):
         mallopt(_M_MMAP_MAX, 0)
@@ -207,12 +210,16 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Give the system back what was kept."""
+    """Give the system back what was kept, and what is freed from now on, as the C library does by default."""
+    if mallopt := _libc_function("mallopt"):
+        mallopt(_M_MMAP_MAX, _MMAP_MAX)
+        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
     if malloc_trim := _libc_function("malloc_trim"):
         malloc_trim(0)
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
+_TRIM_THRESHOLD, _MMAP_MAX = 128 << 10, 65536  # glibc's defaults
 
 
 def _libc_function(name: str) -> Any:

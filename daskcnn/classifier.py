@@ -13,7 +13,7 @@ from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.config import Job
 from daskcnn.errors import DataError
 from daskcnn.nn import Context, Params, State, predict
-from daskcnn.replica import initial_weights, network_of
+from daskcnn.replica import evaluation_batch, initial_weights, network_of
 from daskcnn.store import Described, normalise
 
 BATCH = 500
@@ -66,11 +66,13 @@ class Classifier:
         if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != np.uint8:
             wanted = ", ".join(map(str, self.facts.shape))
             raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
-        cuts = range(0, len(images), BATCH)
+        device = Device(workspace_limit=self.job.train.workspace_mib << 20)
+        size = evaluation_batch(self.model, self.facts.shape, self.job.model.dtype, device, BATCH)
+        cuts = range(0, len(images), size)
         none = np.zeros((0, len(self.classes)), self.job.model.dtype)
-        weights, ctx = self.layout.views(self.weights), Context(Device(), kept={})
+        weights, ctx = self.layout.views(self.weights), Context(device, kept={})
         with single_threaded_blas():
-            return np.concatenate([none, *(self._probabilities(images[i : i + BATCH], *weights, ctx) for i in cuts)])
+            return np.concatenate([none, *(self._probabilities(images[i : i + size], *weights, ctx) for i in cuts)])
 
     def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)

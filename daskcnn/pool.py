@@ -87,10 +87,11 @@ class Pool:
     def _together(self, work: Callable[[], None], at_most: int) -> None:
         """Call `work` on the caller's thread and on the others: on as many as can be of use."""
         others: list[Future[None]] = []
-        if self._executor is not None:
-            # NumPy's error state is a context variable: threads see the caller's only if it is handed on
-            others = [self._executor.submit(copy_context().run, work) for _ in range(min(self.threads, at_most) - 1)]
         try:
+            if self._executor is not None:
+                # NumPy's error state is a context variable: threads see the caller's only if it is handed on
+                submit = self._executor.submit
+                others.extend(submit(copy_context().run, work) for _ in range(min(self.threads, at_most) - 1))
             work()
         finally:
             started = [other for other in others if not other.cancel()]
@@ -129,13 +130,12 @@ class _Graph:
 
     def work(self) -> None:
         """Take and run tasks until all are done, or one has failed."""
-        while (task := self._take()) is not None:
-            try:
+        try:
+            while (task := self._take()) is not None:
                 task.work()
-            except BaseException as error:
-                self._fail(error)
-            else:
                 self._done(task)
+        except BaseException as error:  # a signal's too: the others must not wait for a task that was taken
+            self._fail(error)
 
     def _take(self) -> Task | None:
         with self._changed:

@@ -13,6 +13,7 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.config import Job, Schedule
 from daskcnn.conv import ConvSpec
+from daskcnn.conv.planner import candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import Diverged
 from daskcnn.nn import (
@@ -77,6 +78,14 @@ class Trained:
 def network_of(job: Job, dataset: Described) -> Sequential:
     """The job's network for this data set. Raises ValueError where they do not fit."""
     return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+
+
+def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
+    """Images to be scored at once: fewer than `most` where a convolution of so many does not fit the device's limit."""
+    size = most
+    while size > 1 and not all(candidates(spec, device) for _, spec in convolutions(model, in_shape, size, dtype)):
+        size //= 2
+    return size
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
@@ -205,7 +214,9 @@ class Replica:
     @_QUIET
     def evaluate(self, split: Split, lo: int, hi: int, stop: Callable[[], bool] = lambda: False) -> Score:
         """Loss and right answers of the present weights on samples lo…hi of a split."""
-        plan = BatchPlan(((lo, hi),), EVALUATION_BATCH, seed=0, shuffle=False)
+        dtype = self.job.model.dtype
+        size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
+        plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
         total, backend = Score(0.0, 0, 0), self.device.backend
         ctx = Context(self.device, kept={})
         with batches(self.dataset, split, plan, self.job.model.dtype) as ready:

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from daskcnn.pool import Pool, Task
+from daskcnn.pool import Pool, Task, _Graph
 
 THREADS = pytest.mark.parametrize("threads", [1, 2, 5])
 
@@ -70,6 +70,23 @@ def test_a_failure_is_raised_and_ends_the_graph(threads: int) -> None:
     pool.run([Task(lambda: ran.append("again"))])
     pool.close()
     assert ran == ["again"]
+
+
+def test_whatever_ends_a_thread_ends_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal may be raised between tasks; the others must not wait for what its thread had taken."""
+    pool = Pool(2)
+    take = _Graph._take
+
+    def interrupted(self: _Graph) -> Task | None:
+        found = take(self)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(_Graph, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pool.run([Task(lambda: None) for _ in range(5)])
+    pool.close()
 
 
 def test_ready_tasks_run_side_by_side_on_threads_that_know_their_number() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import count
 from typing import Any
@@ -20,8 +20,9 @@ from toy_data import toy_dataset
 import daskcnn.replica
 from daskcnn.arrays import Array, Device
 from daskcnn.config import Job, Schedule
+from daskcnn.conv import plan
 from daskcnn.errors import Diverged
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
 from daskcnn.nn.schedule import Constant, Poly, Step
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
@@ -29,6 +30,8 @@ from daskcnn.replica import (
     Replica,
     Score,
     Stopped,
+    convolutions,
+    evaluation_batch,
     initial_weights,
     optimizer_of,
     rate_of,
@@ -421,3 +424,16 @@ def test_a_network_without_convolutions_is_calibrated_too(dataset: Dataset) -> N
     seconds, convs = _replica(dataset, layers=[{"layer": "dense", "units": 10}], batch_size=500).calibrate(steps=1)
     assert seconds == 1 / 200  # no more than the samples there are
     assert convs == {}
+
+
+def test_as_many_are_scored_at_once_as_fit() -> None:
+    conv = {"layer": "conv", "kernels": 8, "size": 3, "stride": 2, "pad": 1}
+    model = build_model(None, [conv, {"layer": "dense", "units": 10}], (32, 32, 3), 10)
+    small, large = Device(workspace_limit=1 << 20), Device()
+    assert evaluation_batch(model, (32, 32, 3), "float32", large, 500) == 500
+    fits = evaluation_batch(model, (32, 32, 3), "float32", small, 500)
+    assert 1 < fits < 500
+    ((_, spec),) = convolutions(model, (32, 32, 3), fits, "float32")
+    plan(spec, small)
+    with pytest.raises(ValueError, match="smaller batch"):
+        plan(replace(spec, N=2 * fits), small)

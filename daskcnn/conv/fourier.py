@@ -54,16 +54,13 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Fourier:
-    """Transforms of the map, the kernels and (transposed) the output, and how many rows of each kind there are.
+class Frequencies:
+    """How many rows of each kind DFTs of these lengths have, height and width.
 
     Rows are ordered: `reals` blocks of `real_rows`, then `pairs` blocks of `pair_rows`.
     """
 
     length: tuple[int, int]
-    map: Side
-    kernels: Side
-    output: Side
 
     @property
     def reals(self) -> int:
@@ -89,6 +86,15 @@ class Fourier:
     def rows(self) -> int:
         """Multiplications: matrix products over the channels."""
         return self.reals * self.real_rows + self.pairs * self.pair_rows
+
+
+@dataclass(frozen=True)
+class Fourier(Frequencies):
+    """Transforms of the map, the kernels and (transposed) the output."""
+
+    map: Side
+    kernels: Side
+    output: Side
 
 
 @lru_cache(maxsize=256)

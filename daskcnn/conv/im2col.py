@@ -47,10 +47,11 @@ class Im2col:
         columns = Work("columns", 0, 2 * pixels * spec.S * spec.C * spec.itemsize)
         forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, taps, spec.K)))
         dw = (columns, Work("products", spec.flops, _moved(spec), (taps, pixels, spec.K)))
-        back = _phases(spec)[0].spec
-        taps = back.R * back.S * back.C
+        taps = max(
+            (p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0
+        )  # none where no tap meets the map
         columns = Work("columns", 0, 2 * spec.H * spec.W * spec.N * spec.S * spec.K * spec.itemsize)
-        dx = (columns, Work("products", spec.flops, _moved(spec), (spec.H * spec.W * spec.N, taps, spec.C)))
+        dx = (columns, Work("products", spec.flops, _moved(spec), (spec.H * spec.W * spec.N, max(1, taps), spec.C)))
         return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:

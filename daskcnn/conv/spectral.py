@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TypeVar
 
-from daskcnn.arrays import NUMPY, ROUNDING, Array, Device
+from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Work
 from daskcnn.conv.blocks import nearly_equal, ranges_of
-from daskcnn.conv.fourier import Axis, Fourier, Side, fourier
+from daskcnn.conv.fourier import Axis, Fourier, Frequencies, Side, fourier
 from daskcnn.conv.spec import ConvSpec
 from daskcnn.conv.tiles import Tiling
 from daskcnn.pool import Task
@@ -85,7 +86,7 @@ class Spectral:
         if not keep or 2 * f.rows * inner.C * inner.K * inner.itemsize > device.workspace_limit:
             return Kernels(w, None)
         kept = device.xp.empty((f.rows, inner.C, inner.K), inner.dtype)
-        own = _Pass(inner, device, f, Blocks(inner.N, inner.K, _most_columns(inner, device)))
+        own = _Pass(inner, device, f, Blocks(inner.N, inner.K, _choose(inner, 0, device).columns))
         device.workspace.recycle()
         device.pool.run(own.of_all_kernels(w, kept))
         return Kernels(w, kept)
@@ -301,8 +302,10 @@ class _Pass:
         return self._scratch(name, self.f.rows, *shape)
 
     def _own(self, name: str, *shape: int) -> Array:
-        """Scratch memory of the thread that asks."""
-        return self._scratch(f"{name}{self.device.pool.thread}", *shape)
+        """Scratch memory of the thread that asks, cut from what the largest of its columns take."""
+        tallest = max(self.f.length[0] if name == "half" else self.spec.H, self.spec.R, self.spec.out_H)
+        numbers = max(prod(shape), self.blocks.columns * tallest * _widest(self.spec))
+        return self._scratch(f"{name}{self.device.pool.thread}", numbers)[: prod(shape)].reshape(shape)
 
     def _scratch(self, name: str, *shape: int) -> Array:
         return self.device.workspace.take(f"spectral.{name}", shape, self.spec.dtype)
@@ -312,9 +315,10 @@ def _transforms(spec: ConvSpec, device: Device) -> Fourier:
     return fourier(*_axes(spec), spec.dtype, device.backend)
 
 
-def _shape(spec: ConvSpec) -> Fourier:
-    """The transforms on the host, for their numbers of rows."""
-    return fourier(*_axes(spec), spec.dtype, NUMPY)
+def _shape(spec: ConvSpec) -> Frequencies:
+    """The numbers of rows."""
+    height, width = _axes(spec)
+    return Frequencies((height.length, width.length))
 
 
 def _axes(spec: ConvSpec) -> tuple[Axis, Axis]:
@@ -357,29 +361,33 @@ def _widest(spec: ConvSpec) -> int:
 def _choose(spec: ConvSpec, held: int, device: Device) -> Blocks:
     """Fewer kernels at a time where transforms take more than is left; fewer samples where that is not enough."""
     room, threads, f = device.workspace_limit - held - ROUNDING, device.pool.threads, _transforms(spec, device)
-    each = _column_bytes(spec, f) * threads
+    each, least = _column_bytes(spec, f) * threads, max(1, LEAST_COLUMNS // threads)
     columns = max(1, min(_most_columns(spec, device), room // 8 // each, spec.K * max(spec.N, spec.C)))
-    numbers, n = (room - columns * each) // spec.itemsize, spec.N
+    n = spec.N
     while True:
-        kernels = (numbers - 2 * f.rows * n * spec.C) // (f.rows * (n + spec.C))
-        if kernels >= min(spec.K, ENOUGH_KERNELS) or n <= LEAST_SAMPLES:
+        numbers = (room - columns * each) // spec.itemsize - 2 * f.rows * n * spec.C
+        kernels = numbers // (f.rows * (n + spec.C))
+        if kernels >= min(spec.K, ENOUGH_KERNELS) or (n <= LEAST_SAMPLES and (kernels >= 1 or columns <= least)):
             return Blocks(n, nearly_equal(spec.K, max(1, kernels)), columns)
-        n = -(-n // 2)
+        if n > LEAST_SAMPLES:
+            n = -(-n // 2)
+        else:
+            columns = least
 
 
-def _bytes(spec: ConvSpec, f: Fourier, blocks: Blocks, threads: int) -> int:
+def _bytes(spec: ConvSpec, f: Frequencies, blocks: Blocks, threads: int) -> int:
     """Of the transforms of maps, their gradients, kernels and outputs, and of each thread's columns."""
     n, k = blocks.samples, blocks.kernels
     transforms = f.rows * (2 * n * spec.C + (n + spec.C) * k) * spec.itemsize
     return transforms + threads * blocks.columns * _column_bytes(spec, f)
 
 
-def _column_bytes(spec: ConvSpec, f: Fourier) -> int:
+def _column_bytes(spec: ConvSpec, f: Frequencies) -> int:
     """Of one of the widest columns between its two transforms, and behind them; narrower ones take no more."""
-    return (f.length[0] + max(spec.H, spec.R, spec.out_H)) * _widest(spec) * spec.itemsize
+    return (max(f.length[0], spec.R, spec.out_H) + max(spec.H, spec.R, spec.out_H)) * _widest(spec) * spec.itemsize
 
 
-def _work(spec: ConvSpec, f: Fourier, direction: Direction) -> tuple[Work, ...]:
+def _work(spec: ConvSpec, f: Frequencies, direction: Direction) -> tuple[Work, ...]:
     N, C, K = spec.N, spec.C, spec.K
     sides = {
         "map": (spec.H, spec.W, N * C),
@@ -397,13 +405,13 @@ def _work(spec: ConvSpec, f: Fourier, direction: Direction) -> tuple[Work, ...]:
     return (*twice, _product(f, (N, K, C), spec.itemsize), _product(f, (C, N, K), spec.itemsize))
 
 
-def _transform(name: str, f: Fourier, h: int, w: int, columns: int, itemsize: int) -> Work:
+def _transform(name: str, f: Frequencies, h: int, w: int, columns: int, itemsize: int) -> Work:
     L, numbers = f.length[0], f.rows + h * w
     of_width = f.reals * f.real_rows + 2 * f.pairs * f.pair_rows
     flops = 2 * columns * w * (L * h + of_width)
     return Work(f"transform of {name}", flops, columns * numbers * itemsize, (f.pair_rows, 2 * w, columns))
 
 
-def _product(f: Fourier, gemm: tuple[int, int, int], itemsize: int) -> Work:
+def _product(f: Frequencies, gemm: tuple[int, int, int], itemsize: int) -> Work:
     m, k, n = gemm
     return Work("products", 2 * f.rows * m * k * n, f.rows * (m * k + k * n + m * n) * itemsize, gemm)

@@ -43,7 +43,7 @@ class Tiling:
         if self.size is None:
             return ()
         passes = {"forward": 1, "backward": 2, "backward_filter": 1}[direction]
-        return (Work("tiles", 0, 2 * passes * self.bytes // 2),)
+        return (Work("tiles", 0, passes * self.bytes),)
 
     def out(self, shape: tuple[int, ...], device: Device) -> Array:
         """Room for a result of the inner problem."""

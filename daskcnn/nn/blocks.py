@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
@@ -84,7 +85,15 @@ def share(device: Device, work: Callable[[Iterator[T]], None], items: Iterable[T
     """
     items = list(items)
     queue = iter(items)
-    device.pool.map(lambda _: work(queue), range(min(device.pool.threads, len(items))))
+
+    def share_of_it(_: int) -> None:
+        try:
+            work(queue)
+        except BaseException:
+            deque(queue, maxlen=0)  # the others stop too
+            raise
+
+    device.pool.map(share_of_it, range(min(device.pool.threads, len(items))))
 
 
 def each(device: Device, function: Callable[[T], R], items: Sequence[T]) -> list[R]:

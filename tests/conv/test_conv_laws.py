@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from standin import device_of
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
-from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec
+from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec, plan
 
 SPECS = {
     "5x5 same": ConvSpec(N=3, H=8, W=8, C=4, K=6, R=5, S=5, pad=(2, 2)),
@@ -189,21 +190,22 @@ def test_float32_stays_within_its_rounding(algorithm: str, device: Device) -> No
         assert error < 1e-5, name
 
 
-@every_algorithm
+@lru_cache(maxsize=1)
+def in_double(single: ConvSpec) -> dict[str, np.ndarray]:
+    """All directions in float64, of the values in float32."""
+    x, w, dy = (a.astype(np.float64) for a in arrays(single))
+    double, im2col, device = replace(single, dtype="float64"), ALGORITHMS["im2col"], Device()
+    dx, dw = im2col.backward(double, x, dy, w, device)
+    return {"forward": im2col.forward(double, x, w, device), "backward_data": dx, "backward_filter": dw}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(("C", "K"), [(50, 500), (150, 800), (300, 1000), (500, 1500)])
 def test_float32_stays_within_its_rounding_on_the_papers_layers(algorithm: str, C: int, K: int) -> None:
     single = ConvSpec(N=2, H=16, W=16, C=C, K=K, R=5, S=5, pad=(2, 2))
     if not ALGORITHMS[algorithm].supports(single):
         pytest.skip("needs a larger map")
-    host, device = arrays(single), Device()
-    results = run(ALGORITHMS[algorithm], single, host, device)
-    x, w, dy = (a.astype(np.float64) for a in host)
-    double, im2col = replace(single, dtype="float64"), ALGORITHMS["im2col"]
-    exact = {
-        "forward": im2col.forward(double, x, w, device),
-        "backward_data": im2col.backward_data(double, dy, w, device),
-        "backward_filter": im2col.backward_filter(double, x, dy, device),
-    }
+    results, exact = run(ALGORITHMS[algorithm], single, arrays(single), Device()), in_double(single)
     for name in DIRECTIONS:
         error = np.linalg.norm(results[name] - exact[name]) / np.linalg.norm(exact[name])
         assert error < 1e-5, name
@@ -219,6 +221,25 @@ def test_kernels_prepared_once_serve_every_batch(algorithm: str, keep: bool, dev
     half = chosen.forward(replace(spec, N=2), x[:, :, :2], prepared, device)
     host = device.backend.to_host
     np.testing.assert_allclose(host(half), host(whole)[:, :, :2], rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("need_dx", [True, False])
+def test_every_problem_can_be_planned(spec: ConvSpec, need_dx: bool) -> None:
+    for dtype in ("float32", "float64"):
+        chosen = plan(replace(spec, dtype=dtype), Device(), need_dx=need_dx)
+        assert ALGORITHMS[chosen.algorithm].supports(spec)
+        assert 0 < chosen.seconds < 1
+
+
+def test_one_kernel_keeps_to_the_least_workspace_too() -> None:
+    spec = ConvSpec(N=64, H=16, W=16, C=64, K=1, R=5, S=5, pad=(2, 2))
+    x, w, dy = arrays(spec)
+    for threads in (1, 2):
+        device = Device(pool=Pool(threads), workspace_limit=ALGORITHMS["spectral"].workspace(spec))
+        ALGORITHMS["spectral"].backward(spec, x, dy, ALGORITHMS["spectral"].prepare(spec, w, device), device)
+        device.pool.close()
+        assert device.workspace.nbytes <= device.workspace_limit
 
 
 @every_case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Conv(Layer):
         """The algorithm's form of the kernels, made once for all passes that share what they keep."""
         if ctx.kept is None:
             return conv.prepare(w, ctx.device)
-        key = id(w), conv.algorithm
+        key = id(w), conv.algorithm, replace(conv.spec, N=1)
         if key not in ctx.kept:
             # w is held too, so that its id stays its own
             ctx.kept[key] = w, conv.prepare(w, ctx.device, keep=True)
