@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +26,17 @@ CALLS = [(os, n) for n in ("mkdir", "open", "fsync", "rename", "replace", "unlin
 
 @contextmanager
 def intercepted(before: Callable[[int, str], None]) -> Iterator[None]:
-    """`before(k, name)` runs ahead of the k-th call, k counting from 0."""
+    """`before(k, name)` runs ahead of this thread's k-th call, k counting from 0; others may be about, left by Dask."""
+    own = threading.get_ident()
     originals = [(module, name, getattr(module, name)) for module, name in [*CALLS, (builtins, "open")]]
     count = 0
 
     def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal count
-            count += 1
-            before(count - 1, name)
+            if threading.get_ident() == own:
+                count += 1
+                before(count - 1, name)
             return original(*args, **kwargs)
 
         return call

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,19 @@ def _calls(folder: Path) -> list[str]:
     with intercepted(lambda _, name: names.append(name)):
         save(folder, checkpoint(20), keep=1)
     return names
+
+
+def test_calls_of_other_threads_are_let_through(tmp_path: Path) -> None:
+    done, other = threading.Event(), tmp_path / "other"
+
+    def elsewhere() -> None:
+        other.mkdir()
+        done.set()
+
+    with intercepted(lambda *_: pytest.fail("not ours")):
+        threading.Thread(target=elsewhere).start()
+        assert done.wait(60)
+    assert other.is_dir()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EIO])
