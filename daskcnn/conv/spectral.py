@@ -363,11 +363,12 @@ def _choose(spec: ConvSpec, held: int, device: Device) -> Blocks:
     room, threads, f = device.workspace_limit - held - ROUNDING, device.pool.threads, _transforms(spec, device)
     each, least = _column_bytes(spec, f) * threads, max(1, LEAST_COLUMNS // threads)
     columns = max(1, min(_most_columns(spec, device), room // 8 // each, spec.K * max(spec.N, spec.C)))
-    n = spec.N
+    # half of the room for kernels is enough: more makes a step no faster
+    n, most = spec.N, max(1, min(spec.K, room // (2 * f.rows * spec.C * spec.itemsize)))
     while True:
         numbers = (room - columns * each) // spec.itemsize - 2 * f.rows * n * spec.C
-        kernels = numbers // (f.rows * (n + spec.C))
-        if kernels >= min(spec.K, ENOUGH_KERNELS) or (n <= LEAST_SAMPLES and (kernels >= 1 or columns <= least)):
+        kernels = min(most, numbers // (f.rows * (n + spec.C)))
+        if kernels >= min(most, ENOUGH_KERNELS) or (n <= LEAST_SAMPLES and (kernels >= 1 or columns <= least)):
             return Blocks(n, nearly_equal(spec.K, max(1, kernels)), columns)
         if n > LEAST_SAMPLES:
             n = -(-n // 2)
