@@ -1,5 +1,7 @@
 """Images a second of a whole training step on one thread, and the seconds of each layer, forward and backward.
 
+Local layers next to each other run as one chain and are timed as one: relu1+lrn1+maxpool1.
+
 python benchmarks/step.py [--model quick lenet5 50:500] [--batch 128] [--seconds 3] [--json]
 """
 
@@ -21,6 +23,7 @@ from daskcnn.arrays import Array, Device, device_profile, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Layout, Sequential, build_model, init_network, loss_and_gradients
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Params, Residual, Shape, State
+from daskcnn.nn.local import Chain
 
 IMAGE, CLASSES = (32, 32, 3), 10
 
@@ -69,11 +72,23 @@ class Timed(Layer):
             return self.layer.backward(params, residual, dy, ctx)
 
 
+def timed(model: Sequential, clock: Clock) -> Sequential:
+    """The model with every layer timed, and every chain of local layers as one, named after all of them."""
+    children, parts = list(model.shapes(IMAGE)), []
+    while children:
+        chain = Chain.of(((layer, 0) for _, layer, _ in children), children[0][2])
+        count = max(1, len(chain.links))
+        own = Sequential(tuple((name, layer) for name, layer, _ in children[:count]))
+        name = "+".join(name for name, _ in own.layers)
+        parts.append((name, Timed(name, own, clock)))
+        children = children[count:]
+    return Sequential(tuple(parts))
+
+
 def measure(model_name: str, batch: int, seconds: float) -> dict[str, Any]:
     """Train on random images for so many seconds, the first two steps not counted; medians."""
     clock, device = Clock(), Device()
-    plain = build_model(model_name, None, IMAGE, CLASSES)
-    model = Sequential(tuple((name, Timed(name, layer, clock)) for name, layer in plain.layers))
+    model = timed(build_model(model_name, None, IMAGE, CLASSES), clock)
     params, state = init_network(model, 0, IMAGE, "float32")
     layout = Layout.of(params, state)
     vector = layout.flatten(params, state)
@@ -119,7 +134,7 @@ def show(figures: dict[str, Any]) -> str:
     for name in dict.fromkeys(key.split()[0] for key in passes):
         pair = [passes.get(f"{name} {direction}", passes.get(name, 0.0)) for direction in ("forward", "backward")]
         pair = [passes[name], 0.0] if name in passes else pair
-        rows.append(f"  {name:14} {pair[0] * 1e3:8.2f} {pair[1] * 1e3:8.2f} ms {sum(pair) / step:6.1%}")
+        rows.append(f"  {name:24} {pair[0] * 1e3:8.2f} {pair[1] * 1e3:8.2f} ms {sum(pair) / step:6.1%}")
     return "\n".join(rows)
 
 

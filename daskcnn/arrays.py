@@ -22,7 +22,7 @@ from daskcnn.errors import ClusterError
 from daskcnn.pool import Pool as Pool
 
 LINE = 64
-"""Bytes of a cache line: scratch arrays start at one."""
+"""Bytes of a cache line: scratch arrays start at one, as loads of vectors that cross one cost twice."""
 ROUNDING = 64 * LINE
 """What that adds to the bytes of a pass, at most."""
 
@@ -111,7 +111,7 @@ class Workspace:
             self._used = start + nbytes
             return self._slab[start : self._used].view(dtype)
         self._beside[key] = nbytes
-        return self._xp.empty(size, dtype)
+        return _aligned(self._xp, nbytes).view(dtype)
 
     def recycle(self, nbytes: int = 0) -> None:
         """All that was taken may be given out again: nobody uses it any more. The next pass takes so many bytes."""
@@ -120,10 +120,7 @@ class Workspace:
             beside = sum(n + LINE for n in self._beside.values())
             if (needed := max(nbytes, self._used + beside if beside else 0)) > self._slab_bytes:
                 self._slab = None  # freed before the larger one is made
-                slab = self._xp.empty(needed + LINE, np.uint8)
-                address = getattr(slab, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
-                start = -address % LINE
-                self._slab = slab[start : start + needed]
+                self._slab = _aligned(self._xp, needed)
             self._beside.clear()
             self._used = 0
 
@@ -135,6 +132,14 @@ class Workspace:
     def nbytes(self) -> int:
         """Bytes held."""
         return self._slab_bytes + sum(self._beside.values())
+
+
+def _aligned(xp: Any, nbytes: int) -> Array:
+    """Uninitialised memory, (nbytes,) uint8, that starts at a cache line."""
+    memory = xp.empty(nbytes + LINE, np.uint8)
+    address = getattr(memory, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
+    start = -address % LINE
+    return memory[start : start + nbytes]
 
 
 @dataclass

@@ -214,6 +214,14 @@ def test_a_pass_takes_the_memory_of_the_one_before(device: Device) -> None:
     assert scratch.nbytes == 1000
 
 
+def test_scratch_memory_begins_at_a_cache_line_on_the_slab_and_beside_it() -> None:
+    scratch = Workspace()
+    for sizes in ((3, 7, 1), (3, 7, 1), (3, 1000, 7, 500)):  # all beside the slab, all on it, some of either
+        scratch.recycle()
+        for i, size in enumerate(sizes):
+            assert scratch.take(str(i), (size,), "float32").ctypes.data % LINE == 0
+
+
 def test_freed_memory_is_kept_until_it_is_released() -> None:
     program = (
         "import numpy as np, psutil; from daskcnn.arrays import keep_freed_memory, release_freed_memory\n"

@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from distributed import Actor
 
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Event, Evict, Instruction, Leave, ParameterServer, Push, Refuse, Reply, Snapshot, UpdateRule
@@ -80,11 +81,32 @@ def _key(message: Any) -> Key:
     return message.worker, message.session, message.seq
 
 
-class Link:
-    """A worker's connection to the server: sends one event at a time and counts the bytes of both directions."""
+@dataclass(frozen=True)
+class ServerAt:
+    """Where the server lives: the address of its worker, and the actor's key. What tasks are sent in place of the actor.
 
-    def __init__(self, actor: Any, *, wire: str, stopped: Callable[[], bool], tries: int = 3) -> None:
-        self._actor, self._wire, self._stopped, self._tries = actor, np.dtype(wire), stopped, tries
+    A task with an actor among its arguments depends on it. When the actor's host is lost, Dask's scheduler takes all
+    such tasks for failed and forgets where they run: the workers are not told, not even when they are cancelled later.
+    """
+
+    address: str
+    key: tuple[str, int]
+
+    def actor(self) -> Any:
+        """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
+        return Actor(ServerActor, self.address, self.key)
+
+
+class Link:
+    """A worker's connection to the server: sends one event at a time and counts the bytes of both directions.
+
+    actor: gives a handle of the server. stopped: whether the driver has given up the task that waits.
+    """
+
+    def __init__(
+        self, actor: Callable[[], Any], *, wire: str, stopped: Callable[[], bool], tries: int = 3, turn: float = TURN
+    ) -> None:
+        self._actor, self._wire, self._stopped, self._tries, self._turn = actor, np.dtype(wire), stopped, tries, turn
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -112,12 +134,12 @@ class Link:
         Dask does not wake who waits on an actor that is gone.
         """
         try:
-            answer = self._actor.handle(event)
+            answer = self._actor().handle(event)
         except RuntimeError as error:  # Dask's, where it knows already
             raise ConnectionError("the parameter server's worker is gone") from error
         while True:
             try:
-                reply: Reply = answer.result(timeout=TURN)
+                reply: Reply = answer.result(timeout=self._turn)
                 return reply
             except TimeoutError:
                 if self._stopped():

@@ -195,7 +195,7 @@ class RunContext:
         except (KilledWorker, CancelledError) as error:
             self._explain(error)
         except RuntimeError as error:
-            if "Actor was lost" in str(error):  # what Dask gives tasks that were sent the server's handle
+            if "Actor was lost" in str(error):  # what the server's future has then
                 self._explain(error)
             raise
         except OSError as error:

@@ -17,7 +17,7 @@ from typing import Any
 
 from distributed import Future
 
-from daskcnn.cluster.actor import ServerActor
+from daskcnn.cluster.actor import ServerActor, ServerAt
 from daskcnn.cluster.context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
 from daskcnn.cluster.members import RESOURCES
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
@@ -127,6 +127,7 @@ class DataParallel:
         server = self.context.members.server
         snapshot = Snapshot(self.state.weights, version=self.state.step, epoch=self._epoch - 1)
         held = self.context.send_to(snapshot, [server.address])
+        self._server = ServerAt(server.address, self.context.key("parameter-server"))
         self._actor_future = self.context.client.submit(
             ServerActor,
             self.rule,
@@ -134,7 +135,7 @@ class DataParallel:
             epoch=self._epoch,
             wire=self.job.cluster.wire,
             actor=True,
-            key=self.context.key("parameter-server"),
+            key=self._server.key,
             workers=[server.address],
             resources={RESOURCES[server.kind]: 1},
             allow_other_workers=False,
@@ -191,12 +192,16 @@ class DataParallel:
         for worker in workers:
             self._sessions[worker] = self._sessions.get(worker, 0) + 1
         orders = {worker: replace(self._order(worker), velocity=self._velocities.get(worker)) for worker in workers}
-        joins = {w: self.context.submit("join", join_run, order, self._actor, worker=w) for w, order in orders.items()}
-        self.context.gather(joins, within=self.job.cluster.stall_timeout)
+        joins = {w: self.context.submit("join", join_run, order, worker=w) for w, order in orders.items()}
+        try:
+            self.context.gather(joins, within=self.job.cluster.stall_timeout)
+        finally:
+            for join in joins.values():  # those that have ended by now are only forgotten
+                join.cancel()
         self._joined |= set(workers)
 
     def _order(self, worker: str) -> RoundOrder:
-        return RoundOrder(self.context.name, self._epoch, worker, self._sessions[worker])
+        return RoundOrder(self.context.name, self._epoch, worker, self._sessions[worker], self._server)
 
     def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
         """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
@@ -212,7 +217,7 @@ class DataParallel:
 
     def _start(self, round_: Round, score: tuple[int, int] | None) -> None:
         order = replace(self._order(round_.worker), round=round_, score=score)
-        future = self.context.submit("round", train_round, order, self._actor, worker=round_.worker)
+        future = self.context.submit("round", train_round, order, worker=round_.worker)
         expected = round_.samples * self.rounds.seconds[round_.worker]
         self._running[round_.worker] = Running(future, time.monotonic(), expected)
         reports = self._reports

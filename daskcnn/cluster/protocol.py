@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from daskcnn.arrays import Array
+from daskcnn.cluster.actor import ServerAt
 from daskcnn.partition.rounds import Round
 from daskcnn.replica import Score
 
@@ -14,14 +15,15 @@ from daskcnn.replica import Score
 class RoundOrder:
     """Driver to worker: join (no round), or train this round and push it.
 
-    run, epoch, session: which server and which life of the worker. score: the validation samples to judge the merged
-    center on afterwards. velocity: the momentum to start a session with.
+    run, epoch, session: which server and which life of the worker; server: where it is. score: the validation samples
+    to judge the merged center on afterwards. velocity: the momentum to start a session with.
     """
 
     run: str
     epoch: int
     worker: str
     session: int
+    server: ServerAt
     round: Round | None = None
     score: tuple[int, int] | None = None
     velocity: Array | None = None

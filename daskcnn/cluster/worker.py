@@ -119,7 +119,10 @@ def forget_run(run: str) -> None:
 
 
 def stopped() -> bool:
-    """Whether the task in this thread was cancelled, by the driver or because the driver is gone."""
+    """Whether the task in this thread was cancelled, by the driver or because the driver is gone.
+
+    Not to be relied on in a task that depends on an actor: see `ServerAt`.
+    """
     worker = get_worker()
     task = worker.state.tasks.get(worker.get_current_task())
     return task is None or task.state != "executing"
@@ -147,12 +150,12 @@ def _split(session: Session, name: str) -> Any:
     return getattr(session.replica.dataset, name)
 
 
-def join_run(order: RoundOrder, actor: Any) -> bool:
+def join_run(order: RoundOrder) -> bool:
     """Begin a session: take part in the server's barrier and start from its center. False: stopped meanwhile."""
     session = session_of(order.run)
     session.seq = 0
     try:
-        reply = _link(order, session, actor).call(Join(order.epoch, order.worker, order.session))
+        reply = _link(order, session).call(Join(order.epoch, order.worker, order.session))
     except Stopped:
         return False
     weights = reply.weights.astype(session.replica.layout.dtype, copy=False)
@@ -162,19 +165,19 @@ def join_run(order: RoundOrder, actor: Any) -> bool:
     return True
 
 
-def train_round(order: RoundOrder, actor: Any) -> RoundReport | None:
+def train_round(order: RoundOrder) -> RoundReport | None:
     """One round: train, judge, push, adopt what comes back. None: the driver stopped it."""
     session = session_of(order.run)
     try:
         with single_threaded_blas():
-            return _round(order, session, _link(order, session, actor))
+            return _round(order, session, _link(order, session))
     except Stopped:
         return None
 
 
-def _link(order: RoundOrder, session: Session, actor: Any) -> Link:
+def _link(order: RoundOrder, session: Session) -> Link:
     cluster = session.replica.job.cluster
-    return Link(actor, wire=cluster.wire, stopped=stopped)
+    return Link(order.server.actor, wire=cluster.wire, stopped=stopped)
 
 
 def _rule(job: Job) -> UpdateRule:

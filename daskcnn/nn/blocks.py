@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device
+from daskcnn.arrays import LINE, Array, Device
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,9 +21,6 @@ microsecond to start one, and threads wait for each other's turn in the interpre
 
 ARENA_BLOCKS = 6
 """How many blocks a thread's scratch memory holds: what it takes to go back through ReLU, LRN and max pooling."""
-
-_LINE = 64
-"""Bytes of a cache line: loads of vectors that cross one cost twice."""
 
 
 class Arena:
@@ -39,17 +36,14 @@ class Arena:
     @classmethod
     def of(cls, device: Device, nbytes: int) -> Arena:
         """The calling thread's, of so many bytes of the device's workspace."""
-        slab = device.workspace.take(f"arena {device.pool.thread}", (nbytes + _LINE,), np.uint8)
-        address = getattr(slab, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
-        start = -address % _LINE
-        return cls(device.xp, slab[start : start + nbytes])
+        return cls(device.xp, device.workspace.take(f"arena {device.pool.thread}", (nbytes,), np.uint8))
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An uninitialised array; inside of `with arena:` until its end."""
         start, stop = self._used, self._used + prod(shape) * np.dtype(dtype).itemsize
         if stop > len(self._slab):
             return self._xp.empty(shape, dtype)
-        self._used = stop + -stop % _LINE
+        self._used = stop + -stop % LINE
         return self._slab[start:stop].view(dtype).reshape(shape)
 
     def __enter__(self) -> Arena:

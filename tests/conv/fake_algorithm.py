@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from daskcnn.conv import ConvSpec
 from daskcnn.conv.algorithm import Direction, Work
+
+Only: TypeAlias = Callable[..., None]
+"""The fixture `only`: called with FakeAlgorithms, it lets these be all there are."""
 
 
 class FakeClock:

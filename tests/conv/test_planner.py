@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_algorithm import FakeAlgorithm
+from fake_algorithm import FakeAlgorithm, Only
 
 from daskcnn.arrays import NUMPY, Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
@@ -84,31 +84,14 @@ def test_refuses_arrays_of_another_shape(wrong: str, call: Callable[..., Any]) -
 # --- the choice, among algorithms made up for it ---
 
 
-@pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let these algorithms be all there are."""
-
-    def replace_all(*algorithms: FakeAlgorithm) -> None:
-        for name in list(ALGORITHMS):
-            monkeypatch.delitem(ALGORITHMS, name)
-        for fake in algorithms:
-            monkeypatch.setitem(ALGORITHMS, fake.name, fake)
-        forget_plans()
-
-    return replace_all
-
-
 def remember(threads: int = 1, limit: int = 1 << 30, **seconds: tuple[float, float, float]) -> None:
     entry = Entry(versions=versions(SPEC), seconds=seconds)
     memory_of(NUMPY).remember({key(SPEC, threads, limit): entry})
     forget_plans()
 
 
-Fakes = Callable[..., None]
-
-
-def test_the_predicted_best_is_chosen_and_said(fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("slow", 0.3), FakeAlgorithm("fast", 0.1), FakeAlgorithm("middle", 0.2))
+def test_the_predicted_best_is_chosen_and_said(only: Only) -> None:
+    only(FakeAlgorithm("slow", 0.3), FakeAlgorithm("fast", 0.1), FakeAlgorithm("middle", 0.2))
     chosen = plan(SPEC, Device())
     assert (chosen.algorithm, chosen.measured) == ("fast", False)
     assert chosen.reason == "predicted 200 ms against middle's 400 ms"
@@ -117,8 +100,8 @@ def test_the_predicted_best_is_chosen_and_said(fakes: Fakes) -> None:
     assert [c.name for c in candidates(SPEC, Device())] == ["fast", "middle", "slow"]
 
 
-def test_a_measurement_goes_before_predictions(tuned: None, fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2), FakeAlgorithm("c", 0.05))
+def test_a_measurement_goes_before_predictions(tuned: None, only: Only) -> None:
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2), FakeAlgorithm("c", 0.05))
     remember(a=(1.0, 1.0, 0.1), b=(0.5, 1.0, 5.0))
     chosen = plan(SPEC, Device())
     assert (chosen.algorithm, chosen.measured, chosen.seconds) == ("b", True, 1.5)
@@ -130,30 +113,30 @@ def test_a_measurement_goes_before_predictions(tuned: None, fakes: Fakes) -> Non
 
 
 @pytest.mark.parametrize("device", [Device(pool=Pool(2)), Device(workspace_limit=1 << 29)])
-def test_a_measurement_under_other_conditions_says_nothing(device: Device, tuned: None, fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
+def test_a_measurement_under_other_conditions_says_nothing(device: Device, tuned: None, only: Only) -> None:
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
     remember(a=(1.0, 1.0, 1.0), b=(0.5, 0.5, 0.5))
     assert plan(SPEC, Device()).algorithm == "b"
     assert plan(SPEC, device).algorithm == "a"
 
 
-def test_a_measurement_of_other_versions_says_nothing(tuned: None, fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
+def test_a_measurement_of_other_versions_says_nothing(tuned: None, only: Only) -> None:
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2))
     remember(a=(1.0, 1.0, 1.0), b=(0.5, 0.5, 0.5))
-    fakes(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2, version=2))
+    only(FakeAlgorithm("a", 0.1), FakeAlgorithm("b", 0.2, version=2))
     assert plan(SPEC, Device()).algorithm == "a"
 
 
-def test_who_takes_too_much_memory_is_left_out_measured_or_not(tuned: None, fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("large", 0.1, workspace=1001), FakeAlgorithm("small", 0.9, workspace=1000))
+def test_who_takes_too_much_memory_is_left_out_measured_or_not(tuned: None, only: Only) -> None:
+    only(FakeAlgorithm("large", 0.1, workspace=1001), FakeAlgorithm("small", 0.9, workspace=1000))
     remember(limit=1000, large=(1.0, 1.0, 1.0))
     chosen = plan(SPEC, Device(workspace_limit=1000))
     assert (chosen.algorithm, chosen.measured) == ("small", False)
     assert "more than the workspace limit for large" in chosen.reason
 
 
-def test_the_fallback_says_what_was_not_supported(fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("any", 0.9), FakeAlgorithm("quick", 0.1, strides=False))
+def test_the_fallback_says_what_was_not_supported(only: Only) -> None:
+    only(FakeAlgorithm("any", 0.9), FakeAlgorithm("quick", 0.1, strides=False))
     chosen = plan(replace(SPEC, stride=(2, 1)), Device())
     assert chosen.algorithm == "any"
     assert "stride (2, 1) is not supported by quick" in chosen.reason
@@ -165,8 +148,8 @@ def test_strides_fall_back_to_im2col() -> None:
     assert "stride (2, 2) is not supported by spectral" in strided.reason
 
 
-def test_the_refusal_names_the_least_demanding(fakes: Fakes) -> None:
-    fakes(FakeAlgorithm("a", 0.1, workspace=50), FakeAlgorithm("b", 0.2, workspace=40))
+def test_the_refusal_names_the_least_demanding(only: Only) -> None:
+    only(FakeAlgorithm("a", 0.1, workspace=50), FakeAlgorithm("b", 0.2, workspace=40))
     with pytest.raises(ValueError, match=r"workspace_limit=39 bytes: b, .* needs 40 for .*raise the limit"):
         plan(SPEC, Device(workspace_limit=39))
 

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from statistics import median
 
 import pytest
-from fake_algorithm import FakeAlgorithm, FakeClock
+from fake_algorithm import FakeAlgorithm, FakeClock, Only
 
 from daskcnn.arrays import NUMPY, Device
-from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
+from daskcnn.conv import ConvSpec, plan, tuner
 from daskcnn.conv.memory import memory_of
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.tuner import RUNS, tune
 
 SPEC = ConvSpec(N=2, H=5, W=5, C=2, K=3, R=3, S=3, pad=(1, 1))
 LARGER = ConvSpec(N=4, H=5, W=5, C=2, K=3, R=3, S=3, pad=(1, 1))
-Only = Callable[[Iterable[FakeAlgorithm]], None]
 pytestmark = pytest.mark.usefixtures("tuned")
-
-
-@pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Only:
-    """Let these algorithms be all there are."""
-
-    def replace(fakes: Iterable[FakeAlgorithm]) -> None:
-        for name in list(ALGORITHMS):
-            monkeypatch.delitem(ALGORITHMS, name)
-        for fake in fakes:
-            monkeypatch.setitem(ALGORITHMS, fake.name, fake)
-        forget_plans()
-
-    return replace
 
 
 @pytest.fixture
@@ -50,7 +34,7 @@ def measured(spec: ConvSpec = SPEC) -> dict[str, tuple[float, float, float]]:
 def test_the_measured_best_replaces_the_predicted_one(only: Only, clock: FakeClock) -> None:
     fast = FakeAlgorithm("fast", 0.02, (0.01, 0.02, 0.03), clock=clock)
     slow = FakeAlgorithm("slow", 0.01, (0.02, 0.03, 0.03), clock=clock)
-    only([fast, slow])
+    only(fast, slow)
     assert plan(SPEC, Device()).algorithm == "slow"
     assert tune([SPEC], Device(), clock=clock) == [SPEC]
     assert plan(SPEC, Device()).algorithm == "fast"
@@ -60,7 +44,7 @@ def test_the_measured_best_replaces_the_predicted_one(only: Only, clock: FakeClo
 
 def test_what_is_remembered_is_not_measured_again(only: Only, clock: FakeClock) -> None:
     fakes = [FakeAlgorithm(name, 0.01, (0.01, 0.01, 0.01), clock=clock) for name in "ab"]
-    only(fakes)
+    only(*fakes)
     tune([SPEC, SPEC], Device(), clock=clock)
     runs = [fake.runs for fake in fakes]
     assert tune([SPEC], Device(), clock=clock) == []
@@ -73,9 +57,9 @@ def test_news_are_measured(news: str, only: Only, clock: FakeClock) -> None:
     def fake(name: str, version: int = 1) -> FakeAlgorithm:
         return FakeAlgorithm(name, 0.01, (0.01, 0.01, 0.01), clock=clock, version=version)
 
-    only([fake("a"), fake("b")])
+    only(fake("a"), fake("b"))
     tune([SPEC], Device(), clock=clock)
-    only([fake("a"), fake("b", 2)] if news == "version" else [fake("a"), fake("b"), fake("c")])
+    only(*([fake("a"), fake("b", 2)] if news == "version" else [fake("a"), fake("b"), fake("c")]))
     assert "predicted" in plan(SPEC, Device()).reason
     assert tune([SPEC], Device(), clock=clock) == [SPEC]
     assert "measured" in plan(SPEC, Device()).reason
@@ -83,7 +67,7 @@ def test_news_are_measured(news: str, only: Only, clock: FakeClock) -> None:
 
 def test_the_warm_up_does_not_count_and_the_median_does(only: Only, clock: FakeClock) -> None:
     runs = [(s, s, s) for s in (9.0, 3.0, 1.0, 2.0, 5.0, 4.0)]
-    only([FakeAlgorithm(name, 0.01, *runs, clock=clock) for name in "ab"])
+    only(*[FakeAlgorithm(name, 0.01, *runs, clock=clock) for name in "ab"])
     tune([SPEC], Device(), clock=clock, seconds=1000)
     middle = (median(s for s, *_ in runs[1 : 1 + RUNS]),) * 3
     assert measured() == {"a": middle, "b": middle}
@@ -92,7 +76,7 @@ def test_the_warm_up_does_not_count_and_the_median_does(only: Only, clock: FakeC
 def test_who_is_predicted_far_behind_is_not_run(only: Only, clock: FakeClock) -> None:
     ones = (0.01, 0.01, 0.01)
     fakes = [FakeAlgorithm(name, p, ones, clock=clock) for name, p in (("a", 0.01), ("b", 0.024), ("c", 0.026))]
-    only(fakes)
+    only(*fakes)
     tune([SPEC], Device(), clock=clock)
     assert [bool(fake.runs) for fake in fakes] == [True, True, False]
     assert measured().keys() == {"a", "b"}
@@ -102,7 +86,7 @@ def test_who_is_slow_without_dx_alone_stays(only: Only, clock: FakeClock) -> Non
     """A first layer has no dx: the best there may be the last elsewhere."""
     first = FakeAlgorithm("first", 0.01, (0.01, 0.9, 0.01), clock=clock)
     others = FakeAlgorithm("others", 0.01, (0.05, 0.05, 0.05), clock=clock)
-    only([first, others])
+    only(first, others)
     tune([SPEC], Device(), clock=clock, seconds=1000)
     assert first.runs == others.runs == 1 + RUNS
     assert plan(SPEC, Device()).algorithm == "others"
@@ -113,7 +97,7 @@ def test_the_hopeless_are_dropped_after_the_warm_up_and_the_slow_after_a_run(onl
     best = FakeAlgorithm("best", 0.01, (0.01, 0.01, 0.01), clock=clock)
     slow = FakeAlgorithm("slow", 0.01, (0.03, 0.03, 0.03), clock=clock)
     hopeless = FakeAlgorithm("hopeless", 0.01, (0.05, 0.05, 0.05), clock=clock)
-    only([best, slow, hopeless])
+    only(best, slow, hopeless)
     tune([SPEC], Device(), clock=clock)
     assert (best.runs, slow.runs, hopeless.runs) == (1 + RUNS, 2, 1)
     assert measured().keys() == {"best", "slow"}
@@ -121,7 +105,7 @@ def test_the_hopeless_are_dropped_after_the_warm_up_and_the_slow_after_a_run(onl
 
 def test_where_time_runs_short_fewer_runs_do(only: Only, clock: FakeClock) -> None:
     fakes = [FakeAlgorithm(name, 0.1, (1.0, 1.0, 1.0), clock=clock) for name in "ab"]
-    only(fakes)
+    only(*fakes)
     assert tune([SPEC], Device(), clock=clock, seconds=16.0) == [SPEC]
     assert [fake.runs for fake in fakes] == [3, 3]
 
@@ -132,7 +116,7 @@ def test_a_problem_without_time_for_it_is_left_to_the_model(
 ) -> None:
     """Whether that is foreseen, or seen when the time is over: a warm-up alone is not believed."""
     fakes = [FakeAlgorithm(name, predicted, (5.0, 5.0, 5.0), clock=clock) for name in "ab"]
-    only(fakes)
+    only(*fakes)
     assert tune([SPEC], Device(), clock=clock, seconds=29.0) == []
     assert [fake.runs for fake in fakes] == [runs, runs]
     assert memory_of(NUMPY).entries == {}
@@ -147,7 +131,7 @@ def test_time_is_shared_out_and_small_problems_come_first(only: Only, clock: Fak
             asked.append(spec)
             return super().prepare(spec, w, device)
 
-    only([Noted(name, 0.1, (1.0, 1.0, 1.0), clock=clock) for name in "ab"])
+    only(*[Noted(name, 0.1, (1.0, 1.0, 1.0), clock=clock) for name in "ab"])
     assert tune([LARGER, SPEC], Device(), clock=clock, seconds=40.0) == [SPEC, LARGER]
     assert asked.index(LARGER) == asked.count(SPEC)
     assert clock.now <= 40.0 + 3.0  # a run that has begun is ended
@@ -157,7 +141,7 @@ def test_nothing_is_measured_or_believed_where_results_must_repeat(
     only: Only, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fakes = [FakeAlgorithm(name, 0.01, (s, s, s), clock=clock) for name, s in (("a", 0.02), ("b", 0.01))]
-    only(fakes)
+    only(*fakes)
     tune([SPEC], Device(), clock=clock)
     assert plan(SPEC, Device()).algorithm == "b"
     monkeypatch.setenv("DASKCNN_TUNE", "0")
@@ -171,13 +155,13 @@ def test_nothing_is_measured_or_believed_where_results_must_repeat(
 def test_without_a_choice_nothing_is_run(only: Only, clock: FakeClock) -> None:
     alone = FakeAlgorithm("alone", 0.01, (0.01, 0.01, 0.01), clock=clock)
     large = FakeAlgorithm("large", 0.01, (0.01, 0.01, 0.01), clock=clock, workspace=1000)
-    only([alone, large])
+    only(alone, large)
     assert tune([SPEC], Device(workspace_limit=999), clock=clock) == []
     assert alone.runs == large.runs == 0
 
 
 def test_a_problem_that_fits_nowhere_is_left_alone(only: Only, clock: FakeClock) -> None:
-    only([FakeAlgorithm("large", 0.01, (0.01, 0.01, 0.01), clock=clock, workspace=1000)])
+    only(FakeAlgorithm("large", 0.01, (0.01, 0.01, 0.01), clock=clock, workspace=1000))
     assert tune([SPEC], Device(workspace_limit=999), clock=clock) == []
 
 

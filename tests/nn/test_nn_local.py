@@ -187,17 +187,6 @@ def test_lrn_windows_of_every_size_over_every_number_of_channels(size, C, rng):
     np.testing.assert_allclose(dx, dy * scale**-0.5 - 0.7 / size * x * crossed, rtol=1e-11, atol=1e-13)
 
 
-def test_a_chain_without_need_dx_before_parameters_is_left_out():
-    net = chain(ReLU(), MaxPool(2), Dense(3), Tanh())
-    params, state, x, dy, ctx = example(net, (4, 4, 3), Device())
-    _, _, residual = net.forward(params, state, x, ctx)
-    dx, grads = net.backward(params, residual, dy, ctx)
-    none, same = net.backward(params, residual, dy, replace(ctx, need_dx=False))
-    assert dx.shape == x.shape
-    assert none is None
-    np.testing.assert_equal(same, grads)
-
-
 def test_scratch_memory_stays_within_what_blocks_need():
     net = chain(ReLU(), LRN(), MaxPool(2))
     _, _, x, dy, ctx = example(net, (16, 32, 8), in_blocks(2048), dtype="float32", N=4)

@@ -33,7 +33,7 @@ def test_params_and_state_nest_by_name_without_empty_children():
 
 
 def test_without_need_dx_only_dx_is_missing():
-    net = Sequential((("drop", Dropout(0.0)), *NESTED.layers))
+    net = Sequential((("drop", Dropout(0.0)), ("relu", ReLU()), *NESTED.layers))  # a chain before the first parameters
     params, state, x, dy, ctx = example(net, MAP, Device())
     _, _, residual = net.forward(params, state, x, ctx)
     dx, grads = net.backward(params, residual, dy, ctx)

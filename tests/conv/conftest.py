@@ -1,0 +1,23 @@
+"""Fixtures of the convolutions' tests."""
+
+from __future__ import annotations
+
+import pytest
+from fake_algorithm import FakeAlgorithm, Only
+
+from daskcnn.conv import ALGORITHMS
+from daskcnn.conv.planner import forget_plans
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Only:
+    """Let these algorithms be all there are."""
+
+    def replace_all(*fakes: FakeAlgorithm) -> None:
+        for name in list(ALGORITHMS):
+            monkeypatch.delitem(ALGORITHMS, name)
+        for fake in fakes:
+            monkeypatch.setitem(ALGORITHMS, fake.name, fake)
+        forget_plans()
+
+    return replace_all
