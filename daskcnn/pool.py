@@ -7,7 +7,7 @@ ready ones the first levels of the graph go first, each to the least loaded thre
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
@@ -56,9 +56,12 @@ class Pool:
         """Which of the pool's threads this is, 0 … threads - 1; 0 for the caller. Names scratch memory."""
         return getattr(self._local, "thread", 0)
 
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """`function` of every item, results in order; one of the exceptions is raised, and ends the rest."""
-        if self._executor is None:
+    def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
+        """`function` of every item, results in order; one of the exceptions is raised, and ends the rest.
+
+        On so many `threads` at most, where more are not worth waking.
+        """
+        if self._executor is None or threads == 1:
             return [function(item) for item in items]
         every = list(items)
         results: list[Any] = [None] * len(every)
@@ -72,7 +75,7 @@ class Pool:
                 deque(left, maxlen=0)
                 raise
 
-        self._together(work, len(every))
+        self._together(work, min(len(every), threads or self.threads))
         return results
 
     def run(self, tasks: Sequence[Task]) -> None:
@@ -81,7 +84,7 @@ class Pool:
         Tasks of one level start in the order given; on one thread the order of all is thereby fixed.
         """
         graph = _Graph(tasks)
-        self._together(graph.work, len(tasks))
+        self._together(graph.work, max(Counter(task.level for task in tasks).values(), default=0))
         graph.check()
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:

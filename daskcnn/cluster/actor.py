@@ -83,7 +83,7 @@ def _key(message: Any) -> Key:
 
 @dataclass(frozen=True)
 class ServerAt:
-    """Where the server lives: the address of its worker, and the actor's key. What tasks are sent in place of the actor.
+    """Where the server lives: its worker's address and the actor's key. Tasks are sent this in place of the actor.
 
     A task with an actor among its arguments depends on it. When the actor's host is lost, Dask's scheduler takes all
     such tasks for failed and forgets where they run: the workers are not told, not even when they are cancelled later.
@@ -103,10 +103,8 @@ class Link:
     actor: gives a handle of the server. stopped: whether the driver has given up the task that waits.
     """
 
-    def __init__(
-        self, actor: Callable[[], Any], *, wire: str, stopped: Callable[[], bool], tries: int = 3, turn: float = TURN
-    ) -> None:
-        self._actor, self._wire, self._stopped, self._tries, self._turn = actor, np.dtype(wire), stopped, tries, turn
+    def __init__(self, actor: Callable[[], Any], *, wire: str, stopped: Callable[[], bool], tries: int = 3) -> None:
+        self._actor, self._wire, self._stopped, self._tries = actor, np.dtype(wire), stopped, tries
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -139,7 +137,7 @@ class Link:
             raise ConnectionError("the parameter server's worker is gone") from error
         while True:
             try:
-                reply: Reply = answer.result(timeout=self._turn)
+                reply: Reply = answer.result(timeout=TURN)
                 return reply
             except TimeoutError:
                 if self._stopped():

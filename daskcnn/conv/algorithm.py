@@ -59,8 +59,10 @@ class ConvAlgorithm(Protocol):
         """
         ...
 
-    def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:
-        """y = x ⋆ w."""
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
+    ) -> Array:
+        """y = x ⋆ w, and bias (K,) added on the way, which spares a pass over y."""
         ...
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:

@@ -19,6 +19,11 @@ from daskcnn.conv.spec import ConvSpec
 SHORT_RUN = 8
 """Channels below which a pixel's numbers are too few for a copy of their own."""
 
+THREAD_FLOPS = 30_000_000
+"""Operations of a thread at least: some tenths of a millisecond, what it takes to wake one."""
+THREAD_BYTES = 1 << 20
+"""Bytes that a thread copies at least, for the same reason."""
+
 Task = TypeVar("Task")
 Origin = tuple[int, int]
 
@@ -50,7 +55,8 @@ class PaddedMap:
             for c in ranges_of(spec.C, step):
                 inside[rows, ..., c] = given[rows, ..., c]
 
-        device.pool.map(copy, device.pool.slices(len(inside)))
+        at_least = -(-THREAD_BYTES // max(1, inside[:1].nbytes))
+        device.pool.map(copy, device.pool.slices(len(inside), at_least=at_least))
         return cls(spec, array, device)
 
     def columns(self, tile: Tile, scratch: Array) -> Array:
@@ -90,7 +96,8 @@ def run(
     `held` bytes of the limit are in use already.
     """
     free: SimpleQueue[Array] = SimpleQueue()
-    for i in range(at_once(len(tasks), numbers, spec, device, held)):
+    threads = at_once(len(tasks), numbers, spec, device, held)
+    for i in range(threads):
         free.put(take(device, f"columns{i}", (numbers,), spec))
 
     def with_scratch(task: Task) -> None:
@@ -100,13 +107,13 @@ def run(
         finally:
             free.put(scratch)
 
-    device.pool.map(with_scratch, tasks)
+    device.pool.map(with_scratch, tasks, threads=threads)
 
 
 def at_once(tasks: int, numbers: int, spec: ConvSpec, device: Device, held: int) -> int:
     """How many of so many tasks can run side by side, with `numbers` of scratch each and `held` bytes taken."""
-    fit = (device.workspace_limit - held) // (numbers * spec.itemsize)
-    return max(1, min(device.pool.threads, tasks, fit))
+    fit, useful = (device.workspace_limit - held) // (numbers * spec.itemsize), spec.flops // THREAD_FLOPS
+    return max(1, min(device.pool.threads, tasks, fit, useful))
 
 
 def _overlap(start: int, size: int, extent: int) -> tuple[slice, slice]:

@@ -22,6 +22,8 @@ FILTER_PIXELS = 1024
 """The same for kernel gradients, where every product is added to a sum: there should be few."""
 PARTS = 4
 """Partial sums of a kernel gradient at most. Never the number of threads: results must not depend on it."""
+FEW_KERNELS = 256
+"""Kernels below which a bias is added to a whole row of pixels: it would be a loop of a few steps for each."""
 KERNELS = 256
 """Kernels that a task of a kernel gradient works on, at most."""
 
@@ -30,7 +32,7 @@ class Im2col:
     """GEMM over columns that are expanded along the width only. Supports every problem."""
 
     name = "im2col"
-    version = 1
+    version = 2
 
     def supports(self, spec: ConvSpec) -> bool:
         """Always true."""
@@ -58,12 +60,14 @@ class Im2col:
         """The kernels themselves, contiguous."""
         return device.xp.ascontiguousarray(w)
 
-    def forward(self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device) -> Array:
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
+    ) -> Array:
         """y (out_H, out_W, N, K)."""
         inner, device = _inner(spec), _limited(device)
         device.workspace.recycle(_correlation_bytes(inner, device, held=0))
         y = device.xp.empty(spec.y_shape, spec.dtype)
-        _correlate(inner, x, _corner(spec), prepared, y, device, held=0)
+        _correlate(inner, x, _corner(spec), prepared, y, device, held=0, bias=bias)
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
@@ -126,16 +130,29 @@ def _limited(device: Device) -> Device:
 
 
 def _correlate(
-    spec: ConvSpec, source: Array, origin: Origin, w: Array, out: Array, device: Device, *, held: int
+    spec: ConvSpec,
+    source: Array,
+    origin: Origin,
+    w: Array,
+    out: Array,
+    device: Device,
+    *,
+    held: int,
+    bias: Array | None = None,
 ) -> None:
     """out (out_H, out_W, N, K) = source ⋆ w without padding, from `origin` on; `held` bytes are taken already."""
     padded = PaddedMap.of(spec, source, origin, device)
     held += map_bytes(spec)
     block = choose(spec, PIXELS, device.workspace_limit - held)
     matrix = w.reshape(-1, spec.K)
+    few = spec.K < FEW_KERNELS
+    row = device.xp.tile(bias, block.cols * block.samples) if bias is not None and few else bias
 
     def multiply(tile: Tile, scratch: Array) -> None:
-        device.xp.matmul(padded.columns(tile, scratch), matrix, out=tile.of(out))
+        result = device.xp.matmul(padded.columns(tile, scratch), matrix, out=tile.of(out))
+        if row is not None:
+            result = result.reshape(len(result), -1) if few else result
+            result += row[: result.shape[-1]]
 
     run(multiply, block.tiles(spec), block.numbers(spec), spec, device, held)
 

@@ -60,10 +60,10 @@ class ConvPlan:
         _expect("w", w, self.spec.w_shape)
         return ALGORITHMS[self.algorithm].prepare(self.spec, w, self._limited(device), keep=keep)
 
-    def forward(self, x: Array, prepared: Prepared, device: Device) -> Array:
-        """y (out_H, out_W, N, K) from x (H, W, N, C)."""
+    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+        """y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) where there is one."""
         _expect("x", x, self.spec.x_shape)
-        return ALGORITHMS[self.algorithm].forward(self.spec, x, prepared, self._limited(device))
+        return ALGORITHMS[self.algorithm].forward(self.spec, x, prepared, self._limited(device), bias=bias)
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """dx (H, W, N, C) from dy (out_H, out_W, N, K)."""

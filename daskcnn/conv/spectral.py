@@ -55,7 +55,7 @@ class Blocks:
 class Spectral:
     """Real DFTs of whole maps, or of tiles of so many outputs a side. Supports stride 1."""
 
-    version = 1
+    version = 2
 
     def __init__(self, tile: int | None = None) -> None:
         self.name = "spectral" if tile is None else f"spectral-{tile}"
@@ -91,11 +91,16 @@ class Spectral:
         device.pool.run(own.of_all_kernels(w, kept))
         return Kernels(w, kept)
 
-    def forward(self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device) -> Array:
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
+    ) -> Array:
         """y (out_H, out_W, N, K)."""
         tiling, own = self._begin(spec, device)
         y = tiling.out(own.spec.y_shape, device)
-        own.forward(tiling.cut(x, device), prepared, y)
+        inside = all(pad < taps for pad, taps in zip(own.spec.pad, (spec.R, spec.S), strict=True))
+        own.forward(tiling.cut(x, device), prepared, y, bias if inside else None)
+        if bias is not None and not inside:  # outputs that the kernel does not reach have no frequencies
+            y += bias
         return tiling.join(y, device)
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
@@ -141,15 +146,16 @@ class _Pass:
     f: Fourier
     blocks: Blocks
 
-    def forward(self, x: Array, prepared: Kernels, y: Array) -> None:
-        """Fill y."""
+    def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
+        """Fill y. The bias is added to the products at frequency 0, where every output has it from."""
         for samples in self._samples():
             X, before = self._of_map(x, samples)
             for kernels in self._kernels():
                 W, transforms = self._of_kernels(prepared, kernels)
                 Y = self._take("output", X.shape[1], W.shape[-1])
                 before += transforms
-                products = self._products(partial(self._multiply, X, W, Y), before)
+                constant = None if bias is None else bias[kernels] * prod(self.f.length)
+                products = self._products(partial(self._multiply, X, W, Y, constant=constant), before)
                 after = self.back(self.f.output, Y, y, self._output_columns(samples, kernels), products)
                 self.device.pool.run([*before, *products, *after])
                 before = []
@@ -199,8 +205,10 @@ class _Pass:
         W = self._take("kernels", self.spec.C, kernels.stop - kernels.start)
         return W, self.forth(self.f.kernels, prepared.w, W, self._kernel_columns(kernels))
 
-    def _multiply(self, a: Array, b: Array, out: Array, rows: slice) -> None:
+    def _multiply(self, a: Array, b: Array, out: Array, rows: slice, *, constant: Array | None = None) -> None:
         self.device.xp.matmul(a[rows], b[rows], out=out[rows])
+        if constant is not None and rows.start == 0:
+            out[0] += constant
 
     def _differentiate(
         self, X: Array | None, W: Array | None, dY: Array, dX: Array | None, dW: Array | None, rows: slice

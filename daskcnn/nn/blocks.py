@@ -23,6 +23,10 @@ ARENA_BLOCKS = 6
 """How many blocks a thread's scratch memory holds: what it takes to go back through ReLU, LRN and max pooling."""
 
 
+THREAD_ITEMS = 3
+"""Items for each thread at least, of a few tenths of a millisecond each: about what it takes to wake one."""
+
+
 class Arena:
     """Scratch memory of one thread, one piece after the other off a slab: the same cached lines for every block.
 
@@ -73,7 +77,7 @@ def cut(extent: int, size: int) -> list[slice]:
 
 
 def share(device: Device, work: Callable[[Iterator[T]], None], items: Iterable[T]) -> None:
-    """Call `work` on every thread with an iterator that they share: each takes the next item when it is free.
+    """Call `work` on threads with an iterator that they share: each takes the next item when it is free.
 
     Far cheaper than a task for every item, and what a thread needs for all of its items is made once.
     """
@@ -87,7 +91,7 @@ def share(device: Device, work: Callable[[Iterator[T]], None], items: Iterable[T
             deque(queue, maxlen=0)  # the others stop too
             raise
 
-    device.pool.map(share_of_it, range(min(device.pool.threads, len(items))))
+    device.pool.map(share_of_it, range(min(device.pool.threads, max(1, len(items) // THREAD_ITEMS))))
 
 
 def each(device: Device, function: Callable[[T], R], items: Sequence[T]) -> list[R]:

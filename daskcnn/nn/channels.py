@@ -1,4 +1,4 @@
-"""Sums over, and additions to, the channels (last axis) of maps and vectors, in blocks on the device's threads.
+"""Sums over the channels (last axis) of maps and vectors, in blocks on the device's threads.
 
 A broadcast of a few channels is a loop of a few steps for every pixel and sample; joined with the sample axis it is
 one of N·C steps for every pixel, several times faster. Sums are products with a row of ones, which BLAS reads memory
@@ -44,17 +44,3 @@ def channel_sum(x: Array, device: Device | None = None) -> Array:
     xp = device.xp
     sums = each(device, lambda block: sum_rows(xp, rows[block], C), pixel_blocks(device, rows))
     return xp.stack(sums).sum(axis=0)
-
-
-def add_to_channels(xp: Any, x: Array, values: Array, device: Device | None = None) -> Array:
-    """x (..., N, C) with values (C,) added, in place where x is contiguous."""
-    rows, row = pixel_rows(x), xp.tile(values, x.shape[-2])
-
-    def add(some: slice) -> None:
-        rows[some] += row
-
-    if device is None:
-        add(slice(None))
-    else:
-        over_pixels(device, add, rows)
-    return rows.reshape(x.shape)

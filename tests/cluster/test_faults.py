@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
 
+from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.report.checkpoint import load
 
@@ -60,6 +61,40 @@ def test_new_server_goes_on_when_its_host_is_killed(synthetic: str, runs: str, s
     assert any("parameter server" in event["message"] for event in watch.of("warning"))
     assert result.summary["status"] == "done"
     assert result.summary["epochs"] == 4
+
+
+def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cpu-1 stands still until cpu-0 waits behind the barrier of a server that is lost then."""
+    start, look = DataParallel._start, DataParallel._check_stalls
+    killed = False
+
+    def start_stopped(self: DataParallel, round_: Any, score: Any) -> None:
+        if round_.worker == "cpu-1" and not killed:
+            stop()
+        start(self, round_, score)
+
+    def kill_server(self: DataParallel) -> None:
+        nonlocal killed
+        if not killed and self._call("waiting") == ["cpu-0"]:
+            killed = True
+            kill()
+            go_on()
+        look(self)
+
+    job = small_job(synthetic, runs, train={"strategy": "sgwu"}, cluster={"stall_timeout": 60.0})
+    with local_cluster(2) as client, monkeypatch.context() as patch:
+        kill, stop = kill_worker(client, "ps"), kill_worker(client, "cpu-1", signal.SIGSTOP)
+        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
+        patch.setattr(DataParallel, "_start", start_stopped)
+        patch.setattr(DataParallel, "_check_stalls", kill_server)
+        watch = Watch()
+        result = run(client, job, watch)
+    assert killed
+    assert watch.of("worker-lost") == []
+    assert presented(watch) == 2 * 800
+    assert result.summary["status"] == "done"
 
 
 def test_stopped_worker_is_given_up(synthetic: str, runs: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fake_algorithm import FakeAlgorithm, Only
 
-from daskcnn.conv import ALGORITHMS
+from daskcnn.conv import ALGORITHMS, columns, spectral
 from daskcnn.conv.planner import forget_plans
 
 
@@ -21,3 +21,11 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Only:
         forget_plans()
 
     return replace_all
+
+
+@pytest.fixture
+def eager_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let threads share the smallest problem, which is not worth waking them otherwise."""
+    monkeypatch.setattr(columns, "THREAD_FLOPS", 1)
+    monkeypatch.setattr(columns, "THREAD_BYTES", 1)
+    monkeypatch.setattr(spectral, "TASK_FLOPS", 1)

@@ -57,7 +57,7 @@ class FakeAlgorithm:
         self.runs += 1
         return w
 
-    def forward(self, spec: ConvSpec, x: Any, prepared: Any, device: Any) -> Any:
+    def forward(self, spec: ConvSpec, x: Any, prepared: Any, device: Any, *, bias: Any = None) -> Any:
         assert prepared.shape == spec.w_shape
         self._pass(0)
         return device.backend.from_host(np.zeros(spec.y_shape, spec.dtype))

@@ -104,6 +104,16 @@ def naive(spec: ConvSpec, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> dict[
 
 
 @every_case
+def test_adds_a_bias_to_every_output(algorithm: str, spec: ConvSpec, device: Device) -> None:
+    x, w, _ = (device.backend.from_host(a) for a in arrays(replace(spec, dtype="float64")))
+    bias = device.backend.from_host(np.arange(1.0, spec.K + 1))
+    conv, exact = ALGORITHMS[algorithm], replace(spec, dtype="float64")
+    prepared = conv.prepare(exact, w, device)
+    plain, shifted = conv.forward(exact, x, prepared, device), conv.forward(exact, x, prepared, device, bias=bias)
+    np.testing.assert_allclose(*(device.backend.to_host(a) for a in (shifted, plain + bias)), rtol=1e-9, atol=1e-9)
+
+
+@every_case
 def test_computes_the_definition(algorithm: str, spec: ConvSpec, device: Device) -> None:
     exact = replace(spec, dtype="float64")
     host = arrays(exact)
@@ -148,6 +158,7 @@ def test_inputs_may_be_strided(algorithm: str, spec: ConvSpec) -> None:
 
 
 @every_case
+@pytest.mark.usefixtures("eager_threads")
 def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: ConvSpec) -> None:
     host = arrays(spec)
     with single_threaded_blas():
@@ -161,6 +172,7 @@ def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: Co
 
 
 @every_case
+@pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec, threads: int) -> None:
     chosen, host = ALGORITHMS[algorithm], arrays(spec)

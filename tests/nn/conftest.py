@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from daskcnn.nn import blocks
+
 
 @pytest.fixture
 def rng():
     """Random numbers that do not depend on which tests ran before."""
     return np.random.default_rng(1)
+
+
+@pytest.fixture(autouse=True)
+def eager_threads(monkeypatch):
+    """Let threads share the smallest pass, which is not worth waking them otherwise."""
+    monkeypatch.setattr(blocks, "THREAD_ITEMS", 1)

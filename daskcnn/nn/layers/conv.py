@@ -8,7 +8,7 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
-from daskcnn.nn.channels import add_to_channels, channel_sum
+from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
 
@@ -70,10 +70,7 @@ class Conv(Layer):
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         residual = conv, _, prepared = self.residual(params, x, ctx)
-        y = conv.forward(x, prepared, ctx.device)
-        if self.bias:
-            y = add_to_channels(ctx.device.xp, y, params["b"], ctx.device)
-        return y, state, residual
+        return conv.forward(x, prepared, ctx.device, bias=params.get("b")), state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         conv, x, prepared = residual
