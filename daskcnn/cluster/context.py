@@ -25,6 +25,7 @@ from daskcnn.store import Dataset
 Event = dict[str, Any]
 K = TypeVar("K")
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
+FREED = 20.0  # seconds that workers may take to free what a run keeps: one that hangs is left alone
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -49,6 +50,7 @@ class TrainingState:
     """All that resuming needs. step: merges or minibatches so far; epoch: presentations a sample, on average.
 
     weights (size,) and velocities (parameter_size,) by worker lie on the host; book is JSON and the strategy's own.
+    rule_state: what the update rule keeps on the server, by name.
     """
 
     step: int
@@ -57,6 +59,7 @@ class TrainingState:
     velocities: dict[str, Array]
     book: Mapping[str, Any]
     validation: Score | None = None
+    rule_state: Mapping[str, Array] = field(default_factory=dict)
 
 
 @dataclass
@@ -254,6 +257,6 @@ class RunContext:
         return cut
 
     def close(self) -> None:
-        """Free what the run keeps on the workers that are left."""
+        """Free what the run keeps on the workers that are left. Raises TimeoutError where one does not answer."""
         addresses = set(self._present()) & {m.address for m in self.alive.values()}
-        self.client.run(forget_run, self.name, workers=list(addresses), on_error="ignore")
+        self.client.run(forget_run, self.name, workers=list(addresses), on_error="ignore", callback_timeout=FREED)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
 
+from daskcnn.cluster import context
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.report.checkpoint import load
@@ -90,7 +91,10 @@ def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
         patch.setattr(DataParallel, "_start", start_stopped)
         patch.setattr(DataParallel, "_check_stalls", kill_server)
         watch = Watch()
-        result = run(client, job, watch)
+        try:
+            result = run(client, job, watch)
+        finally:
+            go_on()
     assert killed
     assert watch.of("worker-lost") == []
     assert presented(watch) == 2 * 800
@@ -112,6 +116,21 @@ def test_stopped_worker_is_given_up(synthetic: str, runs: str) -> None:
     assert "no report" in lost["reason"]
     assert result.summary["status"] == "done"
     assert presented(watch) == 4 * 800
+
+
+def test_interrupt_ends_the_run_though_a_worker_stands_still(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "FREED", 1.0)
+    job = small_job(synthetic, runs)
+    with local_cluster(2) as client:
+        stop, go_on = (kill_worker(client, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
+        watch = Watch("round", lambda: (stop(), os.kill(os.getpid(), signal.SIGINT)))
+        try:
+            with pytest.raises(Interrupted):
+                run(client, job, watch, handle_signals=True)
+        finally:
+            go_on()
 
 
 def test_last_worker_lost_ends_the_run_resumably(synthetic: str, runs: str) -> None:
