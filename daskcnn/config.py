@@ -110,7 +110,11 @@ def _counted_workers(value: Any) -> Any:
 
 
 class Cluster(Options):
-    """`[cluster]`: where. Without a scheduler a local cluster starts. `wait` and `stall_timeout` are seconds."""
+    """`[cluster]`: where. Without a scheduler a local cluster starts. `wait` and `stall_timeout` are seconds.
+
+    `overlap`: under asynchronous rules replicas train on while they push and pull within a round. `ps_shards`: workers
+    that the parameter server is split over, each with a range of the vector.
+    """
 
     scheduler: str | None = None
     scheduler_file: Location | None = None
@@ -118,6 +122,8 @@ class Cluster(Options):
     wait: float = Field(60.0, ge=0)
     stall_timeout: float = Field(300.0, gt=0)
     wire: Literal["float32", "float16"] = "float32"
+    overlap: bool = True
+    ps_shards: int = Field(1, ge=1)
 
 
 class Run(Options):
@@ -180,6 +186,15 @@ def override(raw: dict[str, Any], key: str, value: Any) -> None:
     table[name] = value
 
 
+def apply_settings(raw: dict[str, Any], settings: Iterable[str]) -> None:
+    """Set keys of the raw tables, each written "section.key=value". Raises JobError as `override` does."""
+    for setting in settings:
+        key, given, text = setting.partition("=")
+        if not given:
+            raise JobError([f"--set {setting}: write section.key=value, for example train.epochs=5"])
+        override(raw, key.strip(), parse_value(text.strip()))
+
+
 def parse_job(
     raw: Mapping[str, Any],
     *,
@@ -230,7 +245,13 @@ def _readable(error: ValidationError, model: type[BaseModel], *above: str) -> It
             yield f"{key} = {value}: write a table of keys"
         else:
             reason = item["msg"].removeprefix("Value error, ")
-            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}"
+            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_purpose(model, loc[0])}"
+
+
+def _purpose(model: type[BaseModel], name: str) -> str:
+    """What the model says of a key, where it says anything: why its value may not be another."""
+    field = model.model_fields.get(name)
+    return f"; {field.description}" if field and field.description else ""
 
 
 def _suggestion(model: Any, loc: list[str]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import Any
@@ -39,6 +40,13 @@ EVALUATION_BATCH = 500
 TUNING = 10.0
 """Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
+
+
+Adjust = Callable[[Array], Array]
+
+
+def _unchanged(grads: Array) -> Array:
+    return grads
 
 
 class Stopped(Exception):
@@ -161,9 +169,10 @@ class Replica:
         return np.array(self.device.backend.to_host(self.velocity))
 
     @_QUIET
-    def step(self, batch: Batch, lr: float) -> tuple[float, int]:
+    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int]:
         """One minibatch: mean loss and right answers before the step.
 
+        `adjust` is given the gradients (parameter_size,) and returns those to descend by.
         Raises Diverged where the loss is not finite, with weights and momentum as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
@@ -174,7 +183,8 @@ class Replica:
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}: training diverged at learning rate {lr:.3g}; lower train.lr")
         self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
-        self.optimizer.step(self.weights[: self.layout.parameter_size], self._grads, self.velocity, lr, self.device)
+        parameters = self.weights[: self.layout.parameter_size]
+        self.optimizer.step(parameters, adjust(self._grads), self.velocity, lr, self.device)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, int(self.device.backend.scalar(right))
@@ -186,34 +196,73 @@ class Replica:
         *,
         presentation: int,
         progress: tuple[float, float],
+        steps: int | None = None,
         stop: Callable[[], bool] = lambda: False,
+        adjust: Adjust = _unchanged,
+        after: Callable[[Trained, bool], None] = lambda so_far, last: None,
+        scale: float = 1.0,
     ) -> Trained:
-        """Present `samples` of the ranges once; the run's progress goes from one value to the other meanwhile.
+        """Present `samples` of the ranges, once or more often; the run's progress goes from one value to the other.
 
-        Raises Stopped when `stop` says so before a step.
+        steps: minibatches to cut that into, nearly equal; None: as many as it takes at the job's batch size.
+        after: called after each step, with what the round came to so far and whether it was the last. scale: of the
+        learning rate. Raises Stopped when `stop` says so before a step.
         """
-        plan = self._batch_plan(ranges, samples, presentation)
-        score, load, compute, lr = Score(0.0, 0, 0), 0.0, 0.0, self.job.train.lr
-        with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
-            for seconds, batch in self._timed(ready):
-                if stop():
-                    raise Stopped
-                begun = self._clock()
-                lr = self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
-                loss, right = self.step(batch, lr)
-                n = len(batch.labels)
-                score += Score(loss * n, right, n)
-                load += seconds
-                compute += self.slowed(self._clock() - begun)
-        return Trained(score, lr, load, compute)
+        trained = Trained(Score(0.0, 0, 0), self.job.train.lr, 0.0, 0.0)
+        how: dict[str, Any] = {"presentation": presentation, "progress": progress, "steps": steps}
+        with closing(self.training(ranges, samples, **how, stop=stop, adjust=adjust, scale=scale)) as each:
+            for trained in each:
+                after(trained, trained.score.samples == samples)
+        return trained
+
+    def training(
+        self,
+        ranges: tuple[tuple[int, int], ...],
+        samples: int,
+        *,
+        presentation: int,
+        progress: tuple[float, float],
+        steps: int | None = None,
+        stop: Callable[[], bool] = lambda: False,
+        adjust: Adjust = _unchanged,
+        scale: float = 1.0,
+    ) -> Generator[Trained, None, None]:
+        """`train` a step at a time: after each, what the round came to so far. To be closed by who does not end it."""
+        score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
+        for plan in self._batch_plans(ranges, samples, presentation, steps):
+            with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
+                for seconds, batch in self._timed(ready):
+                    if stop():
+                        raise Stopped
+                    begun = self._clock()
+                    lr = scale * self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
+                    loss, right = self.step(batch, lr, adjust)
+                    n = len(batch.labels)
+                    score += Score(loss * n, right, n)
+                    load += seconds
+                    compute += self.slowed(self._clock() - begun)
+                    yield Trained(score, lr, load, compute)
 
     def rate_at(self, progress: float) -> float:
         """The learning rate at this part (0…1) of the run."""
         return self.rate.rate(self.job.train.lr, progress, progress * self.job.train.epochs)
 
     @_QUIET
-    def evaluate(self, split: Split, lo: int, hi: int, stop: Callable[[], bool] = lambda: False) -> Score:
-        """Loss and right answers of the present weights on samples lo…hi of a split."""
+    def evaluate(
+        self,
+        split: Split,
+        lo: int,
+        hi: int,
+        stop: Callable[[], bool] = lambda: False,
+        *,
+        weights: Array | None = None,
+        seen: Callable[[Array, Array], None] = lambda scores, labels: None,
+    ) -> Score:
+        """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
+
+        seen: is given the scores (N, classes) and labels (N,) of each batch, on the device.
+        """
+        params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
         size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
         plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
@@ -223,8 +272,9 @@ class Replica:
             for batch in ready:
                 if stop():
                     raise Stopped
-                scores = predict(self.model, self._params, self._state, batch.x, ctx)
+                scores = predict(self.model, params, state, batch.x, ctx)
                 labels = backend.from_host(batch.labels)
+                seen(scores, labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
                 right = int(backend.scalar(correct(scores, labels)))
                 total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
@@ -289,10 +339,15 @@ class Replica:
             seconds.append(self.slowed(self._clock() - begun))
         return median(seconds[1:])
 
-    def _batch_plan(self, ranges: tuple[tuple[int, int], ...], samples: int, presentation: int) -> BatchPlan:
-        train = self.job.train
-        augment = self.job.data.augment or "none"
-        return BatchPlan(ranges, train.batch_size, train.seed, presentation, samples, augment)
+    def _batch_plans(
+        self, ranges: tuple[tuple[int, int], ...], samples: int, presentation: int, steps: int | None
+    ) -> Iterator[BatchPlan]:
+        """One for every pass over the ranges, the last one cut short."""
+        train, augment = self.job.train, self.job.data.augment or "none"
+        whole = sum(hi - lo for lo, hi in ranges)
+        for number, begun in enumerate(range(0, samples, whole)):
+            limit = min(whole, samples - begun)
+            yield BatchPlan(ranges, train.batch_size, train.seed, presentation + number, limit, augment, steps=steps)
 
     def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
         """Each batch with the seconds it was waited for."""

@@ -252,6 +252,47 @@ def test_a_rule_is_checked_by_its_strategy():
     assert problem.startswith("rule.attenuation: unknown key")
 
 
+@pytest.mark.parametrize(
+    ("strategy", "key", "values", "words"),
+    [
+        ("easgd", "alpha", [0, -0.5, 1.01, float("nan")], "0 replica and center never meet, beyond 1 they overshoot"),
+        ("easgd", "tau", [0, -3, 1.5], "it counts the steps from one exchange to the next"),
+        ("admm", "rho", [-1e-9, float("inf")], "below 0 it would drive the replicas apart"),
+        ("admm", "every", [-1], "0 is the round's end"),
+        ("bsp", "every", [-1, 0.5], "0 is the round's end"),
+        ("downpour", "n_push", [0], "it counts the steps from one push to the next"),
+        ("downpour", "n_fetch", [0, -1], "it counts the steps from one pull to the next"),
+        ("downpour", "server_lr", [0, float("inf")], "at 0 the center would stay where it is"),
+        ("parallel-sgd", "rounds", [0], "the run ends with one"),
+        ("agwu", "accuracy_floor", [-0.1, 1.1], "it stands for an accuracy"),
+        *((rule, "max_staleness", [-1], "leave it out for no bound") for rule in ("agwu", "easgd", "downpour")),
+    ],
+)
+def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
+    strategy: str, key: str, values: list[float], words: str
+):
+    for value in values:
+        (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: value}})
+        assert problem.startswith(f"rule.{key} = {value!r}: input should be ")
+        assert problem.endswith(words)
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str):
+    for name, field in RULES[strategy].model_fields.items():
+        if field.metadata:  # a bound
+            assert field.description, name
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_rule_s_parameters_are_its_own(strategy: str):
+    """A job file that names another rule's is refused, the whole table with it."""
+    parsed({"train": {"strategy": strategy}, "rule": {k: f.default for k, f in RULES[strategy].model_fields.items()}})
+    for key in {key for rule in RULES.values() for key in rule.model_fields} - RULES[strategy].model_fields.keys():
+        (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: 1}})
+        assert problem.startswith(f"rule.{key}: unknown key")
+
+
 def test_what_the_caller_finds_is_listed_too_for_what_is_right_of_the_job():
     def further(job: Job) -> Iterator[str]:
         yield f"seen: {job.data.limit}, {job.train.epochs}"

@@ -188,6 +188,103 @@ def _first_batch(dataset: Dataset, dtype: str = "float64", n: int = 32) -> Batch
         return next(ready)
 
 
+# --- several passes, so many steps, and what a rule does ---
+
+
+def test_several_passes_are_presentations_one_after_the_other(dataset: Dataset) -> None:
+    """The last one is cut short. No rate falls, so that where in the run they are does not matter."""
+    once, one_by_one = (_replica(dataset, schedule="constant") for _ in range(2))
+    trained = once.train(((0, 60), (100, 130)), 250, presentation=4, progress=(0.0, 0.5))
+    assert trained.score.samples == 250
+    scores = [
+        one_by_one.train(((0, 60), (100, 130)), samples, presentation=number, progress=(0.0, 0.5)).score
+        for number, samples in ((4, 90), (5, 90), (6, 70))
+    ]
+    np.testing.assert_array_equal(once.host_weights(), one_by_one.host_weights())
+    assert trained.score.correct == sum(score.correct for score in scores)
+
+
+def test_progress_runs_on_through_all_passes(dataset: Dataset) -> None:
+    replica = _replica(dataset, layers=[{"layer": "dense", "units": 10}])
+    replica.rate = Recorder([])
+    replica.train(((0, 40),), 100, presentation=0, progress=(0.5, 1.0))
+    expected = [0.5 + 0.5 * shown / 100 for shown in (0, 32, 40, 72, 80)]  # 40, 40, 20 in batches of 32
+    assert [progress for progress, _ in replica.rate.asked] == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7, 200, None])
+def test_a_round_makes_the_steps_it_is_told(steps: int | None, dataset: Dataset) -> None:
+    replica = _replica(dataset, layers=[{"layer": "dense", "units": 10}])
+    seen: list[int] = []
+    _round(replica, 200, steps=steps, after=lambda so_far, last: seen.append(so_far.score.samples))
+    sizes = np.diff([0, *seen])
+    assert len(seen) == (steps or 7)
+    assert seen[-1] == 200
+    assert sizes.max() - sizes.min() <= (1 if steps else 24)
+
+
+def test_steps_are_those_of_each_pass(dataset: Dataset) -> None:
+    replica = _replica(dataset, layers=[{"layer": "dense", "units": 10}])
+    seen: list[int] = []
+    after = lambda so_far, last: seen.append(so_far.score.samples)  # noqa: E731
+    replica.train(((0, 40),), 100, presentation=0, progress=(0.0, 1.0), steps=2, after=after)
+    assert seen == [20, 40, 60, 80, 90, 100]
+
+
+def test_after_each_step_it_is_told_what_the_round_came_to_and_which_is_the_last(dataset: Dataset) -> None:
+    replica, told = _replica(dataset, lr=0.01, schedule="linear"), list[tuple[Any, bool, bytes]]()
+    trained = _round(replica, 100, after=lambda *what: told.append((*what, replica.host_weights().tobytes())))
+    assert [last for _, last, _ in told] == [False, False, False, True]
+    assert [so_far.score.samples for so_far, _, _ in told] == [32, 64, 96, 100]
+    assert told[-1][0] == trained
+    assert len({weights for _, _, weights in told}) == 4  # each after its own step
+    assert [so_far.lr for so_far, _, _ in told] == sorted((so_far.lr for so_far, _, _ in told), reverse=True)
+
+
+def test_weights_put_in_place_after_a_step_are_those_of_the_next(dataset: Dataset) -> None:
+    """As a rule does that adopts the center in the middle of a round."""
+    replica, start = _replica(dataset, momentum=0.0), initial_weights(_job(), dataset)[1]
+
+    def after(so_far: Any, last: bool) -> None:
+        replica.weights[...] = start
+
+    seen: list[bytes] = []
+    _round(replica, 64, adjust=lambda grads: seen.append(replica.host_weights().tobytes()) or grads, after=after)
+    params = replica.layout.parameter_size * start.itemsize
+    assert [weights[:params] for weights in seen] == [start.tobytes()[:params]] * 2
+    np.testing.assert_array_equal(replica.host_weights(), start)
+
+
+def test_the_rate_is_scaled(dataset: Dataset) -> None:
+    scaled, faster = _replica(dataset, lr=0.05), _replica(dataset, lr=0.1)
+    assert _round(scaled, scale=2.0).lr == _round(faster).lr
+    np.testing.assert_array_equal(scaled.host_weights(), faster.host_weights())
+
+
+def test_gradients_are_adjusted_before_momentum_and_decay(dataset: Dataset) -> None:
+    """The adjusted ones are all that the optimizer sees: with none, only decay is left."""
+    replica = _replica(dataset, momentum=0.0, weight_decay=0.1, lr=0.05, schedule="constant")
+    n, start = replica.layout.parameter_size, replica.host_weights()
+    seen: list[Array] = []
+
+    def nothing(grads: Array) -> Array:
+        seen.append(grads.copy())
+        grads[...] = 0
+        return grads
+
+    _round(replica, 64, adjust=nothing)
+    np.testing.assert_allclose(replica.host_weights()[:n], start[:n] * (1 - 0.05 * 0.1) ** 2, rtol=1e-12)
+    assert [grads.shape for grads in seen] == [(n,)] * 2
+    assert all(grads.any() for grads in seen)
+
+
+def test_other_gradients_may_be_returned_than_were_given(dataset: Dataset) -> None:
+    doubled, faster = (_replica(dataset, momentum=0.0, weight_decay=0.0, lr=lr) for lr in (0.05, 0.1))
+    _round(doubled, adjust=lambda grads: 2 * grads)
+    _round(faster)
+    np.testing.assert_allclose(doubled.host_weights(), faster.host_weights(), rtol=1e-9, atol=1e-12)
+
+
 # --- where in the run a step is ---
 
 
@@ -292,6 +389,20 @@ def test_evaluation_is_the_loss_of_a_pass_outside_training(dataset: Dataset, mon
         assert found.loss == pytest.approx(-np.log(likelihood).mean(), rel=1e-12)
         assert (found.correct, found.samples) == (int((scores.argmax(axis=1) == labels).sum()), 60)
     np.testing.assert_array_equal(replica.host_weights(), before)
+
+
+def test_other_weights_are_judged_without_the_replica_s_own(device: Device, dataset: Dataset) -> None:
+    replica, other = _replica(dataset, "float32", device), _replica(dataset, "float32")
+    _round(other)
+    start, velocity = replica.host_weights(), replica.host_velocity()
+    theirs = device.backend.from_host(other.host_weights())
+    found, expected = replica.evaluate(dataset.test, 0, 40, weights=theirs), other.evaluate(dataset.test, 0, 40)
+    assert (found.correct, found.samples) == (expected.correct, expected.samples)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.loss != replica.evaluate(dataset.test, 0, 40).loss
+    np.testing.assert_array_equal(replica.host_weights(), start)
+    np.testing.assert_array_equal(replica.host_velocity(), velocity)
+    np.testing.assert_array_equal(device.backend.to_host(theirs), other.host_weights())
 
 
 def test_parts_of_an_evaluation_add_up(dataset: Dataset) -> None:

@@ -2,14 +2,16 @@
 
 The state machine of `ps` runs on one executor thread, event after event. The methods are coroutines on the host's
 event loop: a push behind a barrier waits there for its reply without holding a thread, so any number can wait.
+`ranges` has the server that is split over several actors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +19,72 @@ import numpy as np
 from distributed import Actor
 
 from daskcnn.errors import PushRefused
-from daskcnn.ps import Event, Evict, Instruction, Leave, ParameterServer, Push, Refuse, Reply, Snapshot, UpdateRule
+from daskcnn.ps import (
+    Event,
+    Evict,
+    Instruction,
+    Leave,
+    ParameterServer,
+    Push,
+    Refuse,
+    Reply,
+    Snapshot,
+    UpdateRule,
+    Vector,
+)
+from daskcnn.ps.half import cast
 from daskcnn.replica import Stopped
 
 Key = tuple[str, int, int]
 TURN = 0.5  # seconds
+
+
+class Callers:
+    """Who waits for the answer to an event, on the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, list[asyncio.Future[Any]]] = {}
+
+    @property
+    def workers(self) -> list[str]:
+        return [worker for worker, _, _ in self._waiting]
+
+    def expect(self, event: Event) -> asyncio.Future[Any]:
+        """The answer to come: a repeated event gets that of the first."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(_key(event), []).append(answer)
+        return answer
+
+    def tell(self, instruction: Instruction, answer: Any) -> None:
+        """Give whoever waits for it the answer that the instruction stands for."""
+        if isinstance(instruction, Evict):  # no Tick is sent: the driver sees who is gone and says Leave
+            return
+        for waiting in self._waiting.pop(_key(instruction), []):
+            if waiting.done():
+                continue
+            match instruction:
+                case Reply():
+                    waiting.set_result(answer)
+                case Refuse(reason=reason):
+                    waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}"))
+
+
+def _key(message: Any) -> Key:
+    return message.worker, message.session, message.seq
+
+
+class Cast:
+    """Vectors as they go over the wire. All workers behind a barrier are sent the same one: it is cast once."""
+
+    def __init__(self, wire: str) -> None:
+        self._wire = np.dtype(wire)
+        self._last: tuple[Any, Any] = (None, None)
+
+    def __call__(self, vector: Vector) -> Vector:
+        if self._last[0] is not vector:
+            self._last = vector, cast(vector, self._wire)
+        sent: Vector = self._last[1]
+        return sent
 
 
 class ServerActor:
@@ -29,22 +92,20 @@ class ServerActor:
 
     def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, epoch: int, wire: str) -> None:
         self._server = ParameterServer.restore(rule, snapshot, epoch=epoch)
-        self._wire = np.dtype(wire)
+        self._cast = Cast(wire)
         self._dtype = snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
-        self._waiting: dict[Key, list[asyncio.Future[Reply]]] = {}
+        self._callers = Callers()
 
     async def handle(self, event: Event) -> Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
 
         Raises PushRefused where the server refuses the event. A repeated event gets the reply of the first.
         """
-        if isinstance(event, Push):
-            event = replace(event, payload=event.payload.astype(self._dtype, copy=False))
-        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(_key(event), []).append(reply)
+        reply = self._callers.expect(event)
         await self._run(event)
-        return await reply
+        answer: Reply = await reply
+        return answer
 
     async def leave(self, worker: str, session: int) -> None:
         """A worker is gone or sits out: it frees its place at the barrier."""
@@ -56,29 +117,22 @@ class ServerActor:
 
     async def waiting(self) -> list[str]:
         """Workers that wait for an answer now."""
-        return [worker for worker, _, _ in self._waiting]
+        return self._callers.workers
 
     async def _run(self, event: Event) -> None:
         event = replace(event, at=time.monotonic())  # on the one clock that all events share
         run = asyncio.get_running_loop().run_in_executor
-        for instruction in await run(self._thread, self._server.handle, event):
-            self._carry_out(instruction)
+        for instruction, answer in await run(self._thread, self._handle, event):
+            self._callers.tell(instruction, answer)
 
-    def _carry_out(self, instruction: Instruction) -> None:
-        if isinstance(instruction, Evict):  # no Tick is sent: the driver sees who is gone and says Leave
-            return
-        for waiting in self._waiting.pop(_key(instruction), []):
-            if waiting.done():
-                continue
-            match instruction:
-                case Reply():
-                    waiting.set_result(replace(instruction, weights=instruction.weights.astype(self._wire, copy=False)))
-                case Refuse(reason=reason):
-                    waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}"))
+    def _handle(self, event: Event) -> list[tuple[Instruction, Reply | None]]:
+        """What follows, and replies as they go over the wire."""
+        if isinstance(event, Push):
+            event = replace(event, payload=cast(event.payload, self._dtype))
+        return [(each, self._sent(each)) for each in self._server.handle(event)]
 
-
-def _key(message: Any) -> Key:
-    return message.worker, message.session, message.seq
+    def _sent(self, instruction: Instruction) -> Reply | None:
+        return replace(instruction, weights=self._cast(instruction.weights)) if isinstance(instruction, Reply) else None
 
 
 @dataclass(frozen=True)
@@ -95,6 +149,20 @@ class ServerAt:
     def actor(self) -> Any:
         """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
         return Actor(ServerActor, self.address, self.key)
+
+    def link(self, *, wire: str, stopped: Callable[[], bool]) -> Link:
+        """A worker's connection to it."""
+        return Link(self.actor, wire=wire, stopped=stopped)
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """The answer to a call that could not be made."""
+
+    cause: Exception
+
+    def result(self, timeout: float) -> Any:
+        raise ConnectionError("the parameter server's worker is gone") from self.cause
 
 
 class Link:
@@ -114,31 +182,44 @@ class Link:
         Raises PushRefused, Stopped when the run was stopped meanwhile, or OSError where the server is gone.
         """
         if isinstance(event, Push):
-            event = replace(event, payload=event.payload.astype(self._wire, copy=False))
+            event = replace(event, payload=cast(event.payload, self._wire))
             self.bytes_up += event.payload.nbytes
-        for attempt in range(self._tries):
-            try:
-                reply = self._wait(event)
-                break
-            except OSError:
-                if attempt + 1 == self._tries:
-                    raise
+        reply = self._send(event)
         self.bytes_down += reply.weights.nbytes
         return reply
 
-    def _wait(self, event: Event) -> Reply:
+    def _send(self, event: Event) -> Reply:
+        (reply,) = self._ask([lambda: self._actor().handle(event)])
+        return reply
+
+    def _ask(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The answers to calls of actors, which are all under way at the same time."""
+        begun = [self._begun(call) for call in calls]
+        return [self._answer(call, answer) for call, answer in zip(calls, begun, strict=True)]
+
+    def _begun(self, call: Callable[[], Any]) -> Any:
+        """The answer to come."""
+        try:
+            return call()
+        except (OSError, RuntimeError) as error:  # Dask raises the latter where it knows that the actor is gone
+            return NoAnswer(error)
+
+    def _answer(self, call: Callable[[], Any], begun: Any) -> Any:
+        """Raises the last try's OSError where all have failed."""
+        for _ in range(self._tries - 1):
+            with suppress(OSError):
+                return self._wait(begun)
+            begun = self._begun(call)
+        return self._wait(begun)
+
+    def _wait(self, answer: Any) -> Any:
         """The answer, waited for in short turns until the driver says stop: it judges how long that takes.
 
         Dask does not wake who waits on an actor that is gone.
         """
-        try:
-            answer = self._actor().handle(event)
-        except RuntimeError as error:  # Dask's, where it knows already
-            raise ConnectionError("the parameter server's worker is gone") from error
         while True:
             try:
-                reply: Reply = answer.result(timeout=TURN)
-                return reply
+                return answer.result(timeout=TURN)
             except TimeoutError:
                 if self._stopped():
                     raise Stopped from None

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
@@ -76,6 +76,7 @@ class RunContext:
     save: Callable[[TrainingState], None]
     interrupted: Callable[[], int | None]
     needs_server: bool = False
+    hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
     alive: dict[str, Member] = field(init=False)
     _known: set[str] = field(init=False)
     _serial: count[int] = field(init=False, default_factory=count)
@@ -106,7 +107,7 @@ class RunContext:
         self._known |= set(now)
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
-        if self.needs_server and self.members.server.address not in now:
+        if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
             raise ServerLost
 
     def _present(self) -> dict[str, Any]:
@@ -118,6 +119,22 @@ class RunContext:
         if self.client.status != "running":
             raise Lost(f"scheduler {address}: connection lost")
         return now
+
+    def silent(self, seconds: float) -> list[str]:
+        """Workers of the run that the scheduler has not heard of for so long, while it heard of others."""
+        seen = {address: float(info["last_seen"]) for address, info in self._present().items()}
+        newest = max(seen.values(), default=0.0)
+        return [name for name, member in self.alive.items() if newest - seen.get(member.address, 0.0) > seconds]
+
+    def new_host(self) -> Member:
+        """The server goes to another worker set apart for it, else to one of the run, unless its own is there yet."""
+        members, now = self.members, self._present()
+        apart = [member for member in (members.server, *members.servers) if member.address in now]
+        host = (apart or list(self.alive.values()))[0]
+        alone = members.server_alone if apart else False
+        servers = tuple(member for member in apart if member is not host)
+        self.members = replace(members, server=host, servers=servers, server_alone=alone)
+        return host
 
     def lose(self, worker: str, reason: str, samples_moved: int = 0) -> None:
         """The run goes on without this worker. Raises Lost where it was the last."""
@@ -166,7 +183,7 @@ class RunContext:
         except TimeoutError:
             return waiting
         except CancelledError as error:
-            self._explain(error)
+            self.explain(error)
 
     def gather(self, futures: Mapping[K, Future], *, within: float = math.inf) -> dict[K, Any]:
         """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on.
@@ -196,17 +213,17 @@ class RunContext:
         try:
             return future.result(timeout=LOOK)
         except (KilledWorker, CancelledError) as error:
-            self._explain(error)
+            self.explain(error)
         except RuntimeError as error:
             if "Actor was lost" in str(error):  # what the server's future has then
-                self._explain(error)
+                self.explain(error)
             raise
         except OSError as error:
             if future.status == "error":
-                self._explain(error)
+                self.explain(error)
             raise NotYet from None  # it was the timeout of this turn
 
-    def _explain(self, error: BaseException) -> NoReturn:
+    def explain(self, error: BaseException) -> NoReturn:
         """Raise who was lost, as soon as the scheduler knows, in place of the error that it led to."""
         deadline = time.monotonic() + EXPLAINED
         while time.monotonic() < deadline:
@@ -223,7 +240,7 @@ class RunContext:
         try:
             (future,) = self.client.scatter([data], workers=addresses, broadcast=True, hash=False)
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
-            self._explain(error)
+            self.explain(error)
         return future
 
     def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:

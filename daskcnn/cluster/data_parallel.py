@@ -13,16 +13,15 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from distributed import Future
 
-from daskcnn.cluster.actor import ServerActor, ServerAt
 from daskcnn.cluster.context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
-from daskcnn.cluster.members import RESOURCES
+from daskcnn.cluster.hosting import Hosted, host_server
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import join_run, train_round
-from daskcnn.errors import Diverged, Interrupted, PushRefused
+from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
@@ -57,16 +56,24 @@ class Interval:
 class DataParallel:
     """Drives one run of an update rule and a partitioner over the workers of a context."""
 
+    serverless: ClassVar[bool] = False
+
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         self.context, self.job = context, context.job
         self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
+        if (there := len(context.alive)) < (fewest := self.rule.fewest):
+            strategy = self.job.train.strategy
+            raise ClusterError(
+                f"train.strategy = {strategy!r} is for {fewest} workers or more, and there are {there}; start more, "
+                "or choose sgwu or agwu"
+            )
         self.state = resumed or TrainingState(0, 0.0, initial_weights(self.job, context.dataset)[1], {}, {})
         self.best, self.worse = 0.0, 0  # validation accuracy, and looks at the center since
         self._epoch = 0
         self._actor: Any = None
-        self._actor_future: Future | None = None
+        self._hosted: Hosted | None = None
         self._running: dict[str, Running] = {}
-        if not context.members.server_alone:
+        if not (context.members.server_alone or self.serverless):
             host = context.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
             context.emit({"event": "warning", "message": message})
@@ -87,9 +94,10 @@ class DataParallel:
                 for worker in lost.names:
                     self.context.lose(worker, "connection lost")
             except Interrupted:
-                if self._actor is not None:
-                    with suppress(ServerLost):  # then the last saved state stands
-                        self._save()
+                self._save_interrupted()
+                raise
+            except Diverged:
+                self._count_refusals()
                 raise
             finally:
                 self._cancel_all()
@@ -115,7 +123,16 @@ class DataParallel:
         train, seconds = self.job.train, self._calibrated()
         assert train.partition is not None, "resolved before the run"
         partitioner = PARTITIONERS[train.partition](train.increments or 1)
-        rounds = Rounds(partitioner, self.context.samples, seconds, epochs=train.epochs, barrier=self.rule.barrier)
+        rounds = Rounds(
+            partitioner,
+            self.context.samples,
+            seconds,
+            epochs=train.epochs,
+            barrier=self.rule.barrier,
+            passes=self.rule.passes(train.epochs),
+            swaps=self.rule.swaps,
+            batch_size=train.batch_size if self.rule.barrier and self.rule.period else None,
+        )
         if self.state.book:
             rounds.restore(self.state.book["rounds"], tuple(seconds))
         return rounds
@@ -124,31 +141,19 @@ class DataParallel:
         return {name: self.context.calibrations[name].seconds_per_sample for name in self.context.alive}
 
     def _start_server(self) -> None:
-        server = self.context.members.server
-        snapshot = Snapshot(self.state.weights, version=self.state.step, epoch=self._epoch - 1)
-        held = self.context.send_to(snapshot, [server.address])
-        self._server = ServerAt(server.address, self.context.key("parameter-server"))
-        self._actor_future = self.context.client.submit(
-            ServerActor,
-            self.rule,
-            held,
-            epoch=self._epoch,
-            wire=self.job.cluster.wire,
-            actor=True,
-            key=self._server.key,
-            workers=[server.address],
-            resources={RESOURCES[server.kind]: 1},
-            allow_other_workers=False,
-            pure=False,
+        state = self.state
+        snapshot = Snapshot(
+            state.weights, version=state.step, epoch=self._epoch - 1, state=dict(state.rule_state) or None
         )
-        self._actor = self.context.gather({server.name: self._actor_future})[server.name]
+        self._hosted = host_server(self.context, self.rule, snapshot, epoch=self._epoch)
+        self._server, self._actor = self._hosted.at, self._hosted.handle
+        self.context.hosts = self._hosted.hosts
 
     def _move_server(self) -> None:
-        """The host is gone: another worker of the run takes its place, from the last saved state."""
+        """The host, or one of them, is gone: another worker takes its place, from the last saved state."""
         self._actor = None
         lost = self._version - self.state.step
-        server = next(iter(self.context.alive.values()))
-        self.context.members = replace(self.context.members, server=server, server_alone=False)
+        server = self.context.new_host()
         self.context.emit(
             {
                 "event": "warning",
@@ -156,6 +161,20 @@ class DataParallel:
                 f"checkpoint at epoch {self.state.epoch:.2f}, {lost} merges are done again",
             }
         )
+
+    def _snapshot(self) -> Snapshot:
+        """Center and state, as they are now. Raises ServerLost."""
+        snapshot: Snapshot = self._call("snapshot")
+        return snapshot
+
+    def _save_interrupted(self) -> None:
+        if self._actor is not None:
+            with suppress(ServerLost):  # then the last saved state stands
+                self._save()
+
+    def _count_refusals(self) -> None:
+        with suppress(ServerLost):  # the push that was refused is to be on record
+            self._count(self._snapshot())
 
     # --- the rounds ---
 
@@ -173,19 +192,23 @@ class DataParallel:
 
     def _issue(self) -> None:
         """Start the rounds that are due; their workers join first, all others leave the barrier."""
-        before = self.rounds.allocation
-        if not self._stopping_early():
-            self.rounds.due()
-        if self.rounds.allocation is not before:
-            self.context.emit({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
-        due = [r for worker, r in self.rounds.running.items() if worker not in self._running]
-        if due and self.rule.barrier:
-            for idle in self._joined - {r.worker for r in due}:
+        due = [r for r in self._due() if r.worker not in self._running]
+        if due or not self.rule.barrier:  # behind a barrier, who has ended a round before the others is in the next
+            for idle in self._joined - self.rounds.running.keys():  # nobody is to wait for them
                 self._leave(idle)
         self._join([r.worker for r in due if r.worker not in self._joined])
         scored = self._to_score(due)
         for round_ in due:
             self._start(round_, scored.get(round_.worker))
+
+    def _due(self) -> list[Round]:
+        """All rounds under way, those among them that are due now."""
+        before = self.rounds.allocation
+        if not self._stopping_early():
+            self.rounds.due()
+        if self.rounds.allocation is not before:
+            self.context.emit({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
+        return list(self.rounds.running.values())
 
     def _join(self, workers: list[str]) -> None:
         """All of them before the first of their rounds starts: a barrier counts who has joined."""
@@ -216,7 +239,8 @@ class DataParallel:
         return {}
 
     def _start(self, round_: Round, score: tuple[int, int] | None) -> None:
-        order = replace(self._order(round_.worker), round=round_, score=score)
+        replicas = len(self.rounds.running)
+        order = replace(self._order(round_.worker), round=round_, score=score, replicas=replicas)
         future = self.context.submit("round", train_round, order, worker=round_.worker)
         expected = round_.samples * self.rounds.seconds[round_.worker]
         self._running[round_.worker] = Running(future, time.monotonic(), expected)
@@ -294,9 +318,9 @@ class DataParallel:
         for running in self._running.values():
             running.future.cancel()
         self._running.clear()
-        if self._actor_future is not None:
-            self._actor_future.cancel()
-            self._actor_future = None
+        if self._hosted is not None:
+            self._hosted.close()
+            self._hosted = None
 
     # --- what is recorded and kept ---
 
@@ -340,15 +364,29 @@ class DataParallel:
         return patience is not None and self.worse >= patience
 
     def _save(self, validation: Score | None = None) -> None:
-        snapshot: Snapshot = self._call("snapshot")
+        snapshot = self._snapshot()
+        self._count(snapshot)
         book = {"rounds": self.rounds.to_dict(), "server_epoch": self._epoch, "best": self.best, "worse": self.worse}
         velocities = {w: v for w, v in self._velocities.items() if w in self.context.alive}
-        self.state = TrainingState(snapshot.version, self._epochs_done(), snapshot.center, velocities, book, validation)
+        self.state = TrainingState(
+            snapshot.version,
+            self._epochs_done(),
+            snapshot.center,
+            velocities,
+            book,
+            validation,
+            snapshot.state or {},
+        )
         self.context.save(self.state)
+
+    def _count(self, snapshot: Snapshot) -> None:
+        """Log what this server has merged and refused so far."""
+        counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
+        self.context.emit({"event": "server", "server": self._epoch, **counted})
 
     def _final(self) -> TrainingState:
         """The state at the end, its center judged; kept already where the last look at the center was at the end."""
         if self.state.validation is None or self.state.epoch < self._epochs_done():
             lo, hi = self.context.samples, len(self.context.dataset.train)
-            self._save(self.context.score(self._call("snapshot").center, "train", lo, hi))
+            self._save(self.context.score(self._snapshot().center, "train", lo, hi))
         return self.state

@@ -36,7 +36,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Members:
-    """The workers a run uses, named cpu-0, cpu-1, … gpu-0, …, and where its parameter server lives.
+    """The workers a run uses, named cpu-0, cpu-1, … gpu-0, …, and where its parameter server lives; `servers` are
+    others that are set apart for it.
 
     The names do not depend on how the workers were started, so that a resumed run knows whose samples are whose.
     """
@@ -44,6 +45,7 @@ class Members:
     workers: tuple[Member, ...]
     server: Member
     server_alone: bool
+    servers: tuple[Member, ...] = ()
 
 
 def present(client: Client) -> dict[str, dict[str, Any]]:
@@ -124,7 +126,7 @@ def _chosen(found: list[Member], wanted: Workers) -> Members:
     used = {m.address for m in workers}
     spare = [m for m in found if m.kind == "cpu" and m.address not in used]
     shared = [m for m in workers if m.kind == "cpu"] or workers
-    return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare))
+    return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare), tuple(servers[1:]))
 
 
 def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait: float) -> str:

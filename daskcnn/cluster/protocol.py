@@ -7,6 +7,7 @@ from typing import Any
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.actor import ServerAt
+from daskcnn.cluster.ranges import SplitServerAt
 from daskcnn.partition.rounds import Round
 from daskcnn.replica import Score
 
@@ -16,22 +17,26 @@ class RoundOrder:
     """Driver to worker: join (no round), or train this round and push it.
 
     run, epoch, session: which server and which life of the worker; server: where it is. score: the validation samples
-    to judge the merged center on afterwards. velocity: the momentum to start a session with.
+    to judge the merged center on afterwards. velocity: the momentum to start a session with. replicas: how many train.
     """
 
     run: str
     epoch: int
     worker: str
     session: int
-    server: ServerAt
+    server: ServerAt | SplitServerAt
     round: Round | None = None
     score: tuple[int, int] | None = None
     velocity: Array | None = None
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's."""
+    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's.
+
+    staleness: the largest of its pushes; base_version, gamma and q: the last push's.
+    """
 
     worker: str
     number: int
@@ -46,6 +51,7 @@ class RoundReport:
     evaluation: float
     bytes_up: int
     bytes_down: int
+    pushes: int
     version: int
     base_version: int
     staleness: int

@@ -34,7 +34,7 @@ def _version(name: str) -> str:
 
 def check_workers(client: Client, members: Members, job: Job, fingerprint: str) -> None:
     """Raise ClusterError unless every worker runs the driver's versions and sees the very data set."""
-    check_versions(client, [*members.workers, members.server])
+    check_versions(client, [*members.workers, members.server, *members.servers])
     workers = {m.address: m for m in members.workers}
     for address, problem in _run(client, partial(check_dataset, job, fingerprint), workers).items():
         if problem:

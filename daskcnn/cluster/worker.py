@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,8 @@ from daskcnn.cluster.actor import Link
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.config import Job
 from daskcnn.errors import ClusterError, DataError
-from daskcnn.ps import RULES, AccuracyWeighted, Join, Local, Push, Reply, UpdateRule
+from daskcnn.ps import RULES, AccuracyWeighted, Action, Join, Local, Pull, Push, Reply, UpdateRule
+from daskcnn.ps.half import cast
 from daskcnn.replica import Replica, Score, Stopped, Trained
 from daskcnn.store import BatchPlan, Dataset, open_dataset
 
@@ -53,6 +55,8 @@ class Session:
     order: tuple[BatchPlan, Array] | None = None
     seq: int = 0
     local: Local | None = None
+    peer: Any = None  # where it meets others without a server
+    sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
 
 
 _sessions: dict[str, Session] = {}
@@ -114,6 +118,7 @@ def forget_run(run: str) -> None:
     session = _sessions.pop(run, None)
     if session is not None:
         session.replica.device.pool.close()
+        session.sender.shutdown(wait=False)
         del session
         release_freed_memory()
 
@@ -123,9 +128,19 @@ def stopped() -> bool:
 
     Not to be relied on in a task that depends on an actor: see `ServerAt`.
     """
+    return stop_signal()()
+
+
+def stop_signal() -> Callable[[], bool]:
+    """The same for this thread's task, to be asked on any thread."""
     worker = get_worker()
-    task = worker.state.tasks.get(worker.get_current_task())
-    return task is None or task.state != "executing"
+    key = worker.get_current_task()
+
+    def stopped() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is None or task.state != "executing"
+
+    return stopped
 
 
 def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
@@ -139,15 +154,11 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
 
 
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test"). They stay in the replica."""
-    session = session_of(run)
+    """Judge these weights on samples lo…hi of a split ("train" or "test")."""
+    replica = session_of(run).replica
     with single_threaded_blas():
-        session.replica.adopt(weights)
-        return session.replica.evaluate(_split(session, split), lo, hi, stopped)
-
-
-def _split(session: Session, name: str) -> Any:
-    return getattr(session.replica.dataset, name)
+        theirs = replica.device.backend.from_host(weights)
+        return replica.evaluate(getattr(replica.dataset, split), lo, hi, stopped, weights=theirs)
 
 
 def join_run(order: RoundOrder) -> bool:
@@ -158,10 +169,10 @@ def join_run(order: RoundOrder) -> bool:
         reply = _link(order, session).call(Join(order.epoch, order.worker, order.session))
     except Stopped:
         return False
-    weights = reply.weights.astype(session.replica.layout.dtype, copy=False)
-    session.local = Local(session.replica.host_weights(), weights)
-    session.replica.adopt_velocity(order.velocity)
-    _adopt(order, session, reply)
+    replica = session.replica
+    replica.adopt_velocity(order.velocity)
+    session.local = Local(replica.weights, replica.weights)
+    _rule(replica.job).begin(session.local, _center(session, reply), reply.version)
     return True
 
 
@@ -177,39 +188,142 @@ def train_round(order: RoundOrder) -> RoundReport | None:
 
 def _link(order: RoundOrder, session: Session) -> Link:
     cluster = session.replica.job.cluster
-    return Link(order.server.actor, wire=cluster.wire, stopped=stopped)
+    return order.server.link(wire=cluster.wire, stopped=stop_signal())
 
 
 def _rule(job: Job) -> UpdateRule:
     return RULES[job.train.strategy].model_validate(job.rule)
 
 
-def _adopt(order: RoundOrder, session: Session, reply: Reply) -> None:
-    assert session.local is not None, "joined before its first round"
-    weights = reply.weights.astype(session.replica.layout.dtype, copy=False)
-    _rule(session.replica.job).adopt(session.local, weights, reply.version)
-    session.replica.adopt(session.local.weights)
+def _center(session: Session, reply: Reply) -> Array:
+    """What a reply brings, in the replica's dtype and memory."""
+    replica = session.replica
+    return replica.device.backend.from_host(cast(reply.weights, replica.layout.dtype))
+
+
+@dataclass
+class Exchange:
+    """One exchange with the server under way: the replies to come, and the weights that were sent."""
+
+    replies: Future[list[tuple[Action, Reply]]]
+    sent: Array
+
+
+class Exchanges:
+    """What a worker pushes and pulls in one round, as the rule has it, and what that took.
+
+    Under an asynchronous rule an exchange within the round goes on while the next steps are made; what they have
+    added by then is added to what the reply brings.
+    """
+
+    def __init__(self, order: RoundOrder, session: Session, link: Link) -> None:
+        assert session.local is not None, "joined before its first round"
+        self.order, self.session, self.link, self.local = order, session, link, session.local
+        self.rule = _rule(session.replica.job)
+        self.overlap = session.replica.job.cluster.overlap and self.rule.overlaps
+        self.seconds: dict[str, float] = {}
+        self.steps = self.pushes = self.pushed = self.staleness = 0
+        self.wait = self.quality = 0.0
+        self.gamma, self.base_version, self.version = 1.0, self.local.base_version, self.local.base_version
+        self._under_way: Exchange | None = None
+
+    def after_step(self, so_far: Trained, last: bool) -> None:
+        """What the rule wants done now."""
+        self.steps += 1
+        due = self.rule.due(self.steps, round_end=last)
+        if self._under_way and (due or last or self._under_way.replies.done()):
+            self._settle(self._under_way)
+        if not due:
+            return
+        overlap = self.overlap and not last
+        push = self._prepared(so_far, keep=overlap) if Action.PUSH in due else None
+        if overlap:
+            replies = self.session.sender.submit(self._exchange, push, Action.PULL in due)
+            self._under_way = Exchange(replies, self.local.weights.copy())
+        else:
+            with _timing(self.seconds, "communication"):
+                self._take_in(self._exchange(push, Action.PULL in due))
+
+    def judge_center(self) -> Score | None:
+        """The score of the center on the order's part of the validation samples, if it has one."""
+        if self.order.score is None:
+            return None
+        center = self.local.base
+        if self.rule.answers == "difference":  # a replica that goes its own way has not seen it since it joined
+            with _timing(self.seconds, "communication"):
+                center = _center(self.session, self.link.call(self._pull()))
+        replica = self.session.replica
+        with _timing(self.seconds, "evaluation"):
+            return replica.evaluate(replica.dataset.train, *self.order.score, stopped, weights=center)
+
+    def _prepared(self, so_far: Trained, *, keep: bool) -> Push:
+        """The next push; `keep`: its payload stays what it is while the weights are trained on."""
+        with _timing(self.seconds, "evaluation"):
+            self.quality = _quality(self.rule, self.session, so_far)
+        order, session = self.order, self.session
+        session.seq += 1
+        self.base_version = self.local.base_version
+        payload = session.replica.device.backend.to_host(self.rule.payload(self.local))
+        samples, self.pushed = so_far.score.samples - self.pushed, so_far.score.samples
+        return Push(
+            order.epoch,
+            order.worker,
+            order.session,
+            session.seq,
+            self.base_version,
+            payload.copy() if keep else payload,
+            samples,
+            self.quality,
+        )
+
+    def _pull(self) -> Pull:
+        return Pull(self.order.epoch, self.order.worker, self.order.session)
+
+    def _exchange(self, push: Push | None, pull: bool) -> list[tuple[Action, Reply]]:
+        """Make the calls; on the session's own thread where the replica trains on meanwhile."""
+        pushed = [(Action.PUSH, self.link.call(push))] if push else []
+        return [*pushed, *([(Action.PULL, self.link.call(self._pull()))] if pull else [])]
+
+    def _settle(self, exchange: Exchange) -> None:
+        """Wait for the replies; go on from them and from what was trained since."""
+        self._under_way = None
+        with _timing(self.seconds, "communication"):
+            replies = exchange.replies.result()
+            gained = self.local.weights - exchange.sent
+            self.local.weights[...] = exchange.sent
+            self._take_in(replies)
+            self.local.weights += gained
+
+    def _take_in(self, replies: list[tuple[Action, Reply]]) -> None:
+        for action, reply in replies:
+            self.version = reply.version
+            brought = _center(self.session, reply)
+            if action == Action.PULL:
+                self.rule.pulled(self.local, brought, reply.version)
+                continue
+            self.rule.adopt(self.local, brought, reply.version)
+            self.pushes += 1
+            self.wait += reply.waited
+            self.gamma, self.staleness = reply.gamma, max(self.staleness, reply.staleness)
 
 
 def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
     replica, round_ = session.replica, order.round
     assert round_ is not None, "an order to join only"
-    assert session.local is not None, "joined before its first round"
-    seconds: dict[str, float] = {}
+    exchanges = Exchanges(order, session, link)
+    rule, local = exchanges.rule, exchanges.local
     trained = replica.train(
         round_.ranges,
         round_.samples,
-        presentation=round_.number,
+        presentation=round_.number * rule.passes(replica.job.train.epochs),
         progress=round_.progress,
+        steps=round_.steps,
         stop=stopped,
+        adjust=lambda grads: rule.local_step(grads, local),
+        after=exchanges.after_step,
+        scale=rule.rate(order.replicas),
     )
-    with _timing(seconds, "evaluation"):
-        quality = _quality(order, session, trained)
-    base_version = session.local.base_version
-    with _timing(seconds, "communication"):
-        reply = _push(order, session, link, quality, round_.samples)
-    with _timing(seconds, "evaluation"):
-        center = _judge_center(order, session)
+    center = exchanges.judge_center()
     return RoundReport(
         worker=round_.worker,
         number=round_.number,
@@ -219,56 +333,29 @@ def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
         lr=trained.lr,
         busy=trained.load + trained.compute,
         load=trained.load,
-        wait=reply.waited,
-        communication=max(0.0, seconds["communication"] - reply.waited),
-        evaluation=seconds["evaluation"],
+        wait=exchanges.wait,
+        communication=max(0.0, exchanges.seconds.get("communication", 0.0) - exchanges.wait),
+        evaluation=exchanges.seconds.get("evaluation", 0.0),
         bytes_up=link.bytes_up,
         bytes_down=link.bytes_down,
-        version=reply.version,
-        base_version=base_version,
-        staleness=reply.staleness,
-        gamma=reply.gamma,
-        q=quality,
+        pushes=exchanges.pushes,
+        version=exchanges.version,
+        base_version=exchanges.base_version,
+        staleness=exchanges.staleness,
+        gamma=exchanges.gamma,
+        q=exchanges.quality,
         center=center,
         velocity=replica.host_velocity(),
     )
 
 
-def _quality(order: RoundOrder, session: Session, trained: Trained) -> float:
+def _quality(rule: UpdateRule, session: Session, so_far: Trained) -> float:
     """Q: the accuracy the rule weighs by, on the validation slice or that of the round's training."""
-    rule = _rule(session.replica.job)
     if not isinstance(rule, AccuracyWeighted) or rule.accuracy_on == "train":
-        return trained.score.accuracy
+        return so_far.score.accuracy
     split = session.replica.dataset.train
     begin = len(split) - session.replica.job.data.validation
     return session.replica.evaluate(split, begin, len(split), stopped).accuracy
-
-
-def _push(order: RoundOrder, session: Session, link: Link, quality: float, samples: int) -> Reply:
-    local = session.local
-    assert local is not None
-    local.weights = session.replica.host_weights()
-    session.seq += 1
-    push = Push(
-        order.epoch,
-        order.worker,
-        order.session,
-        session.seq,
-        local.base_version,
-        _rule(session.replica.job).payload(local),
-        samples,
-        quality,
-    )
-    reply = link.call(push)
-    _adopt(order, session, reply)
-    return reply
-
-
-def _judge_center(order: RoundOrder, session: Session) -> Score | None:
-    if order.score is None:
-        return None
-    replica = session.replica
-    return replica.evaluate(replica.dataset.train, *order.score, stopped)
 
 
 @contextmanager

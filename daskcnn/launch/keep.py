@@ -16,13 +16,14 @@ from daskcnn.replica import Score, initial_weights
 from daskcnn.report.checkpoint import Checkpoint
 from daskcnn.store import Described
 
-VELOCITY = "velocity:"
+VELOCITY, RULE = "velocity:", "rule:"
 
 
 def to_checkpoint(state: TrainingState, layout: Layout, images: Described, seconds: float) -> Checkpoint:
     """Weights by the network's own names, momentum by worker, everything else as JSON. seconds: trained so far."""
     arrays = {name: a for tree in layout.views(state.weights) for name, a in leaves(tree)}
     velocities = {f"{VELOCITY}{worker}": v for worker, v in state.velocities.items()}
+    rule_state = {f"{RULE}{name}": v for name, v in state.rule_state.items()}
     validation = state.validation
     record = {
         "epoch": state.epoch,
@@ -32,18 +33,20 @@ def to_checkpoint(state: TrainingState, layout: Layout, images: Described, secon
         "validation": validation and [validation.loss_sum, validation.correct, validation.samples],
     }
     score = validation.accuracy if validation else None
-    return Checkpoint({**arrays, **velocities}, record, state.step, score)
+    return Checkpoint({**arrays, **velocities, **rule_state}, record, state.step, score)
 
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     """The inverse of `to_checkpoint`. Raises DataError where the weights are not those of the job's network."""
     weights = _weights(checkpoint, job, facts_of(checkpoint))
-    velocities = {
-        name.removeprefix(VELOCITY): array for name, array in checkpoint.arrays.items() if name.startswith(VELOCITY)
-    }
+    velocities, rule_state = (_beginning_with(prefix, checkpoint) for prefix in (VELOCITY, RULE))
     record = checkpoint.state
     validation = Score(*record["validation"]) if record["validation"] else None
-    return TrainingState(checkpoint.step, record["epoch"], weights, velocities, record["book"], validation)
+    return TrainingState(checkpoint.step, record["epoch"], weights, velocities, record["book"], validation, rule_state)
+
+
+def _beginning_with(prefix: str, checkpoint: Checkpoint) -> dict[str, Any]:
+    return {name.removeprefix(prefix): a for name, a in checkpoint.arrays.items() if name.startswith(prefix)}
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:

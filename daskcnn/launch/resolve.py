@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from daskcnn.arrays import Device, Pool, cpu_count
 from daskcnn.config import Data, Job, Train, parse_job
 from daskcnn.conv import ConvPlan, ConvSpec, plan
 from daskcnn.errors import DataError, JobError
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
 from daskcnn.partition import PARTITIONERS
-from daskcnn.ps import RULES
+from daskcnn.ps import RULES, UpdateRule
 from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -32,7 +34,7 @@ def resolve(raw: Mapping[str, Any]) -> Job:
         further=_further_problems,
     )
     model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
-    data, train = _resolved_data(job.data), _resolved_train(job.train)
+    data, train = _resolved_data(job.data), _resolved_train(job)
     return job.model_copy(update={"data": data, "model": model, "train": train})
 
 
@@ -59,6 +61,33 @@ def _further_problems(job: Job) -> Iterator[str]:
             sequential_from_spec(model.layers)
         except ValueError as error:
             yield f"model.{error}"
+    if (rule := _rule(job)) is not None:
+        yield from rule.problems(job.train.epochs)
+        yield from _unfit_for(rule, job)
+
+
+def _rule(job: Job) -> UpdateRule | None:
+    """The job's update rule, where it has one and its parameters are right by themselves."""
+    try:
+        return RULES[job.train.strategy].model_validate(job.rule)
+    except (KeyError, ValidationError):
+        return None
+
+
+def _unfit_for(rule: UpdateRule, job: Job) -> Iterator[str]:
+    """What the rest of the job asks of the rule that it cannot do."""
+    strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
+    if 0 < given < rule.fewest:
+        yield (
+            f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
+            "raise cpu or gpu, or use another strategy such as sgwu"
+        )
+    most = max(1, 2 * train.epochs // rule.passes(train.epochs) - 1)  # so that the last one's round is whole
+    if most < (train.increments or 1) <= 2 * train.epochs - 1:
+        yield (
+            f"train.increments = {train.increments}: the rounds of {strategy!r} end before the last one is given; "
+            f"use at most {most}, or more rounds"
+        )
 
 
 def _resolved_data(data: Data) -> Data:
@@ -72,11 +101,13 @@ def _resolved_data(data: Data) -> Data:
     )
 
 
-def _resolved_train(train: Train) -> Train:
+def _resolved_train(job: Job) -> Train:
+    train, rule = job.train, _rule(job)
     update: dict[str, Any] = {"nesterov": train.nesterov and train.momentum > 0}  # nothing to look ahead with
-    if train.strategy != "layer":
+    if rule is not None:
         partition = train.partition or "idpa"
-        usual = 1 if partition == "udpa" else min(4, 2 * train.epochs - 1)
+        at_once = partition == "udpa" or rule.swaps  # increments would be rounds of their own
+        usual = 1 if at_once else min(4, 2 * train.epochs - 1)
         update |= {"partition": partition, "increments": train.increments or usual}
     return train.model_copy(update=update)
 
@@ -153,7 +184,9 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
     elif (job.train.increments or 1) > samples:
         problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
     try:
-        layout, _ = initial_weights(job, dataset)
+        layout, weights = initial_weights(job, dataset)
+        if (most := weights.size) < job.cluster.ps_shards:
+            problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
         _check_workspace(job, dataset)
     except ValueError as error:
         problems.append(f"model: {error}")

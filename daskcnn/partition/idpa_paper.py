@@ -29,19 +29,22 @@ class IDPAPaper(IDPA):
         sizes = list(allocation.sizes().values())
         left = self._given_after(allocation, increment) - allocation.given
         at_least = int(allocation.given == 0 and left >= len(sizes))
+        shares = self._shares(times)
         for index in range(len(sizes) - 1):
             kept = at_least * (len(sizes) - 1 - index)
-            more = self._wanted(allocation, times, index, increment) - sizes[index]
+            more = self._wanted(allocation, times, shares, index, increment) - sizes[index]
             more = max(at_least, min(more, left - kept))
             sizes[index] += more
             left -= more
         sizes[-1] += left
         return sizes
 
-    def _wanted(self, allocation: Allocation, times: list[float], index: int, increment: int) -> int:
+    def _wanted(
+        self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
+    ) -> int:
         """n'_j of eq. 4, or the share by nominal speed (eq. 2) in the first increment."""
         if increment == 1:
-            return super()._wanted(allocation, times, index, increment)
+            return super()._wanted(allocation, times, shares, index, increment)
         mean = sum(times) / len(times)
         seconds = allocation.total // self.increments * increment * mean / len(times)  # T_a, eq. 3
         return int(seconds / times[index])

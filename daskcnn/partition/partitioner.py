@@ -69,16 +69,26 @@ class Partitioner(ABC):
         When the last worker gets its last increment, what the drift of speeds has left over goes to all, so others
         may then grow as well. Samples are kept back for those that have none yet.
         """
-        has, increment = allocation.size(worker), allocation.granted[worker] + 1
-        if increment > self.increments:
+        return self.grant_each(allocation, seconds_per_sample, [worker])
+
+    def grant_each(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
+        """The next increment of each of these workers, one after the other, as `grant` gives it."""
+        due = [worker for worker in workers if allocation.granted[worker] < self.increments]
+        if not due:
             return allocation
         times = _times(seconds_per_sample, allocation.workers)
-        kept = sum(not ranges for other, ranges in allocation.ranges.items() if other != worker)
-        free = count(allocation.free)
-        wanted = self._wanted(allocation, times, allocation.workers.index(worker), increment)
-        at_least = min(free, int(has == 0))
-        more = max(at_least, min(wanted - has, free - kept))
-        return self._finish(allocation.give({worker: more}, increment), times)
+        shares = self._shares(times)
+        place = {worker: index for index, worker in enumerate(allocation.workers)}
+        without = {worker for worker, ranges in allocation.ranges.items() if not ranges}
+        for worker in due:
+            has, increment, free = allocation.size(worker), allocation.granted[worker] + 1, count(allocation.free)
+            wanted = self._wanted(allocation, times, shares, place[worker], increment)
+            without.discard(worker)
+            more = max(min(free, int(has == 0)), min(wanted - has, free - len(without)))
+            allocation = allocation.give({worker: more}, increment)
+            if not more and not has:
+                without.add(worker)
+        return self._finish(allocation, times)
 
     def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
         """The worker's samples go to the others, nearest to proportional without another move.
@@ -129,10 +139,17 @@ class Partitioner(ABC):
         low = at_least_one if sum(at_least_one) <= given else have
         return level(given, self.weights(times), low, [given] * len(have))
 
-    def _wanted(self, allocation: Allocation, times: list[float], index: int, increment: int) -> int:
-        """What one worker should have after its own increment; rounded down, the last increment of all evens it out."""
+    def _shares(self, times: list[float]) -> list[float]:
+        """Each worker's part of the whole."""
         weights = self.weights(times)
-        return int(self._given_after(allocation, increment) * (weights[index] / sum(weights)))
+        total = sum(weights)
+        return [weight / total for weight in weights]
+
+    def _wanted(
+        self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
+    ) -> int:
+        """What one worker should have after its own increment; rounded down, the last increment of all evens it out."""
+        return int(self._given_after(allocation, increment) * shares[index])
 
     def _finish(self, allocation: Allocation, times: list[float]) -> Allocation:
         """Give out what is still free once everybody has had the last increment."""

@@ -4,7 +4,11 @@ Theory of operation: a *round* is one pass of a worker over all the samples it h
 (`finished`), that its worker is `lost` or that one has come (`join`); `due` then says which rounds start now. Under a
 barrier rule all workers start together; otherwise each starts again as soon as its own round ends. Increments of the
 allocation are handed out at those moments. The budget is `total · epochs` presentations: the last rounds are cut so
-that they add up to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does). No clock, no I/O.
+that they add up to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
+
+With `passes` a round is so many passes. With `swaps` pairs of workers swap samples between two rounds. With
+`batch_size` all workers make the same number of steps in a round, because they meet after every few of them, of
+minibatches in proportion to their samples. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -16,33 +20,49 @@ from typing import Any
 from daskcnn.partition.allocation import Allocation, Ranges
 from daskcnn.partition.budget import Budget
 from daskcnn.partition.partitioner import Partitioner
+from daskcnn.partition.swap import swap_halves
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One worker's next round: `samples` of its `ranges`; `progress` runs from start to end of the whole run's 0…1."""
+    """One worker's next round: `samples` of its `ranges`; `progress` runs from start to end of the whole run's 0…1.
+
+    steps: minibatches to cut it into; None: of the job's size.
+    """
 
     worker: str
     number: int
     ranges: Ranges
     samples: int
     progress: tuple[float, float]
+    steps: int | None = None
 
 
 class Rounds:
     """The rounds of one run. `seconds` per sample are the calibrated ones at first, then the latest measured."""
 
     def __init__(
-        self, partitioner: Partitioner, total: int, seconds: Mapping[str, float], *, epochs: int, barrier: bool
+        self,
+        partitioner: Partitioner,
+        total: int,
+        seconds: Mapping[str, float],
+        *,
+        epochs: int,
+        barrier: bool,
+        passes: int = 1,
+        swaps: bool = False,
+        batch_size: int | None = None,
     ) -> None:
         self.partitioner = partitioner
         self.allocation = partitioner.start(total, tuple(seconds))
         self.seconds = dict(seconds)
         self.presentations = total * epochs
         self.budget = Budget.of(total, epochs)
-        self.barrier = barrier
+        self.barrier, self.passes, self.swaps, self.batch_size = barrier, passes, swaps, batch_size
         self.numbers = dict.fromkeys(seconds, 0)
         self.running: dict[str, Round] = {}
+        self._idle = dict.fromkeys(seconds)  # an ordered set
+        self._under_way = 0  # presentations
         self._before = self.allocation  # the one that the rounds under way began from
 
     @property
@@ -52,7 +72,7 @@ class Rounds:
     @property
     def done(self) -> int:
         """Presentations made: neither left nor under way."""
-        return self.presentations - self.budget.left - sum(r.samples for r in self.running.values())
+        return self.presentations - self.budget.left - self._under_way
 
     @property
     def ended(self) -> bool:
@@ -66,7 +86,7 @@ class Rounds:
 
     def finished(self, worker: str, seconds_per_sample: float) -> None:
         """The worker's round ended, and took so long."""
-        del self.running[worker]
+        self._stop(worker)
         self.seconds[worker] = seconds_per_sample
 
     def lost(self, worker: str) -> None:
@@ -75,9 +95,9 @@ class Rounds:
         Raises ValueError where nobody is left.
         """
         self._before = self.allocation = self.partitioner.leave(self.allocation, worker, self.seconds)
-        del self.numbers[worker], self.seconds[worker]
         if worker in self.running:
-            self.budget = self.budget.returned(self.running.pop(worker).samples)
+            self.budget = self.budget.returned(self._stop(worker).samples)
+        del self.numbers[worker], self.seconds[worker], self._idle[worker]
 
     def join(self, worker: str, seconds_per_sample: float) -> None:
         """A worker is new: it takes its share from the others. Raises ValueError for one that is there already."""
@@ -85,36 +105,54 @@ class Rounds:
         self._before = self.allocation = self.partitioner.join(self.allocation, worker, seconds)
         self.seconds = seconds
         self.numbers[worker] = max(self.numbers.values())
+        self._idle[worker] = None
 
     def _together(self) -> list[Round]:
         self._before = self.allocation
         increment = 1 + max(self.allocation.granted.values())
         if increment <= self.partitioner.increments:
             self.allocation = self.partitioner.allocate(self.allocation, self.seconds, increment=increment)
+        elif self.swaps:
+            self.allocation = swap_halves(self.allocation, max(self.numbers.values()) - 1)
         done = self.done
-        sizes, self.budget = self.budget.round(self.allocation.sizes())
+        sizes, self.budget = self.budget.round({w: self.passes * n for w, n in self.allocation.sizes().items()})
         end = (done + sum(sizes.values())) / self.presentations
-        return [self._begin(w, n, (done / self.presentations, end)) for w, n in sizes.items() if n]
+        steps = self._steps([n for n in sizes.values() if n])
+        return [self._begin(w, n, (done / self.presentations, end), steps) for w, n in sizes.items() if n]
+
+    def _steps(self, sizes: list[int]) -> int | None:
+        """So many that a minibatch of all workers together is as large as the job's for each of them."""
+        if self.batch_size is None:
+            return None
+        return max(1, min(-(-sum(sizes) // (self.batch_size * len(sizes))), *sizes))
 
     def _alone(self) -> list[Round]:
-        idle = [worker for worker in self.workers if worker not in self.running]
-        for worker in idle:
-            self.allocation = self.partitioner.grant(self.allocation, self.seconds, worker)
+        idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
+        self.allocation = self.partitioner.grant_each(self.allocation, self.seconds, idle)
         done = self.done
         # while a worker makes its round, the others make about one of theirs
         end = min(1.0, (done + self.allocation.given) / self.presentations)
         begun = []
         for worker in idle:
-            samples, self.budget = self.budget.one(self.allocation.size(worker))
+            samples, self.budget = self.budget.one(self.passes * self.allocation.size(worker))
             if samples:
                 begun.append(self._begin(worker, samples, (done / self.presentations, end)))
         return begun
 
-    def _begin(self, worker: str, samples: int, progress: tuple[float, float]) -> Round:
-        begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress)
+    def _begin(self, worker: str, samples: int, progress: tuple[float, float], steps: int | None = None) -> Round:
+        begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress, steps)
         self.numbers[worker] += 1
         self.running[worker] = begun
+        self._under_way += samples
+        del self._idle[worker]
         return begun
+
+    def _stop(self, worker: str) -> Round:
+        """The worker's round is no longer under way."""
+        round_ = self.running.pop(worker)
+        self._under_way -= round_.samples
+        self._idle[worker] = None
+        return round_
 
     def to_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps, a copy. Rounds under way are not in it: a resume begins them again."""
@@ -133,6 +171,7 @@ class Rounds:
         self.seconds = {w: float(s) for w, s in state["seconds"].items()}
         self.numbers = {w: int(n) for w, n in state["numbers"].items()}
         self.budget, self.running = Budget(int(state["left"])), {}
+        self._idle, self._under_way = dict.fromkeys(self.seconds), 0
         for worker, seconds in now.items():
             if worker in self.seconds:
                 self.seconds[worker] = seconds

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from daskcnn.ps.admm import ADMM
 from daskcnn.ps.agwu import AGWU
+from daskcnn.ps.bsp import BSP
+from daskcnn.ps.downpour import Downpour
+from daskcnn.ps.easgd import EASGD
 from daskcnn.ps.events import Event, Join, Leave, Pull, Push, Tick, Vector
 from daskcnn.ps.instructions import Code, Evict, Instruction, Refuse, Reply
-from daskcnn.ps.rule import AccuracyWeighted, Action, Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.parallel_sgd import ParallelSGD
+from daskcnn.ps.rule import AccuracyWeighted, Action, Asynchronous, Local, Merge, RuleState, UpdateRule, View
 from daskcnn.ps.server import ParameterServer
 from daskcnn.ps.sgwu import SGWU
 from daskcnn.ps.snapshot import Snapshot
@@ -13,12 +18,18 @@ from daskcnn.ps.snapshot import Snapshot
 RULES: dict[str, type[UpdateRule]] = {
     "sgwu": SGWU,
     "agwu": AGWU,
+    "bsp": BSP,
+    "easgd": EASGD,
+    "downpour": Downpour,
+    "admm": ADMM,
+    "parallel-sgd": ParallelSGD,
 }
 
 __all__ = [
     "RULES",
     "AccuracyWeighted",
     "Action",
+    "Asynchronous",
     "Code",
     "Event",
     "Evict",

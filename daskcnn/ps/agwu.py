@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
 from daskcnn.ps.events import Push, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, RuleState, View
+from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, RuleState, View
 from daskcnn.ps.vectors import add_scaled
 
 _LARGEST = 500.0  # exponent at which γ is 0 for every purpose, and a sum over many workers still finite
 
 
-class AGWU(AccuracyWeighted):
+class AGWU(AccuracyWeighted, Asynchronous):
     """Each push at once, attenuated by age and accuracy: W_new = W + γ·Q·(W_j - W_base) (eq. 10).
 
     attenuation: "paper" is eq. 9, γ_j = e^(k/v) / Σ_{j'≠j} e^(k'/v), v the version, k the base version; "staleness"
@@ -24,13 +24,12 @@ class AGWU(AccuracyWeighted):
     accuracy_floor: Q counts as at least this. The paper has 0, where ten classes start near Q = 0.1.
     """
 
-    barrier: ClassVar[bool] = False
     attenuation: Literal["paper", "staleness"] = "paper"
-    accuracy_floor: float = Field(default=0.0, ge=0.0, le=1.0)
+    accuracy_floor: float = Field(0.0, ge=0.0, le=1.0, description="it stands for an accuracy")
 
     def payload(self, local: Local) -> Vector:
         """The increment W_j - W_base, so that the server need not keep old centers."""
-        return np.subtract(local.weights, local.base)
+        return local.weights - local.base
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         (push,) = pushes
@@ -40,11 +39,13 @@ class AGWU(AccuracyWeighted):
 
     def _gamma(self, push: Push, view: View) -> float:
         """Eq. 9 as 1 / Σ e^((k' - k)/scale), which no large k overflows; 1 for a worker alone."""
-        others = view.others(push.worker)
-        if not len(others):
+        workers = len(view.bases)
+        if workers == 1:
             return 1.0
-        scale = max(1, view.version if self.attenuation == "paper" else len(others) + 1)  # at v = 0 all ages are 0
-        ages = others - push.base_version
+        versions, counts = view.others(push.worker)
+        scale = max(1, view.version if self.attenuation == "paper" else workers)  # at v = 0 all ages are 0
+        ages = versions - push.base_version
         ages *= 1.0 / scale
-        total = float(np.exp(np.minimum(ages, _LARGEST, out=ages), out=ages).sum())
-        return 1.0 / max(1.0, total)
+        if view.version - push.base_version > _LARGEST * scale:
+            np.minimum(ages, _LARGEST, out=ages)
+        return 1.0 / max(1.0, float(counts @ np.exp(ages, out=ages)))

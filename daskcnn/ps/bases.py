@@ -2,51 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeAlias
+
 import numpy as np
 import numpy.typing as npt
 
+Array: TypeAlias = npt.NDArray[np.float64]
+
 
 class Bases:
-    """Base versions as one array, so that a sum over all workers costs microseconds for thousands of them."""
+    """Base versions, counted: a sum over all workers has one term for each version that somebody trains from.
+
+    The versions lie in one array and their counts in another, so that the sum costs microseconds for thousands.
+    """
 
     def __init__(self) -> None:
-        self._workers: list[str] = []
-        self._slot: dict[str, int] = {}
-        self._versions = np.zeros(8)
+        self._base: dict[str, int] = {}
+        self._unnamed = 0  # workers that are counted, but not known by name
+        self._slot: dict[int, int] = {}  # of each version
+        self._versions, self._counts = np.zeros(8), np.zeros(8)
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._base) + self._unnamed
 
     def set(self, worker: str, version: int) -> None:
         """The worker trains from this version from now on."""
-        slot = self._slot.get(worker)
-        if slot is None:
-            slot = self._slot[worker] = len(self._workers)
-            self._workers.append(worker)
-            if slot == len(self._versions):
-                self._versions = np.concatenate([self._versions, np.zeros(slot)])
-        self._versions[slot] = version
+        before = self._base.get(worker)
+        if before == version:
+            return
+        self._base[worker] = version
+        if version not in self._slot:
+            self._add(version)
+        self._counts[self._slot[version]] += 1
+        if before is not None:
+            self._one_less_at(before)
 
     def remove(self, worker: str) -> None:
         """The worker is gone."""
-        self._to_end(worker)
-        self._workers.pop()
-        del self._slot[worker]
+        self._one_less_at(self._base.pop(worker))
 
-    def others(self, worker: str) -> npt.NDArray[np.float64]:
-        """Base versions of all workers but this one, in no order. Valid until the next change."""
-        self._to_end(worker)
-        return self._versions[: len(self._workers) - 1]
+    def others(self, worker: str) -> tuple[Array, Array]:
+        """The versions that workers train from, and how many do, this one not counted. Valid until the next change."""
+        counts = self._counts[: len(self._slot)].copy()
+        counts[self._slot[self._base[worker]]] -= 1
+        return self._versions[: len(self._slot)], counts
+
+    def known_to(self, workers: Iterable[str]) -> Bases:
+        """A copy that answers for these workers only, and is as small as the versions are few."""
+        copy, slots = Bases(), len(self._slot)
+        copy._base = {worker: self._base[worker] for worker in workers}
+        copy._unnamed, copy._slot = len(self) - len(copy._base), dict(self._slot)
+        copy._versions, copy._counts = self._versions[:slots].copy(), self._counts[:slots].copy()
+        return copy
 
     def as_dict(self) -> dict[str, int]:
-        return {worker: int(self._versions[slot]) for worker, slot in self._slot.items()}
+        return dict(self._base)
 
-    def _to_end(self, worker: str) -> None:
-        slot, last = self._slot[worker], len(self._workers) - 1
-        if slot == last:
+    def _add(self, version: int) -> None:
+        slot = self._slot[version] = len(self._slot)
+        if slot == len(self._versions):
+            self._versions, self._counts = (np.concatenate([a, np.zeros(slot)]) for a in (self._versions, self._counts))
+        self._versions[slot], self._counts[slot] = version, 0
+
+    def _one_less_at(self, version: int) -> None:
+        """Where it was the last one, the last slot's version takes the place of this one."""
+        slot = self._slot[version]
+        self._counts[slot] -= 1
+        if self._counts[slot]:
             return
-        other = self._workers[last]
-        self._workers[slot], self._workers[last] = other, worker
-        self._slot[other], self._slot[worker] = slot, last
-        versions = self._versions
-        versions[slot], versions[last] = float(versions[last]), float(versions[slot])
+        del self._slot[version]
+        last = len(self._slot)
+        if slot != last:
+            moved = int(self._versions[last])
+            self._slot[moved] = slot
+            self._versions[slot], self._counts[slot] = moved, self._counts[last]

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from daskcnn.ps.bases import Bases
+from daskcnn.ps.bases import Array, Bases
+from daskcnn.ps.clocks import Clocks
 from daskcnn.ps.events import Push, Vector
 
 RuleState: TypeAlias = dict[str, Vector]
@@ -28,10 +27,10 @@ class Action(StrEnum):
 
 @dataclass(slots=True)
 class Local:
-    """A replica's side. All vectors lie on the host and have the center's length and dtype.
+    """A replica's side. All vectors have the center's length and dtype, and lie where the replica computes.
 
     weights: trained in place. base: the center they started from, never written. memory: what the rule keeps besides,
-    by name (ADMM's dual variables, Downpour's accrued gradients).
+    by name (ADMM's dual variables, where Downpour's next push begins).
     """
 
     weights: Vector
@@ -42,14 +41,18 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a rule may know of the server. version: merges so far. expected: pushes that a barrier waits for."""
+    """What a rule may know of the server. version: merges so far. expected: pushes that a barrier waits for.
+
+    bases: which version each worker trains from. clocks: how many pushes of each were merged.
+    """
 
     version: int
     expected: int
     bases: Bases
+    clocks: Clocks = field(default_factory=Clocks)
 
-    def others(self, worker: str) -> npt.NDArray[np.float64]:
-        """The versions that all other workers train from now."""
+    def others(self, worker: str) -> tuple[Array, Array]:
+        """The versions that all other workers train from now, and how many of them from each."""
         return self.bases.others(worker)
 
 
@@ -66,33 +69,73 @@ class Merge:
 class UpdateRule(BaseModel, ABC):
     """One rule; its fields are the parameters of the job's `[rule]` table, unknown ones are refused.
 
-    barrier: whether the pushes of all workers are merged together, or each as it comes.
+    barrier: whether the pushes of all workers are merged together, or each as it comes. answers: what the reply to a
+    push brings. fewest: workers that it needs. swaps: whether workers swap samples between rounds.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     barrier: ClassVar[bool]
+    answers: ClassVar[Literal["center", "difference", "nothing"]] = "center"
+    fewest: ClassVar[int] = 1
+    swaps: ClassVar[bool] = False
+
+    def problems(self, epochs: int) -> Iterator[str]:
+        """Parameters that contradict a run of so many epochs, a line each: `rule.key = value: reason; remedy`."""
+        return iter(())
 
     # --- the replica's side ---
 
+    @property
+    def period(self) -> int | None:
+        """Steps from one push to the next; None: only the round's end is one."""
+        return None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a replica may train on while it pushes and pulls, and add what that gained to what comes back."""
+        return False
+
+    def passes(self, epochs: int) -> int:
+        """How often a round presents the worker's samples, in a run of so many epochs."""
+        return 1
+
+    def rate(self, replicas: int) -> float:
+        """What the learning rate is multiplied by where so many replicas train."""
+        return 1.0
+
+    def begin(self, local: Local, center: Vector, version: int) -> None:
+        """Start, or start again, from the center."""
+        local.weights[...] = center
+        local.base, local.base_version = center, version
+        local.memory.clear()
+
     def local_step(self, grads: Vector, local: Local) -> Vector:
-        """The gradients to descend by, given the loss's own; ADMM adds its proximal term here."""
+        """The gradients to descend by, given the loss's own; ADMM adds its proximal term here.
+
+        grads: of the parameters, which come first in the weights. May be written to.
+        """
         return grads
 
     def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
-        """What to do after this step, counted from 1 since the last join: here a push at the round's end.
+        """What to do after this step, counted from 1 in each round; a push goes before a pull.
 
         A push's reply brings the center; PULL is for rules that pull at other times than they push.
         """
-        return frozenset({Action.PUSH}) if round_end else frozenset()
+        push = round_end or (self.period is not None and step % self.period == 0)
+        return frozenset({Action.PUSH}) if push else frozenset()
 
     @abstractmethod
     def payload(self, local: Local) -> Vector:
         """What is pushed. May be `local.weights` itself: the receiver copies what it keeps."""
 
-    def adopt(self, local: Local, weights: Vector, version: int) -> None:
-        """Go on from a reply: here, from the center."""
-        np.copyto(local.weights, weights)
-        local.base, local.base_version = weights, version
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """Go on from the reply to a push: here, from the center."""
+        local.weights[...] = answer
+        local.base, local.base_version = answer, version
+
+    def pulled(self, local: Local, center: Vector, version: int) -> None:
+        """Go on from the reply to a pull, where the rule asks for one."""
+        raise NotImplementedError(f"{type(self).__name__} never pulls")
 
     # --- the server's side ---
 
@@ -100,13 +143,13 @@ class UpdateRule(BaseModel, ABC):
         """The state before the first merge."""
         return {}
 
-    def ready(self, pending: Mapping[str, Push], view: View) -> tuple[Push, ...]:
+    def ready(self, pending: dict[str, Push], view: View) -> tuple[Push, ...]:
         """Those of the waiting pushes (by worker, in order of arrival) to merge now, all in one; none: wait.
 
         A barrier's come in the order of their workers' names, so that the sum does not depend on who came first.
         """
         if not self.barrier:
-            return tuple(pending.values())[:1]
+            return (next(iter(pending.values())),)
         return tuple(pending[worker] for worker in sorted(pending)) if len(pending) >= view.expected else ()
 
     @abstractmethod
@@ -121,3 +164,28 @@ class AccuracyWeighted(UpdateRule):
     """
 
     accuracy_on: Literal["validation", "train"] = "validation"
+
+
+class Asynchronous(UpdateRule):
+    """A rule that merges each push by itself.
+
+    max_staleness: how many pushes a worker may be ahead of the slowest one (stale synchronous parallel; 0 is lockstep).
+    A push of one that is further ahead waits until the slowest has caught up. None: any number.
+    """
+
+    barrier: ClassVar[bool] = False
+    max_staleness: int | None = Field(None, ge=0, description="it counts pushes; leave it out for no bound")
+
+    @property
+    def overlaps(self) -> bool:
+        """Unless it may have to wait for others."""
+        return self.max_staleness is None
+
+    def ready(self, pending: dict[str, Push], view: View) -> tuple[Push, ...]:
+        """The first that came and is not too far ahead; the slowest worker's never is, so that somebody goes on."""
+        if self.max_staleness is None:
+            return super().ready(pending, view)
+        most = view.clocks.lowest + self.max_staleness
+        # who waits is one push too far ahead: when the slowest goes on all of them are ready, before that none
+        first, last = next(iter(pending.values())), next(reversed(pending.values()))
+        return next(((push,) for push in (first, last) if view.clocks.of(push.worker) <= most), ())

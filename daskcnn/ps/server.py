@@ -17,6 +17,10 @@ push of the round; who joins later takes part from the next round: its join is a
 this round ends. So all members have to join before the first of them pushes. Leave, eviction and a newer session take
 a worker's slot (and its push, if it waits) out of the barrier, which may open it.
 
+Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up; the server
+counts the merged pushes of each for that. Every event looks again whether one may go on: the slowest's own push always
+may, who leaves frees those that wait for it, and who comes late begins with the count of the slowest.
+
 Centers. A merge makes a new array, which is marked read-only and never written again, so replies and snapshots share
 it without copies and no reader can see a half-merged one. Memory: the center and each worker's last reply, which is
 the center of its own last merge.
@@ -33,11 +37,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from daskcnn.ps.bases import Bases
+from daskcnn.ps.clocks import Clocks
 from daskcnn.ps.events import Event, Join, Leave, Pull, Push, Tick, Vector
 from daskcnn.ps.instructions import Code, Evict, Instruction, Refuse, Reply
 from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.snapshot import Snapshot
-from daskcnn.ps.vectors import all_finite
+from daskcnn.ps.vectors import all_finite, misfit
 
 _Objection: TypeAlias = tuple[Code, str] | None
 
@@ -79,7 +84,7 @@ class ParameterServer:
         self._late: dict[str, None] = {}  # an ordered set
         self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
         self._pending: dict[str, Push] = {}
-        self._bases = Bases()
+        self._bases, self._clocks = Bases(), Clocks()
         self._merged = self._repeated = 0
         self._refused: Counter[str] = Counter()
 
@@ -90,7 +95,7 @@ class ParameterServer:
         """A server that goes on from the snapshot, as the next epoch unless told otherwise."""
         epoch = snapshot.epoch + 1 if epoch is None else epoch
         server = cls(rule, snapshot.center, epoch=epoch, version=snapshot.version, stall_timeout=stall_timeout)
-        if snapshot.state is not None:
+        if snapshot.state:
             server._state = {name: _sealed(vector.copy()) for name, vector in snapshot.state.items()}
         server._merged, server._repeated = snapshot.merged, snapshot.repeated
         server._refused.update(snapshot.refused)
@@ -176,6 +181,7 @@ class ParameterServer:
         late = self._rule.barrier and bool(self._pending)
         self._members[join.worker] = _Member(join.session, join.at, late)
         self._sessions[join.worker] = join.session
+        self._clocks.join(join.worker)
         if late:
             self._late[join.worker] = None
 
@@ -202,6 +208,7 @@ class ParameterServer:
         if member is None:
             return []
         self._late.pop(worker, None)
+        self._clocks.remove(worker)
         if member.base is not None:
             self._bases.remove(worker)
         seqs = (*member.asked, push.seq) if push else member.asked
@@ -211,8 +218,8 @@ class ParameterServer:
     def _settle(self, at: float) -> list[Instruction]:
         """Merge all that may be merged; let those in who wait for the round's end."""
         instructions: list[Instruction] = []
-        while self._pending and (batch := self._rule.ready(self._pending, self._view())):
-            merge = self._rule.merge(self._center, self._state, batch, self._view())
+        while self._pending and (batch := self._rule.ready(self._pending, view := self._view())):
+            merge = self._rule.merge(self._center, self._state, batch, view)
             instructions += self._apply(merge, batch, at)
         if self._late and not self._pending:
             for worker in self._late:
@@ -232,7 +239,9 @@ class ParameterServer:
         del self._pending[push.worker]
         member = self._members[push.worker]
         member.seq, member.heard = push.seq, at
-        self._set_base(push.worker, member)
+        self._clocks.tick(push.worker)
+        if self._rule.answers != "nothing":
+            self._set_base(push.worker, member)
         member.reply = Reply(
             self._epoch,
             push.worker,
@@ -259,7 +268,7 @@ class ParameterServer:
     # --- checks; none changes anything ---
 
     def _view(self) -> View:
-        return View(self._version, len(self._members) - len(self._late), self._bases)
+        return View(self._version, len(self._members) - len(self._late), self._bases, self._clocks)
 
     def _wrong_epoch(self, event: Join | Pull | Push) -> _Objection:
         if event.epoch == self._epoch:
@@ -291,18 +300,12 @@ class ParameterServer:
         return None
 
     def _unfit(self, push: Push) -> _Objection:
-        payload, center = push.payload, self._center
-        dtype = getattr(payload, "dtype", None)
-        if dtype != center.dtype:
-            return Code.DTYPE, f"dtype={dtype}: must be {center.dtype}; cast it before pushing"
-        if payload.shape != center.shape:
-            return Code.LENGTH, f"shape={payload.shape}: must be {center.shape}; is it the same network?"
+        if objection := misfit(push.payload, self._center):
+            return objection
         if push.n_samples < 1:
             return Code.SAMPLES, f"n_samples={push.n_samples}: a push stands for at least one; train before pushing"
         if not 0.0 <= push.accuracy <= 1.0:  # so is NaN
             return Code.ACCURACY, f"accuracy={push.accuracy}: must lie in [0, 1]; evaluate the local weights again"
-        if not all_finite(payload):
-            return Code.FINITE, "payload: holds NaN or infinity; lower the learning rate"
         return None
 
     def validate(self) -> None:
@@ -324,6 +327,9 @@ class ParameterServer:
             assert (push.epoch, push.session, push.seq) == (self._epoch, member.session, member.seq + 1)
         known = {w: m.base for w, m in self._members.items() if m.base is not None}
         assert self._bases.as_dict() == known
+        clocks = self._clocks.as_dict()
+        assert clocks.keys() == self._members.keys()
+        assert self._clocks.lowest == min(clocks.values(), default=0)
 
 
 def _sealed(vector: Vector) -> Vector:

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from daskcnn.ps.events import Vector
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.instructions import Code
 
 _BLOCK = 1 << 15  # elements: 256 KB of float64, which stay in the processor's cache
 
@@ -31,12 +32,30 @@ def add_scaled(center: Vector, factor: float, delta: Vector) -> Vector:
     return result
 
 
+def sample_weights(pushes: Sequence[Push]) -> list[float]:
+    """Each push's part of the samples that all of them were trained on."""
+    total = sum(push.n_samples for push in pushes)
+    return [push.n_samples / total for push in pushes]
+
+
 def all_finite(vector: Vector) -> bool:
     """No NaN, no infinity. One pass without temporaries for a sane vector."""
     with np.errstate(all="ignore"):
         total = vector.sum()
     # a sum of finite values may overflow
     return bool(np.isfinite(total)) or all(bool(np.isfinite(vector[b]).all()) for b in _blocks(vector.size))
+
+
+def misfit(payload: Vector, center: Vector) -> tuple[Code, str] | None:
+    """Why this cannot be merged into the center: its dtype, its length, or a number that is not finite; or None."""
+    dtype = getattr(payload, "dtype", None)
+    if dtype != center.dtype:
+        return Code.DTYPE, f"dtype={dtype}: must be {center.dtype}; cast it before pushing"
+    if payload.shape != center.shape:
+        return Code.LENGTH, f"shape={payload.shape}: must be {center.shape}; is it the same network?"
+    if not all_finite(payload):
+        return Code.FINITE, "payload: holds NaN or infinity; lower the learning rate"
+    return None
 
 
 def _blocks(size: int) -> Iterator[slice]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,8 @@ DEPTH = 2
 class BatchPlan:
     """What to load: sample ranges (lo, hi), batch size, and what order and augmentation are drawn from.
 
-    `presentation` counts the passes, so that each has its own order; `limit` is the most samples of this one.
+    `presentation` counts the passes, so that each has its own order; `limit` is the most samples of this one. With
+    `steps` it is cut into so many batches, equal within one sample, whatever the batch size.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -42,6 +44,7 @@ class BatchPlan:
     limit: int | None = None
     augment: Literal["none", "crop-mirror"] = "none"
     shuffle: bool = True
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -50,6 +53,8 @@ class BatchPlan:
             raise ValueError(f"augment={self.augment!r}: use one of {', '.join(AUGMENTATIONS)}; set data.augment")
         if self.limit is not None and self.limit < 0:
             raise ValueError(f"limit={self.limit}: a presentation shows 0 samples or more")
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"steps={self.steps}: a presentation has at least one")
         if bad := [r for r in self.ranges if not 0 <= r[0] <= r[1]]:
             raise ValueError(f"range {bad[0]}: ranges are (lo, hi) with 0 <= lo <= hi")
 
@@ -142,12 +147,20 @@ def batches(
     An error while loading is raised where its batch is asked for. The last batch may be smaller.
     """
     order = presentation_order(dataset, split, plan)
-    cuts = (order[lo : lo + plan.batch_size] for lo in range(0, len(order), plan.batch_size))
+    cuts = (order[lo:hi] for lo, hi in batch_edges(plan, len(order)))
     pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
     try:
         yield _ahead(pool.submit(load_batch, dataset, split, plan, dtype, indices) for indices in cuts)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def batch_edges(plan: BatchPlan, samples: int) -> Iterator[tuple[int, int]]:
+    """Where the batches of a presentation begin and end; none is empty."""
+    if plan.steps is None or not samples:
+        return ((lo, min(lo + plan.batch_size, samples)) for lo in range(0, samples, plan.batch_size))
+    steps = min(plan.steps, samples)
+    return pairwise(samples * i // steps for i in range(steps + 1))
 
 
 def _ahead(futures: Iterator[Future[Batch]]) -> Iterator[Batch]:

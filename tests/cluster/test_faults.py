@@ -15,7 +15,7 @@ from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
 from daskcnn.cluster import context
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import Diverged, Interrupted, Lost
-from daskcnn.report.checkpoint import load
+from daskcnn.report.checkpoint import Checkpoint, load
 
 pytestmark = pytest.mark.cluster
 
@@ -24,7 +24,7 @@ def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd"])
 def test_lost_worker_leaves_its_samples_to_the_others(synthetic: str, runs: str, strategy: str) -> None:
     job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4})
     with local_cluster(3) as client:
@@ -38,6 +38,50 @@ def test_lost_worker_leaves_its_samples_to_the_others(synthetic: str, runs: str,
     assert sum(sizes.values()) == 800
     assert result.summary["status"] == "done"
     assert presented(watch) == 4 * 800
+
+
+def test_lost_worker_frees_the_barrier_within_a_round(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BSP's replicas wait for each other at every step."""
+    look, killed = DataParallel._check_stalls, False
+
+    def kill_within_a_round(self: DataParallel) -> None:
+        nonlocal killed
+        if not killed and self._running and self._call("snapshot").version > self._version + 1:
+            killed = True
+            kill()
+        look(self)
+
+    job = small_job(synthetic, runs, train={"strategy": "bsp", "epochs": 4, "batch_size": 4})
+    with local_cluster(3) as client, monkeypatch.context() as patch:
+        kill = kill_worker(client, "cpu-1")
+        patch.setattr(DataParallel, "_check_stalls", kill_within_a_round)
+        watch = Watch()
+        result = run(client, job, watch)
+    assert killed
+    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
+    assert presented(watch) == 4 * 800
+    assert result.summary["status"] == "done"
+
+
+def test_what_a_rule_keeps_on_the_server_comes_back(three_workers: Any, synthetic: str, runs: str) -> None:
+    """Adagrad's sums of squares grow on from the checkpoint's."""
+    train = {"strategy": "downpour", "epochs": 3}
+    job = small_job(synthetic, runs, train=train, rule={"server": "adagrad"}, run={"name": "it"})
+    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        run(three_workers, job, watch, handle_signals=True)
+    before = _newest(Path(runs) / "it").arrays["rule:squares"]
+    run(three_workers, job, resume=Path(runs) / "it")
+    after = _newest(Path(runs) / "it").arrays["rule:squares"]
+    assert before.any()
+    assert (after >= before).all()
+    assert (after > before).any()
+
+
+def _newest(run_directory: Path) -> Checkpoint:
+    return load(max((run_directory / "checkpoints").glob("step-*")))
 
 
 def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(synthetic: str, runs: str) -> None:

@@ -13,6 +13,7 @@ from distributed import Client
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster import layer_sharded
 from daskcnn.launch.resolve import resolve
+from daskcnn.ps import RULES
 from daskcnn.replica import Replica, training_samples
 from daskcnn.store import open_dataset
 
@@ -26,7 +27,7 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     replica = Replica(job, dataset, Device(), clock=time.perf_counter)
     losses: list[float] = []
     step = replica.step
-    replica.step = lambda batch, lr: losses.append((out := step(batch, lr))[0]) or out  # type: ignore[method-assign,func-returns-value]
+    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):
@@ -69,14 +70,34 @@ def test_sgwu_with_one_worker_is_plain_sgd(three_workers: Client, synthetic: str
     np.testing.assert_array_equal(result.model.weights, replica.host_weights())
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
-@pytest.mark.parametrize("partition", ["idpa", "udpa"])
+def test_bsp_with_one_worker_is_plain_sgd(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": "bsp", "increments": 1}, cluster={"workers": {"cpu": 1}})
+    _, replica = one_process(job | {"train": job["train"] | {"strategy": "sgwu"}})
+    result = run(three_workers, job)
+    np.testing.assert_array_equal(result.model.weights, replica.host_weights())
+
+
+SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
+    "bsp": {"every": 5},
+    "easgd": {"tau": 3},
+    "downpour": {"n_push": 2, "n_fetch": 3},
+    "admm": {"every": 4, "rho": 0.1},
+    "parallel-sgd": {"rounds": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "partition"), [*((name, "idpa") for name in RULES), ("sgwu", "udpa"), ("agwu", "udpa")]
+)
 def test_replicas_learn_and_every_sample_is_presented(
     three_workers: Client, synthetic: str, runs: str, strategy: str, partition: str
 ) -> None:
     train = {"strategy": strategy, "partition": partition, "epochs": 4}
+    rule = SEVERAL_MEETINGS.get(strategy, {})
+    if strategy == "downpour":  # what three replicas with momentum have accrued is added up
+        train["lr"] = 0.003
     watch = Watch()
-    result = run(three_workers, small_job(synthetic, runs, train=train, data={"limit": 1300}), watch)
+    result = run(three_workers, small_job(synthetic, runs, train=train, data={"limit": 1300}, rule=rule), watch)
     rounds = watch.of("round")
     assert sum(event["samples"] for event in rounds) == 4 * 1200
     assert sum(watch.of("allocation")[-1]["sizes"].values()) == 1200
@@ -84,7 +105,8 @@ def test_replicas_learn_and_every_sample_is_presented(
     assert result.summary["epochs"] == 4
     assert {w["name"] for w in result.summary["workers"]} == {"cpu-0", "cpu-1", "cpu-2"}
     assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
-    assert result.summary["bytes"]["up"] == len(rounds) * result.model.weights.nbytes
+    assert result.summary["bytes"]["up"] == sum(event["pushes"] for event in rounds) * result.model.weights.nbytes
+    assert watch.of("epoch")[-1]["validation"]["accuracy"] > 0.2
 
 
 def test_half_precision_on_the_wire_halves_the_bytes(three_workers: Client, synthetic: str, runs: str) -> None:

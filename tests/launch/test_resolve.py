@@ -12,7 +12,8 @@ from tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 import daskcnn
 from daskcnn.config import Job
 from daskcnn.errors import DataError, JobError, UserError
-from daskcnn.launch.resolve import kept_job, prepare_job, readable_plan, resolve
+from daskcnn.launch.resolve import STRATEGIES, kept_job, prepare_job, readable_plan, resolve
+from daskcnn.ps import RULES
 from daskcnn.report.run_dir import RunDirectory
 
 
@@ -61,6 +62,8 @@ def test_augmentation_suits_the_data_set(name: str, augment: str):
         ({"partition": "udpa"}, "udpa", 1),
         ({"increments": 2}, "idpa", 2),
         ({"strategy": "agwu"}, "idpa", 4),
+        ({"strategy": "parallel-sgd"}, "idpa", 1),  # increments would be rounds of their own
+        ({"strategy": "parallel-sgd", "partition": "udpa"}, "udpa", 1),
         ({"strategy": "layer"}, None, None),
     ],
 )
@@ -86,7 +89,8 @@ def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @pytest.mark.parametrize(
-    "train", [{}, {"strategy": "layer"}, {"strategy": "agwu"}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}]
+    "train",
+    [{}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}, *({"strategy": each} for each in STRATEGIES)],
 )
 def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]):
     """What a run keeps in job.json must be good for a resume."""
@@ -135,6 +139,63 @@ def test_a_network_that_is_none_is_named_before_data_are_looked_at(model: dict[s
 def test_a_built_in_data_set_takes_no_archive():
     with pytest.raises(JobError, match=r"data.archive = 'x': synthetic is built in; remove it"):
         resolve({"data": {"archive": "x"}})
+
+
+# --- what a rule asks of the rest of the job ---
+
+
+@pytest.mark.parametrize("strategy", RULES)
+@pytest.mark.parametrize("workers", ["cpu=1", "cpu=0,gpu=1", "cpu=2", "cpu=1,gpu=1"])
+def test_a_rule_that_joins_replicas_is_refused_one_worker(strategy: str, workers: str):
+    raw = {"train": {"strategy": strategy}, "cluster": {"workers": workers}}
+    if sum(resolve({"cluster": {"workers": workers}}).cluster.workers.given.values()) >= RULES[strategy].fewest:
+        resolve(raw)
+        return
+    with pytest.raises(JobError) as caught:
+        resolve(raw)
+    assert caught.value.problems == (
+        f"cluster.workers = 1: strategy {strategy!r} joins replicas, so it needs at least 2; "
+        "raise cpu or gpu, or use another strategy such as sgwu",
+    )
+
+
+def test_two_rules_need_two_workers():
+    assert {name for name, rule in RULES.items() if rule.fewest > 1} == {"admm", "parallel-sgd"}
+    resolve({"train": {"strategy": "admm"}})  # as many as there are: seen when they are there
+
+
+def test_no_workers_at_all_is_one_problem():
+    with pytest.raises(JobError) as caught:
+        resolve({"train": {"strategy": "admm"}, "cluster": {"workers": "cpu=0"}})
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("train", "rounds", "words"),
+    [
+        ({"epochs": 10}, 11, "rule.rounds = 11: a round is at least one pass, and the run has 10; lower it, or raise"),
+        ({"increments": 2}, 1, "train.increments = 2: the rounds of 'parallel-sgd' end before the last one is given"),
+        ({"increments": 4}, 2, "use at most 3, or more rounds"),
+        ({"increments": 20}, 1, "train.increments = 20: 10 epochs end before the last increment is given"),
+    ],
+)
+def test_rounds_epochs_and_increments_of_parallel_sgd_fit_together(train: dict[str, Any], rounds: int, words: str):
+    with pytest.raises(JobError) as caught:
+        resolve({"train": {"strategy": "parallel-sgd", **train}, "rule": {"rounds": rounds}})
+    (problem,) = caught.value.problems
+    assert words in problem
+
+
+@pytest.mark.parametrize(("epochs", "increments", "rounds"), [(10, 1, 1), (10, 3, 2), (10, 19, 10), (1, 1, 1)])
+def test_increments_that_are_all_given_are_allowed(epochs: int, increments: int, rounds: int):
+    raw = {"strategy": "parallel-sgd", "epochs": epochs, "increments": increments}
+    assert resolve({"train": raw, "rule": {"rounds": rounds}}).train.increments == increments
+
+
+def test_a_wrong_parameter_starts_no_second_problem_about_what_follows_from_it():
+    with pytest.raises(JobError) as caught:
+        resolve({"train": {"strategy": "parallel-sgd", "increments": 3}, "rule": {"rounds": 0}})
+    assert [problem[:15] for problem in caught.value.problems] == ["rule.rounds = 0"]
 
 
 # --- what is wrong with data and network together ---

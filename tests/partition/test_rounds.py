@@ -22,9 +22,18 @@ both = pytest.mark.parametrize("barrier", [True, False])
 speeds = st.lists(st.floats(0.1, 10), min_size=1, max_size=4)
 
 
-def _rounds(partition: str, seconds: list[float], barrier: bool, *, total: int = 100, epochs: int = 3, **options: int):
+def _rounds(
+    partition: str,
+    seconds: list[float],
+    barrier: bool,
+    *,
+    total: int = 100,
+    epochs: int = 3,
+    how: dict[str, Any] | None = None,
+    **options: int,
+) -> Rounds:
     times = {f"w{i}": each for i, each in enumerate(seconds)}
-    return Rounds(PARTITIONERS[partition](**options), total, times, epochs=epochs, barrier=barrier)
+    return Rounds(PARTITIONERS[partition](**options), total, times, epochs=epochs, barrier=barrier, **how or {})
 
 
 def _simulate(rounds: Rounds, speeds: dict[str, float]) -> list[Round]:
@@ -64,11 +73,22 @@ class Life(RuleBasedStateMachine):
         total=st.integers(4, 60),
         epochs=st.integers(2, 4),
         increments=st.integers(1, 3),
+        passes=st.integers(1, 3),
+        batch_size=st.integers(1, 20) | st.none(),
     )
     def start(
-        self, partition: str, seconds: list[float], barrier: bool, total: int, epochs: int, increments: int
+        self,
+        partition: str,
+        seconds: list[float],
+        barrier: bool,
+        total: int,
+        epochs: int,
+        increments: int,
+        passes: int,
+        batch_size: int | None,
     ) -> None:
-        options: dict[str, Any] = {"total": total, "epochs": epochs, "increments": increments}
+        self.how = {"passes": passes, "batch_size": batch_size if barrier else None}
+        options: dict[str, Any] = {"total": total, "epochs": epochs, "increments": increments, "how": self.how}
         self.rounds = _rounds(partition, seconds, barrier, **options)
         self.total, self.epochs = total, epochs
 
@@ -86,7 +106,8 @@ class Life(RuleBasedStateMachine):
     def _check(self, each: Round) -> None:
         assert self.rounds.running[each.worker] is each
         assert each.ranges == self.rounds.allocation.ranges[each.worker]
-        assert 0 < each.samples <= count(each.ranges)
+        assert 0 < each.samples <= self.rounds.passes * count(each.ranges)
+        assert (each.steps is None) == (self.rounds.batch_size is None)
         start, end = each.progress
         assert self.progress <= start < end <= 1
         assert start == self.presented / self.rounds.presentations
@@ -126,7 +147,7 @@ class Life(RuleBasedStateMachine):
         now = [*left, *data.draw(st.sampled_from([[], [f"new{self.came}"]]))]
         partitioner, barrier = self.rounds.partitioner, self.rounds.barrier
         seconds = {worker: self.rounds.seconds.get(worker, 1.0) for worker in now}
-        self.rounds = Rounds(partitioner, self.total, seconds, epochs=self.epochs, barrier=barrier)
+        self.rounds = Rounds(partitioner, self.total, seconds, epochs=self.epochs, barrier=barrier, **self.how)
         self.rounds.restore(record, tuple(seconds))
         self.losses += 1  # what was under way is presented again
         assert set(self.rounds.workers) == set(now)
@@ -154,7 +175,7 @@ class Life(RuleBasedStateMachine):
             self.rounds.finished(worker, 1.0)
         assert self.rounds.ended
         assert self.presented == self.total * self.epochs
-        if self.rounds.barrier:  # no more than 2·epochs - 1 increments fit into every run
+        if self.rounds.barrier and self.rounds.passes == 1:  # 2·epochs - 1 increments fit into every run
             assert not self.rounds.allocation.free
 
 
@@ -364,3 +385,126 @@ def test_a_resume_on_others_only() -> None:
     assert resumed.workers == resumed.allocation.workers == ("a", "b", "c")
     assert sum(each.samples for each in resumed.due()) == 100
     assert resumed.allocation.sizes() == {"a": 40, "b": 40, "c": 20}
+
+
+# --- passes, swaps and steps ---
+
+
+def _meeting(seconds: list[float], *, total: int = 100, epochs: int = 3, increments: int = 1, **options: Any) -> Rounds:
+    times = {f"w{i}": each for i, each in enumerate(seconds)}
+    return Rounds(PARTITIONERS["idpa"](increments), total, times, epochs=epochs, barrier=True, **options)
+
+
+def _together(rounds: Rounds) -> list[list[Round]]:
+    """The rounds that begin together, to the end of the run."""
+    begun = []
+    while due := rounds.due():
+        begun.append(due)
+        for each in due:
+            rounds.finished(each.worker, rounds.seconds[each.worker])
+    assert rounds.ended
+    return begun
+
+
+@given(speeds, st.integers(1, 7), st.integers(1, 7), st.integers(8, 80))
+def test_rounds_of_several_passes_present_everything(
+    seconds: list[float], epochs: int, passes: int, total: int
+) -> None:
+    rounds = _meeting(seconds, total=total, epochs=epochs, passes=passes)
+    begun = _together(rounds)
+    assert len(begun) == -(-epochs // passes)
+    assert sum(each.samples for due in begun for each in due) == total * epochs
+    for due in begun[:-1]:
+        assert all(each.samples == passes * count(each.ranges) for each in due)
+    assert all(each.samples <= passes * count(each.ranges) for each in begun[-1])
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(24, 90))
+def test_so_many_increments_are_given_in_rounds_of_several_passes(epochs: int, passes: int, total: int) -> None:
+    """The most that a job may have (`launch.resolve`): the first round of all samples is a whole one."""
+    passes = min(passes, epochs)
+    most = max(1, 2 * epochs // passes - 1)
+    rounds = _meeting([1.0, 2.0], total=total, epochs=epochs, passes=passes, increments=most)
+    begun = _together(rounds)
+    assert not rounds.allocation.free
+    assert passes * total - most <= sum(each.samples for each in begun[most - 1])
+
+
+@given(speeds, st.integers(1, 60), st.integers(1, 3), st.integers(1, 3), st.integers(4, 300))
+def test_behind_a_barrier_all_make_the_same_number_of_steps(
+    seconds: list[float], batch_size: int, epochs: int, increments: int, total: int
+) -> None:
+    """Of minibatches that are as large as the job's on average, and of a sample at least."""
+    rounds = _meeting(seconds, total=total, epochs=epochs, increments=increments, batch_size=batch_size)
+    begun = _together(rounds)
+    assert sum(each.samples for due in begun for each in due) == total * epochs
+    for due in begun:
+        (steps,) = {each.steps for each in due}
+        assert steps is not None
+        assert 1 <= steps <= min(each.samples for each in due)
+        samples = sum(each.samples for each in due)
+        enough = -(-samples // (batch_size * len(due)))
+        assert steps == min(enough, *(each.samples for each in due))
+
+
+def test_steps_are_those_of_the_job_s_batch_size_on_average() -> None:
+    rounds = _meeting([1.0, 3.0], total=1000, batch_size=50)
+    assert [(each.samples, each.steps) for each in rounds.due()] == [(750, 10), (250, 10)]
+
+
+def test_without_a_batch_size_steps_are_left_to_the_replica() -> None:
+    assert {each.steps for due in _together(_meeting([1.0, 3.0])) for each in due} == {None}
+
+
+def test_workers_swap_between_two_rounds_and_not_before_all_is_given() -> None:
+    rounds = _meeting([1.0, 1.0], epochs=4, increments=2, swaps=True)
+    first, second, third, *_ = _together(rounds)
+    assert [each.ranges for each in first] == [((0, 25),), ((25, 50),)]
+    assert [each.ranges for each in second] == [((0, 25), (50, 75)), ((25, 50), (75, 100))]
+    for mine, other, before in zip(third, reversed(second), second, strict=True):
+        assert len(_samples(mine.ranges) & _samples(other.ranges)) == 25
+        assert len(_samples(mine.ranges) & _samples(before.ranges)) == 25
+
+
+def test_without_swaps_ranges_stay() -> None:
+    first, second, third = _together(_meeting([1.0, 1.0]))
+    assert [e.ranges for e in first] == [e.ranges for e in second] == [e.ranges for e in third]
+
+
+@given(speeds, st.integers(0, 6), st.integers(1, 3), st.integers(1, 40) | st.none(), st.booleans())
+def test_a_run_with_swaps_passes_and_steps_is_resumed_between_rounds_as_if_nothing_had_been(
+    seconds: list[float], after: int, passes: int, batch_size: int | None, swaps: bool
+) -> None:
+    options: dict[str, Any] = {"passes": passes, "swaps": swaps, "batch_size": batch_size, "epochs": 9}
+    rounds = _meeting(seconds, **options)
+    for _ in range(after):
+        for each in rounds.due():
+            rounds.finished(each.worker, rounds.seconds[each.worker])
+    record = json.loads(json.dumps(rounds.to_dict()))
+    resumed = _meeting(seconds, **options)
+    resumed.restore(record, rounds.workers)
+    assert resumed.to_dict() == record
+    assert _together(resumed) == _together(rounds)
+
+
+def test_a_swap_under_way_is_made_again_after_a_resume() -> None:
+    rounds = _meeting([1.0, 1.0], swaps=True)
+    for each in rounds.due():
+        rounds.finished(each.worker, 1.0)
+    begun = rounds.due()
+    resumed = _meeting([1.0, 1.0], swaps=True)
+    resumed.restore(rounds.to_dict(), ["w0", "w1"])
+    assert resumed.due() == begun
+
+
+def test_workers_lost_between_swaps_leave_their_samples_to_the_others() -> None:
+    rounds, presented = _meeting([1.0] * 4, swaps=True, epochs=5), 0
+    for lost in ("w1", "w3"):
+        for each in rounds.due():
+            if each.worker != lost:
+                rounds.finished(each.worker, 1.0)
+                presented += each.samples
+        rounds.lost(lost)
+        rounds.allocation.check()
+    assert presented + sum(each.samples for due in _together(rounds) for each in due) == 500
+    assert rounds.allocation.sizes() == {"w0": 50, "w2": 50}

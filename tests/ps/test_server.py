@@ -30,9 +30,9 @@ from daskcnn.ps import (
 )
 
 
-def server(name: str, *workers: str, **options: Any) -> ParameterServer:
+def server(name: str, *workers: str, rule: dict[str, Any] | None = None, **options: Any) -> ParameterServer:
     """With these workers in it, center (0, 0)."""
-    made = ParameterServer(RULES[name](), np.zeros(2, "float32"), **options)
+    made = ParameterServer(RULES[name](**rule or {}), np.zeros(2, "float32"), **options)
     for worker in workers:
         made.handle(Join(made.snapshot().epoch, worker, 1))
     return made
@@ -186,12 +186,101 @@ def test_no_one_can_write_into_the_center(name: str) -> None:
     (joined,) = s.handle(Join(0, "a", 1))
     start += 9
     (pushed,) = s.handle(push("a", payload=payload))
+    center, answer = s.snapshot().center.copy(), pushed.weights.copy()
     payload += 9
     np.testing.assert_array_equal(joined.weights, 0)
-    np.testing.assert_array_equal(pushed.weights, 1 if name == "sgwu" else 0.5)
+    np.testing.assert_array_equal(pushed.weights, answer)
+    np.testing.assert_array_equal(s.snapshot().center, center)
     for each in (joined.weights, pushed.weights, s.snapshot().center):
         with pytest.raises(ValueError, match="read-only"):
             each += 1
+
+
+# --- what a reply brings ---
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_reply_brings_what_the_rule_says(name: str) -> None:
+    s = server(name, "a")
+    (answered,) = handle(s, push("a"))
+    assert isinstance(answered, Reply)
+    match RULES[name].answers:
+        case "center":
+            assert answered.weights is s.snapshot().center
+        case "difference":
+            np.testing.assert_array_equal(answered.weights, s.snapshot().center)  # which was 0
+        case "nothing":
+            assert (answered.weights.shape, answered.weights.dtype) == ((0,), np.float32)
+
+
+def test_a_downpour_push_brings_nothing_and_its_base_stays_what_was_pulled() -> None:
+    s = server("downpour", "a", "b")
+    handle(s, push("b"))
+    assert handle(s, push("a")) == [merged("a", 1, 2, base=0, staleness=1)]
+    assert handle(s, push("a", 2)) == [merged("a", 2, 3, base=0, staleness=2)]
+    assert handle(s, push("a", 3, base=3)) == [refusal("a", 3, Code.BASE)]  # it never had version 3
+    assert handle(s, Pull(0, "a", 1)) == [reply("a", 0, 3)]
+    assert handle(s, push("a", 3, base=3)) == [merged("a", 3, 4, base=3)]
+    np.testing.assert_array_equal(s.snapshot().center, 4)
+
+
+# --- bounded staleness ---
+
+
+def test_who_is_too_far_ahead_waits_for_the_slowest_and_is_answered_with_it() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 1})
+    assert handle(s, push("a")) == [merged("a", 1, 1, base=0)]
+    assert handle(s, push("a", 2, base=1)) == [merged("a", 2, 2, base=1, gamma=1.0)]
+    assert handle(s, push("a", 3, base=2, at=4.0)) == []
+    assert handle(s, push("a", 3, base=2, at=5.0)) == []  # a repeat waits for the same answer
+    both = handle(s, push("b", at=9.0))
+    assert [(r.worker, r.seq, r.version, r.staleness, r.waited) for r in both if isinstance(r, Reply)] == [
+        ("b", 1, 3, 2, 0.0),
+        ("a", 3, 4, 1, 5.0),
+    ]
+
+
+def test_those_who_wait_are_merged_as_they_came() -> None:
+    s = server("easgd", "a", "b", "c", rule={"max_staleness": 0})
+    assert len(handle(s, push("b"))) == len(handle(s, push("a"))) == 1
+    assert handle(s, push("b", 2, base=1)) == handle(s, push("a", 2, base=2)) == []
+    assert [r.worker for r in handle(s, push("c"))] == ["c", "b", "a"]
+
+
+def test_leaving_frees_those_who_wait_for_the_slowest() -> None:
+    s = server("downpour", "a", "b", "c", rule={"max_staleness": 0})
+    assert [len(handle(s, push(worker))) for worker in ("a", "b", "a", "b")] == [1, 1, 1, 1]  # two are repeats
+    assert handle(s, push("a", 2)) == handle(s, push("b", 2)) == []
+    assert [r.worker for r in handle(s, Leave("c", 1, at=3.0))] == ["a", "b"]
+
+
+def test_the_silent_do_not_hold_up_those_who_wait_for_ever() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 0}, stall_timeout=10.0)
+    handle(s, push("a", at=1.0))
+    assert handle(s, push("a", 2, base=1, at=2.0)) == []
+    evicted, freed = handle(s, Tick(20.0))
+    assert evicted == Evict("b", 1)
+    assert freed == merged("a", 2, 2, base=1, waited=18.0)
+
+
+def test_who_comes_late_begins_with_the_slowest_and_holds_nobody_up() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 1})
+    for seq in range(1, 6):
+        assert len(handle(s, push("a", seq))) == len(handle(s, push("b", seq))) == 1
+    assert handle(s, Join(0, "c", 1)) == [reply("c", 0, 10)]
+    assert len(handle(s, push("a", 6))) == len(handle(s, push("a", 7))) == 1  # as far ahead as it might be before
+    assert handle(s, push("a", 8)) == []
+    assert [r.worker for r in handle(s, push("c", base=10))] == ["c"]
+    assert [r.worker for r in handle(s, push("b", 6))] == ["b", "a"]
+
+
+def test_a_worker_that_comes_back_begins_with_the_slowest() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 0})
+    handle(s, push("a"))
+    assert handle(s, push("a", 2, base=1)) == []
+    assert handle(s, Join(0, "a", 2)) == [refusal("a", 2, Code.SESSION), reply("a", 0, 1, session=2)]
+    assert handle(s, push("a", base=1, session=2)) == [merged("a", 1, 2, base=1, session=2, gamma=1.0)]
+    assert handle(s, push("a", 2, base=2, session=2)) == []
 
 
 # --- coming and going ---
@@ -316,6 +405,17 @@ def test_nobody_is_evicted_unless_asked_for() -> None:
     assert handle(s, Tick(1e12)) == []
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_ten_thousand_workers_are_served(name: str) -> None:
+    s, workers = server(name), [f"w{i}" for i in range(10_000)]
+    for worker in workers:
+        s.handle(Join(0, worker, 1))
+    answers = [each for seq in (1, 2) for worker in workers for each in s.handle(push(worker, seq))]
+    s.validate()
+    assert len(answers) == s.snapshot().merged == 20_000
+    assert s.snapshot().version == (2 if RULES[name].barrier else 20_000)
+
+
 # --- snapshots ---
 
 
@@ -366,6 +466,12 @@ def test_a_restored_server_goes_on_as_a_new_epoch() -> None:
     assert after.refused == {"worker": 1, "epoch": 1}
     np.testing.assert_allclose(kept.center, 2.0)
     assert ParameterServer.restore(RULES["sgwu"](), kept, epoch=7).snapshot().epoch == 7
+
+
+def test_a_snapshot_without_state_begins_with_the_rule_s_own() -> None:
+    s = ParameterServer.restore(RULES["downpour"](server="adagrad"), Snapshot(np.zeros(2, "float32"), state={}))
+    handle(s, Join(1, "a", 1))
+    assert handle(s, push("a", epoch=1)) == [merged("a", 1, 1, base=0, epoch=1)]
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 2)), np.zeros(2, int), np.array([1.0, math.nan])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, batches, load_batch, normalise, open_dataset, sample_keys
 from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror
-from daskcnn.store.loader import DEPTH, sample_order
+from daskcnn.store.loader import DEPTH, batch_edges, sample_order
 
 
 @pytest.fixture
@@ -69,6 +70,7 @@ def test_limit_is_the_beginning_of_the_order():
         ({"augment": "rotate"}, "'rotate': use one of none, crop-mirror"),
         ({"ranges": ((5, 3),)}, r"range \(5, 3\)"),
         ({"limit": -1}, "limit=-1"),
+        ({"steps": 0}, "steps=0"),
     ],
 )
 def test_plans_without_sense_are_refused(change, message):
@@ -91,6 +93,34 @@ def test_batches_hold_what_was_stored(data, source):
     np.testing.assert_allclose(x, (pixels[order] - mean) / (pixels - mean).std(), rtol=0, atol=1e-12)
     np.testing.assert_array_equal(np.concatenate([b.labels for b in got]), source.train[1][order])
     np.testing.assert_array_equal(np.concatenate([b.keys for b in got]), sample_keys(plan, order))
+
+
+@given(samples=st.integers(0, 500), batch_size=st.integers(1, 600))
+def test_batches_are_of_the_size_and_the_last_one_is_the_rest(samples, batch_size):
+    edges = list(batch_edges(BatchPlan((), batch_size, seed=0), samples))
+    sizes = [hi - lo for lo, hi in edges]
+    assert sizes == [batch_size] * (samples // batch_size) + [samples % batch_size] * bool(samples % batch_size)
+    assert [lo for lo, _ in edges] == list(range(0, samples, batch_size))
+
+
+@given(samples=st.integers(0, 500), steps=st.integers(1, 600), batch_size=st.integers(1, 600))
+def test_so_many_steps_are_equal_within_one_sample_and_none_is_empty(samples, steps, batch_size):
+    edges = list(batch_edges(BatchPlan((), batch_size, seed=0, steps=steps), samples))
+    sizes = [hi - lo for lo, hi in edges]
+    assert len(edges) == min(steps, samples)
+    assert sum(sizes) == samples
+    assert [lo for lo, _ in edges] == [sum(sizes[:i]) for i in range(len(sizes))]
+    assert not sizes or 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
+
+
+def test_so_many_steps_show_the_same_samples_in_the_same_order(data):
+    whole = BatchPlan(((10, 120), (200, 230)), 32, seed=1, limit=101)
+    with batches(data, data.train, whole) as stream:
+        keys = np.concatenate([b.keys for b in stream])
+    with batches(data, data.train, replace(whole, steps=7)) as stream:
+        got = list(stream)
+    assert sorted(len(b.labels) for b in got) == [14] * 4 + [15] * 3
+    np.testing.assert_array_equal(np.concatenate([b.keys for b in got]), keys)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

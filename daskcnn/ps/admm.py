@@ -1,0 +1,67 @@
+"""The alternating direction method of multipliers for consensus (Hegde & Usmani §5.1.2; Boyd et al. 2011, §7.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.vectors import weighted_sum
+
+_DUAL = "dual"
+
+
+class ADMM(UpdateRule):
+    """Replicas minimise their own loss + ρ/2·‖w - z + u‖², then z ← mean(w + u) and u += w - z.
+
+    rho: how strongly they are held together; with 0 there are no dual variables u. every: steps between two meetings,
+    0 for the round's end. from_center: whether a replica goes on from z rather than from its own w. The paper's
+    pseudo-code is rho = 0, every = 1, from_center = true; without from_center replicas with ρ = 0 never meet.
+    """
+
+    barrier: ClassVar[bool] = True
+    fewest: ClassVar[int] = 2
+    rho: float = Field(0.01, ge=0.0, description="below 0 it would drive the replicas apart")
+    every: int = Field(0, ge=0, description="it counts the steps between two meetings; 0 is the round's end")
+    from_center: bool = False
+
+    @property
+    def period(self) -> int | None:
+        """Steps from one push to the next."""
+        return self.every or None
+
+    def local_step(self, grads: Vector, local: Local) -> Vector:
+        """The gradients of the loss and of the proximal term: + ρ·(w - z + u)."""
+        if self.rho:
+            n = len(grads)
+            if _DUAL not in local.memory:  # zeros, where the replica computes; none for what no gradient moves
+                local.memory[_DUAL] = local.base[:n] - local.base[:n]
+            apart = local.weights[:n] - local.base[:n]
+            apart += local.memory[_DUAL]
+            apart *= self.rho
+            grads += apart
+        return grads
+
+    def payload(self, local: Local) -> Vector:
+        """w + u."""
+        if _DUAL not in local.memory:
+            return local.weights
+        dual = local.memory[_DUAL]
+        pushed = local.weights.copy()
+        pushed[: len(dual)] += dual
+        return pushed
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """u += w - z, and z is the new anchor."""
+        if _DUAL in local.memory:
+            dual = local.memory[_DUAL]
+            dual += (local.weights - answer)[: len(dual)]
+        if self.from_center:
+            local.weights[...] = answer
+        local.base, local.base_version = answer, version
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        return Merge(weighted_sum([push.payload for push in pushes], [1 / len(pushes)] * len(pushes)), state)

@@ -1,0 +1,47 @@
+"""Bulk synchronous parallel SGD (Theano-MPI §3.1, §4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.vectors import sample_weights, weighted_sum
+
+
+class BSP(UpdateRule):
+    """All replicas step from the same weights, and meet after every `every` steps (0: at the round's end).
+
+    combine: "average" takes the mean of the weights after descent, with the learning rate multiplied by the number of
+    replicas; "sum" adds up the updates, which carry momentum and weight decay. The two agree for `every = 1`. A
+    replica counts by the samples it trained on, so that unequal minibatches make the gradient of all samples.
+    exchange: how they meet. "allreduce" goes through the server. With "asa" each worker sums one part of the vector and
+    hands it to the others, peer to peer; "asa16" sends float16 and sums in float32.
+    """
+
+    barrier: ClassVar[bool] = True
+    combine: Literal["average", "sum"] = "average"
+    every: int = Field(1, ge=0, description="it counts the steps between two meetings; 0 is the round's end")
+    exchange: Literal["allreduce", "asa", "asa16"] = "allreduce"
+
+    @property
+    def period(self) -> int | None:
+        """Steps from one push to the next."""
+        return self.every or None
+
+    def rate(self, replicas: int) -> float:
+        """The number of replicas, where a mean would divide the step by it."""
+        return float(replicas) if self.combine == "average" else 1.0
+
+    def payload(self, local: Local) -> Vector:
+        """The local weights, or what was added to the center's."""
+        return local.weights if self.combine == "average" else local.weights - local.base
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        weights, payloads = sample_weights(pushes), [push.payload for push in pushes]
+        if self.combine == "average":
+            return Merge(weighted_sum(payloads, weights), state)
+        return Merge(weighted_sum([center, *payloads], [1.0, *(len(pushes) * w for w in weights)]), state)

@@ -1,0 +1,78 @@
+"""Downpour SGD (Hegde & Usmani §5.2.1, alg. 4; Dean et al. 2012)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, RuleState, View
+from daskcnn.ps.vectors import add_scaled
+
+_MARK, _ACCRUED, _SQUARES = "mark", "accrued", "squares"
+_LEAST = 1e-8  # added to the root of the squares, which begin at 0
+
+
+class Downpour(Asynchronous):
+    """What a replica's steps add to its weights is pushed every n_push steps; the center is pulled every n_fetch.
+
+    Both also at a round's end. server: "plain" adds what is pushed to the center; "adagrad" divides each number of it
+    by the root of the sum of its squares so far, and adds that times server_lr. Then a factor on the replicas' learning
+    rate changes nothing.
+    """
+
+    answers: ClassVar[Literal["center", "difference", "nothing"]] = "nothing"
+    n_push: int = Field(1, ge=1, description="it counts the steps from one push to the next")
+    n_fetch: int = Field(1, ge=1, description="it counts the steps from one pull to the next")
+    server: Literal["plain", "adagrad"] = "plain"
+    server_lr: float = Field(0.001, gt=0.0, description="at 0 the center would stay where it is")
+
+    @property
+    def period(self) -> int | None:
+        """n_push."""
+        return self.n_push
+
+    def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
+        """A push every n_push steps, a pull every n_fetch."""
+        pull = {Action.PULL} if round_end or step % self.n_fetch == 0 else set()
+        return super().due(step, round_end=round_end) | pull
+
+    def payload(self, local: Local) -> Vector:
+        """What was added since the last push; the next begins here."""
+        accrued = self._accrued(local)
+        local.memory[_MARK] = local.weights.copy()
+        local.memory.pop(_ACCRUED, None)
+        return accrued
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """A push brings nothing back."""
+
+    def pulled(self, local: Local, center: Vector, version: int) -> None:
+        """Go on from the center. What was not pushed yet is in the next push."""
+        left = {} if self.n_fetch % self.n_push == 0 else {_ACCRUED: self._accrued(local)}  # else just pushed
+        self.begin(local, center, version)
+        local.memory.update(left)
+
+    def _accrued(self, local: Local) -> Vector:
+        accrued = local.weights - local.memory.get(_MARK, local.base)
+        if _ACCRUED in local.memory:
+            accrued += local.memory[_ACCRUED]
+        return accrued
+
+    def init(self, center: Vector) -> RuleState:
+        return {} if self.server == "plain" else {_SQUARES: np.zeros_like(center)}
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        (push,) = pushes
+        nothing = {push.worker: np.empty(0, center.dtype)}
+        if self.server == "plain":
+            return Merge(add_scaled(center, 1.0, push.payload), state, replies=nothing)
+        squares = np.square(push.payload)
+        squares += state[_SQUARES]
+        step = np.sqrt(squares)
+        step += _LEAST
+        np.divide(push.payload, step, out=step)
+        return Merge(add_scaled(center, self.server_lr, step), {_SQUARES: squares}, replies=nothing)

@@ -1,0 +1,54 @@
+"""Elastic averaging SGD (Theano-MPI §4; Zhang, Choromanska, LeCun 2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import Asynchronous, Local, Merge, RuleState, View
+from daskcnn.ps.vectors import add_scaled
+
+_GENTLE = 0.5  # the published α: the bound of `overlaps` is 4/3 there, and falls to 0 at α = 1
+
+
+class EASGD(Asynchronous):
+    """Every τ steps an elastic force d = α·(x - c) pulls replica and center together: x -= d, c += d.
+
+    x + c stays what it was. alpha: the published best is 0.5. tau: steps between two exchanges, best at 1.
+    """
+
+    answers: ClassVar[Literal["center", "difference", "nothing"]] = "difference"
+    alpha: float = Field(0.5, gt=0.0, le=1.0, description="at 0 replica and center never meet, beyond 1 they overshoot")
+    tau: int = Field(1, ge=1, description="it counts the steps from one exchange to the next")
+
+    @property
+    def period(self) -> int | None:
+        """τ."""
+        return self.tau
+
+    @property
+    def overlaps(self) -> bool:
+        """With a large α replica and center nearly change places: what is gained at one's then harms the other.
+
+        With a step for each exchange that shrinks the distance by η, it diverges at η > 4·(1 - α) / (2 - α).
+        """
+        return super().overlaps and self.alpha <= _GENTLE
+
+    def payload(self, local: Local) -> Vector:
+        """The local weights x."""
+        return local.weights
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """x -= d; the replica keeps its own way."""
+        local.weights -= answer
+        local.base_version = version
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        (push,) = pushes
+        difference = np.subtract(push.payload, center)
+        difference *= self.alpha
+        return Merge(add_scaled(center, 1.0, difference), state, replies={push.worker: difference})

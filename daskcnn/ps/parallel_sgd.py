@@ -1,0 +1,45 @@
+"""Parallel SGD (Hegde & Usmani §5.1.1, alg. 1; Zinkevich et al. 2010)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.vectors import sample_weights, weighted_sum
+
+
+class ParallelSGD(UpdateRule):
+    """Replicas train on samples of their own and do not meet but for the mean of their weights at the end.
+
+    rounds: how many such means the run has at most; each round is a whole number of passes, the last may be shorter.
+    Between two of them pairs of workers swap half of their samples (§5.1.1), so that each sees more of the data. A
+    replica counts by the samples it trained on.
+    """
+
+    barrier: ClassVar[bool] = True
+    fewest: ClassVar[int] = 2
+    swaps: ClassVar[bool] = True
+    rounds: int = Field(1, ge=1, description="it counts the means, and the run ends with one")
+
+    def passes(self, epochs: int) -> int:
+        """As many as cut the run's epochs into so many rounds."""
+        return -(-epochs // self.rounds)
+
+    def problems(self, epochs: int) -> Iterator[str]:
+        """More rounds than there are passes."""
+        if self.rounds > epochs:
+            yield (
+                f"rule.rounds = {self.rounds}: a round is at least one pass, and the run has {epochs}; "
+                "lower it, or raise train.epochs"
+            )
+
+    def payload(self, local: Local) -> Vector:
+        """The local weights."""
+        return local.weights
+
+    def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        return Merge(weighted_sum([push.payload for push in pushes], sample_weights(pushes)), state)

@@ -1,0 +1,343 @@
+"""How weights travel, on real processes: peer to peer, over a split server, in half precision; and what is counted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
+from distributed import Client
+
+from daskcnn.cluster import hosting, peer
+from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.hosting import Hosted, host_server
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.peer import PeerToPeer
+from daskcnn.config import Cluster, Job, Workers
+from daskcnn.errors import Diverged, Interrupted
+from daskcnn.launch.runner import Result
+from daskcnn.ps import RULES, ParameterServer, Snapshot
+from daskcnn.report.checkpoint import load
+
+pytestmark = pytest.mark.cluster
+VECTOR = 2113  # numbers of the small network
+
+
+def bsp(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A small job of BSP, whose allocation does not depend on what is measured."""
+    train = {"strategy": "bsp", "partition": "udpa"} | sections.pop("train", {})
+    return small_job(path, runs, train=train, **sections)
+
+
+@contextmanager
+def by_value() -> Iterator[None]:
+    """Workers do not have this module: what is defined here travels by its code."""
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)
+    yield
+    cloudpickle.unregister_pickle_by_value(here)
+
+
+def bytes_of(result: Result) -> tuple[int, int]:
+    return result.summary["bytes"]["up"], result.summary["bytes"]["down"]
+
+
+def meetings(watch: Watch) -> int:
+    """Of the whole run: every worker has the same number of them."""
+    pushes = {(event["round"], event["pushes"]) for event in watch.of("round")}
+    assert len(pushes) == len({number for number, _ in pushes})
+    return sum(count for _, count in pushes)
+
+
+@pytest.mark.parametrize("rule", [{}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
+def test_asa_makes_the_very_weights_that_the_server_would(
+    three_workers: Client, synthetic: str, runs: str, rule: dict[str, Any]
+) -> None:
+    """On one-thread workers, to the last bit; each worker moves 2 (k-1)/k of the vector at each meeting."""
+    assert set(three_workers.nthreads().values()) == {1}
+    through = run(three_workers, bsp(synthetic, runs, rule=rule, cluster={"workers": {"cpu": 3}}))
+    watch = Watch()
+    result = run(three_workers, bsp(synthetic, runs, rule=rule | {"exchange": "asa"}), watch)
+    np.testing.assert_array_equal(result.model.weights, through.model.weights)
+    assert bytes_of(result) == (2 * 2 * VECTOR * 4 * meetings(watch),) * 2
+    one = watch.of("round")[0]
+    assert one["bytes_up"] == pytest.approx(2 * (2 / 3) * VECTOR * 4 * one["pushes"], rel=1e-3)
+    assert {event["version"] - event["base_version"] for event in watch.of("round")} == {1}
+
+
+def test_asa16_halves_the_bytes_and_follows_asa(three_workers: Client, synthetic: str, runs: str) -> None:
+    whole, half = (
+        run(three_workers, bsp(synthetic, runs, rule={"exchange": name}, cluster={"workers": {"cpu": 2}}))
+        for name in ("asa", "asa16")
+    )
+    assert [2 * n for n in bytes_of(half)] == [*bytes_of(whole)]
+    assert half.model.weights.dtype == np.float32
+    assert not np.array_equal(half.model.weights, whole.model.weights)
+    # increments lose a part in 2,000; the training between meetings carries that on
+    assert np.abs(half.model.weights - whole.model.weights).max() < 0.02
+    assert abs(half.summary["test"]["loss"] - whole.summary["test"]["loss"]) < 0.02
+
+
+def test_one_worker_exchanges_nothing(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 1}})
+    result = run(three_workers, job)
+    assert bytes_of(result) == (0, 0)
+    assert result.summary["status"] == "done"
+
+
+def test_chain_of_meetings_is_cut_without_a_trace(
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 2}})
+    whole = run(three_workers, job)
+    monkeypatch.setattr(peer, "SEGMENT", 4)
+    np.testing.assert_array_equal(run(three_workers, job).model.weights, whole.model.weights)
+
+
+def in_mid_round(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
+    """Act once, when some meetings of the second round were made and others are under way."""
+    drain, acted = PeerToPeer._drain, []
+
+    def drained(self: PeerToPeer, ahead: int) -> None:
+        drain(self, ahead)
+        if not acted and ahead and self.rounds.done and len(self._flight) == ahead:
+            acted.append(act())
+
+    monkeypatch.setattr(PeerToPeer, "_drain", drained)
+
+
+def test_worker_killed_between_meetings_leaves_its_samples_to_the_others(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watch()
+    with local_cluster(3) as client:
+        in_mid_round(monkeypatch, kill_worker(client, "cpu-1"))
+        result = run(client, bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}), watch)
+    (lost,) = watch.of("worker-lost")
+    assert (lost["worker"], lost["reason"]) == ("cpu-1", "connection lost")
+    assert lost["samples_moved"] > 0
+    assert any("begun again from version" in event["message"] for event in watch.of("warning"))
+    assert {event["worker"] for event in watch.of("round")[-2:]} == {"cpu-0", "cpu-2"}
+    assert sum(event["samples"] for event in watch.of("round")) == 3 * 800
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
+    losses = [event["loss"] for event in watch.of("epoch")]
+    assert losses[-1] < losses[0]
+
+
+def test_worker_that_stands_still_between_meetings_is_given_up(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"stall_timeout": 2.0})
+    watch = Watch()
+    with local_cluster(2) as client:
+        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
+        in_mid_round(monkeypatch, kill_worker(client, "cpu-1", signal.SIGSTOP))
+        try:
+            result = run(client, job, watch)
+        finally:
+            go_on()
+    (lost,) = watch.of("worker-lost")
+    assert lost["worker"] == "cpu-1"
+    assert "no report" in lost["reason"]
+    assert result.summary["status"] == "done"
+    assert sum(event["samples"] for event in watch.of("round")) == 2 * 800
+
+
+@pytest.mark.parametrize("exchange", ["asa", "asa16"])
+def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
+    three_workers: Client, synthetic: str, runs: str, exchange: str
+) -> None:
+    train = {"lr": 1e6, "schedule": "constant"}
+    job = bsp(synthetic, runs, rule={"exchange": exchange}, train=train, run={"name": "it"})
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        run(three_workers, job)
+    for path in (Path(runs) / "it/checkpoints").glob("step-*"):
+        assert all(np.isfinite(array).all() for array in load(path).arrays.values())
+
+
+def test_peers_interrupted_in_mid_round_are_saved_and_go_on(
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}, run={"name": "it"})
+    in_mid_round(monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="--resume"):
+        run(three_workers, job, handle_signals=True)
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert again.of("resume")[0]["step"] > 0
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
+    assert sum(event["samples"] for event in again.of("round")) < 3 * 800
+
+
+# --- the server split over several actors ---
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "bsp"])
+def test_split_server_makes_the_same_weights(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
+    whole, split = (
+        run(three_workers, bsp(synthetic, runs, train={"strategy": strategy}, cluster={"ps_shards": n})) for n in (1, 3)
+    )
+    np.testing.assert_array_equal(split.model.weights, whole.model.weights)
+    assert bytes_of(split) == bytes_of(whole)
+
+
+def test_new_split_server_goes_on_when_the_host_of_a_range_is_killed(synthetic: str, runs: str) -> None:
+    """The second range lies on cpu-0, which trains as well."""
+    job = small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 4}, cluster={"ps_shards": 2})
+    with local_cluster(2) as client:
+        watch = Watch("checkpoint", kill_worker(client, "cpu-0"))
+        result = run(client, job, watch)
+    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-0"]
+    assert any("a new server starts on ps" in event["message"] for event in watch.of("warning"))
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 4)
+
+
+@contextmanager
+def hosted(client: Client, parts: int, size: int) -> Iterator[Hosted]:
+    """A Downpour server of zeros, on a cluster of three workers and one for the server."""
+    cluster = Cluster(workers=Workers(cpu=3), ps_shards=parts)
+    members = wait_for_members(client, cluster.workers, 60.0)
+    none: Any = None
+    context = RunContext(client, "hosted", Job(cluster=cluster), none, members, {}, none, none, lambda: None)
+    server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+    yield server
+    server.close()
+
+
+def push_and_read(at: Any, worker: str, value: float, rounds: int, size: int) -> int:
+    """A worker's task. Every merge leaves a center whose numbers are all the same: returns how many reads were not."""
+    from daskcnn.ps import Join, Pull, Push
+
+    link, torn = at.link(wire="float32", stopped=lambda: False), 0
+    link.call(Join(1, worker, 1))
+    for seq in range(1, rounds + 1):
+        link.call(Push(1, worker, 1, seq, 0, np.full(size, value, np.float32), 1, 0.5))
+        torn += bool(np.ptp(link.call(Pull(1, worker, 1)).weights))
+    assert (link.bytes_up, link.bytes_down) == (rounds * size * 4, (rounds + 1) * size * 4)
+    return torn
+
+
+def push_nan(at: Any, size: int) -> tuple[str, Any]:
+    """What the server says to a push with one number that is none, and the center after it."""
+    from daskcnn.errors import PushRefused
+    from daskcnn.ps import Join, Pull, Push
+
+    link, payload = at.link(wire="float32", stopped=lambda: False), np.ones(size, np.float32)
+    link.call(Join(1, "bad", 1))
+    payload[size // 2] = np.nan
+    try:
+        link.call(Push(1, "bad", 1, 1, 0, payload, 1, 0.5))
+    except PushRefused as error:
+        said = str(error)
+    center = link.call(Pull(1, "bad", 1)).weights
+    payload[size // 2] = 1.0
+    link.call(Push(1, "bad", 1, 1, 0, payload, 1, 0.5))
+    return said, center
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_workers: Client, parts: int) -> None:
+    """Three processes push and read as fast as they can; with three ranges, two of those lie on workers that push."""
+    size, rounds = 300_000, 40
+    with by_value(), hosted(three_workers, parts, size) as server:
+        addresses = sorted(server.hosts | set(three_workers.nthreads()))[:3]
+        futures = [
+            three_workers.submit(push_and_read, server.at, name, value, rounds, size, workers=[address], pure=False)
+            for name, value, address in zip("abc", (1.0, -3.0, 0.25), addresses, strict=True)
+        ]
+        assert three_workers.gather(futures) == [0, 0, 0]
+        said, center = three_workers.submit(push_nan, server.at, size, pure=False).result()
+        snapshot = server.handle.snapshot().result(timeout=60)
+    assert said.startswith("bad: payload: holds NaN or infinity")
+    np.testing.assert_array_equal(center, np.full(size, rounds * -1.75, np.float32))
+    np.testing.assert_array_equal(snapshot.center, center + 1)
+    assert (snapshot.version, snapshot.refused) == (3 * rounds + 1, {"finite": 1})
+
+
+# --- half precision, for every rule ---
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_rule_travels_in_half_precision(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
+    """Each push and each reply with weights is 2 bytes a number; the center stays in float32."""
+    train = {"strategy": strategy, "partition": "udpa", "epochs": 2}
+    watch = Watch()
+    job = small_job(synthetic, runs, train=train, cluster={"workers": {"cpu": 2}, "wire": "float16"})
+    result = run(three_workers, job, watch)
+    rounds = watch.of("round")
+    pushes = sum(event["pushes"] for event in rounds)
+    up, down = bytes_of(result)
+    assert up == 2 * VECTOR * pushes
+    answers = {"center": pushes, "difference": pushes + down_for_scores(watch), "nothing": pushes}[
+        RULES[strategy].answers
+    ]
+    assert down == 2 * VECTOR * answers
+    assert result.model.weights.dtype == np.float32
+    assert result.summary["test"]["loss"] < 2.28
+
+
+def down_for_scores(watch: Watch) -> int:
+    """Centers that were pulled only to be judged."""
+    return len(watch.of("epoch"))
+
+
+# --- a recorded run, done again without a cluster ---
+
+
+class Recorded(hosting.ServerActor):
+    """A server that writes down what it begins with and every event that it handles, in order, with payloads."""
+
+    path = ""
+
+    def __init__(self, rule: Any, snapshot: Any, *, epoch: int, wire: str) -> None:
+        super().__init__(rule, snapshot, epoch=epoch, wire=wire)
+        handle = self._server.handle
+        out = open(self.path, "wb")  # noqa: SIM115
+        pickle.dump((snapshot, epoch), out)
+
+        def recorded(event: Any) -> Any:
+            pickle.dump(event, out)
+            out.flush()
+            return handle(event)
+
+        self._server.handle = recorded  # type: ignore[method-assign]
+
+
+def replay(path: Path, strategy: str) -> ParameterServer:
+    with path.open("rb") as file:
+        snapshot, epoch = pickle.load(file)  # noqa: S301
+        server = ParameterServer.restore(RULES[strategy](), snapshot, epoch=epoch)
+        while True:
+            try:
+                server.handle(pickle.load(file))  # noqa: S301
+            except EOFError:
+                return server
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd"])
+def test_recorded_run_replayed_through_the_bare_server_gives_the_same_weights(
+    three_workers: Client,
+    synthetic: str,
+    runs: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+) -> None:
+    path = tmp_path / "events"
+    monkeypatch.setattr(hosting, "ServerActor", type("RecordedHere", (Recorded,), {"path": str(path)}))
+    watch = Watch()
+    with by_value():
+        result = run(three_workers, small_job(synthetic, runs, train={"strategy": strategy}), watch)
+    server = replay(path, strategy)
+    server.validate()
+    np.testing.assert_array_equal(server.snapshot().center, result.model.weights)
+    assert server.snapshot().merged == sum(event["pushes"] for event in watch.of("round"))

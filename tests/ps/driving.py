@@ -1,0 +1,216 @@
+"""Replicas that live by a rule as the cluster's workers do, and a server that answers them in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import cycle
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+from daskcnn.arrays import NUMPY, Backend
+from daskcnn.nn.optimizer import SGD
+from daskcnn.ps import (
+    RULES,
+    Action,
+    Asynchronous,
+    Event,
+    Join,
+    Leave,
+    Local,
+    ParameterServer,
+    Pull,
+    Push,
+    Reply,
+    UpdateRule,
+    Vector,
+    View,
+)
+from daskcnn.ps.bases import Bases
+
+Gradient: TypeAlias = Callable[[Vector], Vector]
+Life: TypeAlias = Generator[Event, Reply, None]
+PLAIN, MOMENTUM = SGD(), SGD(momentum=0.9, nesterov=True, weight_decay=0.01)
+
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "agwu": [{"attenuation": "staleness"}, {"accuracy_floor": 0.5}],
+    "bsp": [{"combine": "sum"}, {"every": 3}, {"every": 0}],
+    "easgd": [{"alpha": 1.0}, {"alpha": 0.1, "tau": 3}],
+    "downpour": [{"n_push": 2, "n_fetch": 3}, {"n_push": 5, "n_fetch": 2}, {"server": "adagrad", "server_lr": 0.5}],
+    "admm": [
+        {"rho": 0.0, "every": 1, "from_center": True},
+        {"rho": 1.0, "every": 2},
+        {"rho": 0.5, "from_center": True},
+    ],
+    "parallel-sgd": [{"rounds": 3}],
+}
+STALENESS = [{"max_staleness": 0}, {"max_staleness": 2}]
+
+
+def _cases() -> list[Any]:
+    """Every rule with its defaults, with each of its variants and, where it may be, with bounded staleness."""
+    return [
+        pytest.param(rule(**options), id=f"{name} {options}")
+        for name, rule in RULES.items()
+        for options in ({}, *VARIANTS.get(name, []), *(STALENESS if issubclass(rule, Asynchronous) else []))
+    ]
+
+
+every_variant = pytest.mark.parametrize("rule", _cases())
+
+
+def push(
+    worker: str, payload: Vector, *, accuracy: float = 0.5, base: int = 0, seq: int = 1, samples: int = 10
+) -> Push:
+    return Push(0, worker, 1, seq, base, payload, samples, accuracy)
+
+
+def view(version: int, bases: dict[str, int]) -> View:
+    known = Bases()
+    for worker, base in bases.items():
+        known.set(worker, base)
+    return View(version, len(bases), known)
+
+
+def vectors(count: int, size: int = 7, dtype: str = "float32") -> list[Vector]:
+    return list(np.random.default_rng(count).standard_normal((count, size)).astype(dtype))
+
+
+def parabola(curvature: float, minimum: Sequence[float]) -> Gradient:
+    """The gradient of curvature/2·‖w - minimum‖²."""
+    return lambda weights: curvature * (weights - np.asarray(minimum, weights.dtype))
+
+
+@dataclass
+class UnderWay:
+    """An exchange with the server: after which step it began, the weights that were sent then, what came back."""
+
+    begun: int
+    sent: Vector
+    replies: list[tuple[Action, Reply]] = field(default_factory=list)
+
+
+@dataclass
+class Replica:
+    """One worker: what it trains on, and for how long. `local` is there once it has joined.
+
+    late: steps that it makes before it takes in what an exchange within a round brings, where its rule allows that.
+    """
+
+    rule: UpdateRule
+    worker: str
+    gradient: Gradient
+    rounds: int = 1
+    steps: int = 1
+    lr: float = 0.1
+    sgd: SGD = PLAIN
+    samples: int = 10
+    accuracy: float = 0.5
+    late: int = 0
+    backend: Backend = NUMPY
+    local: Local = field(init=False)
+    trained: list[Vector] = field(default_factory=list)  # what each step added to the weights
+
+    def life(self) -> Life:
+        """Its events, each sent the reply to it: as `cluster.worker.Exchanges` does it."""
+        rule, seq = self.rule, 0
+        reply = yield Join(0, self.worker, 1)
+        weights, velocity = (self.backend.from_host(np.zeros_like(reply.weights)) for _ in range(2))
+        self.local = local = Local(weights, weights)
+        rule.begin(local, self.backend.from_host(reply.weights), reply.version)
+        late = self.late if rule.overlaps else 0
+        for _ in range(self.rounds):
+            under_way: UnderWay | None = None
+            for step in range(1, self.steps + 1):
+                self._step(velocity)
+                last = step == self.steps
+                due = rule.due(step, round_end=last)
+                if under_way and (due or last or step >= under_way.begun + late):
+                    under_way = self._take_in(under_way)
+                if not due:
+                    continue
+                under_way = UnderWay(step, local.weights.copy())
+                if Action.PUSH in due:
+                    seq += 1
+                    base, payload = local.base_version, self.backend.to_host(rule.payload(local)).copy()
+                    reply = yield Push(0, self.worker, 1, seq, base, payload, self.samples, self.accuracy)
+                    under_way.replies.append((Action.PUSH, reply))
+                if Action.PULL in due:
+                    under_way.replies.append((Action.PULL, (yield Pull(0, self.worker, 1))))
+                if last or not late:
+                    under_way = self._take_in(under_way)
+        yield Leave(self.worker, 1)
+
+    def _take_in(self, exchange: UnderWay) -> None:
+        """Go on from the replies, and from what was trained since the weights were sent."""
+        weights = self.local.weights
+        gained = weights - exchange.sent
+        weights[...] = exchange.sent
+        for action, reply in exchange.replies:
+            take_in = self.rule.adopt if action == Action.PUSH else self.rule.pulled
+            take_in(self.local, self.backend.from_host(reply.weights), reply.version)
+        weights += gained
+
+    def _step(self, velocity: Vector) -> None:
+        local, before = self.local, self.local.weights.copy()
+        grads = self.rule.local_step(self.gradient(local.weights), local)
+        self.sgd.step(local.weights, grads, velocity, self.lr)
+        self.trained.append(local.weights - before)
+
+
+class Cluster:
+    """A server and its replicas. All join first; then `run` lets one after the other send what it has to say."""
+
+    def __init__(self, server: ParameterServer, replicas: Iterable[Replica]) -> None:
+        self.server, self.now = server, 0.0
+        self.events: list[Event] = []
+        self.replies: list[Reply] = []
+        self.centers: list[Vector] = [server.snapshot().center]
+        self.lives = {replica.worker: replica.life() for replica in replicas}
+        self.asking = {worker: next(life) for worker, life in self.lives.items()}
+        for worker in list(self.lives):
+            self.tell(worker)
+
+    def run(self, turns: Iterable[int] | None = None) -> None:
+        """To the end of all lives. turns: whose turn it is among those that wait for nothing; all in turn if None."""
+        for turn in cycle(turns or [0]):
+            if not self.asking:
+                break
+            self.tell(list(self.asking)[turn % len(self.asking)])
+        assert not self.lives, f"{list(self.lives)} wait for ever"
+
+    def tell(self, worker: str) -> None:
+        """Send the worker's event; whoever is answered goes on to its own next one."""
+        self.now += 1.0
+        event = replace(self.asking.pop(worker), at=self.now)
+        self.events.append(event)
+        instructions = self.server.handle(event)
+        self.server.validate()
+        if isinstance(event, Leave):
+            del self.lives[worker]
+        for reply in instructions:
+            assert isinstance(reply, Reply), reply
+            self.replies.append(reply)
+            self.asking[reply.worker] = self.lives[reply.worker].send(reply)
+        if self.server.snapshot().center is not self.centers[-1]:
+            self.centers.append(self.server.snapshot().center)
+
+
+def trained(
+    rule: UpdateRule, start: Vector, gradients: Iterable[Gradient], *, turns: Iterable[int] | None = None, **how: object
+) -> tuple[Cluster, list[Replica]]:
+    """Replicas w0, w1, … of these gradients, run to the end."""
+    replicas = [Replica(rule, f"w{i}", gradient, **how) for i, gradient in enumerate(gradients)]  # type: ignore[arg-type]
+    cluster = Cluster(ParameterServer(rule, start), replicas)
+    cluster.run(turns)
+    return cluster, replicas
+
+
+def alone(start: Vector, gradient: Gradient, steps: int, *, lr: float = 0.1, sgd: SGD = PLAIN) -> Vector:
+    """The weights after so many steps without any server."""
+    weights, velocity = start.copy(), np.zeros_like(start)
+    for _ in range(steps):
+        sgd.step(weights, gradient(weights), velocity, lr)
+    return weights
