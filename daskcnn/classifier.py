@@ -13,6 +13,7 @@ from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.config import Job
 from daskcnn.errors import DataError
 from daskcnn.nn import Context, Params, State, predict
+from daskcnn.nn.losses import softmax
 from daskcnn.replica import evaluation_batch, initial_weights, network_of
 from daskcnn.store import Described, normalise
 
@@ -76,6 +77,4 @@ class Classifier:
 
     def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)
-        scores = predict(self.model, params, state, x, ctx)
-        exp = np.exp(scores - scores.max(axis=1, keepdims=True))
-        return exp / exp.sum(axis=1, keepdims=True)
+        return softmax(predict(self.model, params, state, x, ctx))

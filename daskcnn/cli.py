@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -11,8 +12,11 @@ from dask.utils import parse_bytes
 
 from daskcnn import __version__
 from daskcnn.arrays import Device, DeviceKind, cpu_count
-from daskcnn.launch import say, tools
+from daskcnn.launch import pictures, planning, reporting, say, simulated, simulating, tools
 from daskcnn.launch.doctor import examine, readable_findings
+from daskcnn.report.comparison import format_comparison
+from daskcnn.report.files import dumps
+from daskcnn.report.table_text import format_report
 from daskcnn.run import Command
 from daskcnn.run import main as run_command
 
@@ -120,6 +124,124 @@ def plan_conv(
     means = Device.of(device, threads=threads or cpu_count(), workspace_limit=workspace_limit)
     result = tools.plan_conv(model, batch=batch, images=dataset, dtype=dtype, device=means, measure=measure)
     click.echo(json.dumps(result, indent=2) if as_json else tools.readable_conv_plans(result))
+
+
+@main.command(cls=Command)
+@click.argument("run")
+@click.option("--rounds", is_flag=True, help="Every worker's rounds too, and no table shortened.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write every worker's rounds to FILE instead (-: stdout).")
+@as_json
+@verbose
+def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any) -> None:
+    """Print the tables of RUN: workers, balance, waiting, traffic, accuracy. It may still be going on."""
+    if csv_file and as_json:
+        raise click.UsageError("--json and --csv: each is a form of its own; give one of them")
+    found = reporting.report(run)
+    if csv_file == "-":
+        click.echo(reporting.rounds_csv(found), nl=False)
+    elif csv_file:
+        reporting.write_rounds(found, csv_file)
+    else:
+        click.echo(dumps(found.to_dict(), indent=2) if as_json else format_report(found, full=rounds))
+
+
+def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[float, ...]:
+    try:
+        targets = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        targets = (0.0,)
+    if not all(0 < target <= 1 for target in targets):
+        raise click.BadParameter(f"{text!r}: write accuracies above 0 and up to 1, such as 0.5,0.6", ctx, parameter)
+    return targets
+
+
+@main.command(cls=Command)
+@click.argument("runs", nargs=-1, required=True)
+@click.option(
+    "--targets",
+    metavar="A,B,…",
+    default="0.5,0.6,0.7",
+    show_default=True,
+    callback=_accuracies,
+    help="Validation accuracies to reach: the time, epochs and rounds to each.",
+)
+@as_json
+@verbose
+def compare(runs: tuple[str, ...], targets: tuple[float, ...], as_json: bool, **_: Any) -> None:
+    """Set RUNS side by side; the best of each line is marked."""
+    result = reporting.compare(runs, targets)
+    click.echo(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+
+
+def _scenario_options(function: Any) -> Any:
+    """The options that say what is simulated."""
+    for option in (
+        click.option(
+            "--cluster",
+            metavar="FILE|RUN",
+            help="A cluster file, or a run whose measured cluster to take.  [the run's own]",
+        ),
+        click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of speeds that vary."),
+    )[::-1]:
+        function = option(function)
+    return function
+
+
+@main.command(cls=Command)
+@click.argument("job", metavar="JOB.toml|RUN")
+@_scenario_options
+@click.option("--train", is_flag=True, help="Compute the very numbers too, on the job's data, in this process.")
+@click.option("--figures", metavar="FOLDER", help="Draw the papers' figures for this job there.")
+@click.option("--format", "suffix", type=click.Choice(["svg", "png"]), default="svg", show_default=True)
+@click.option("--keep", metavar="FOLDER", help="Write the simulated run there, for report and compare.")
+@click.option("--write-cluster", metavar="FILE", help="Write the cluster there as a cluster file, to go on with.")
+@as_json
+@verbose
+def simulate(
+    job: str,
+    cluster: str | None,
+    settings: tuple[str, ...],
+    seed: int,
+    train: bool,
+    figures: str | None,
+    suffix: str,
+    keep: str | None,
+    write_cluster: str | None,
+    as_json: bool,
+    **_: Any,
+) -> None:
+    """Run JOB in simulated time, on a cluster of a file or as a run has measured it."""
+    chosen = simulating.scenario(job, cluster, settings)
+    result = simulating.simulate(chosen, seed=seed, train=train)
+    click.echo(dumps(simulated.to_dict(result), indent=2) if as_json else simulated.readable(result))
+    if keep:
+        say(f"kept in {simulating.keep(result, keep)}")
+    if write_cluster:
+        simulating.write_cluster(chosen, write_cluster)
+    if figures:
+        for path in pictures.draw_all(chosen, figures, suffix=suffix, seed=seed):
+            say(f"figure {path}")
+
+
+def _additions(ctx: click.Context, parameter: click.Parameter, text: str) -> dict[str, int]:
+    if not re.fullmatch(r"(\w+=\d+)(,\w+=\d+)*", text):
+        raise click.BadParameter(f"{text!r}: write kinds and how many, such as gpu=1,cpu=4", ctx, parameter)
+    return {kind: int(number) for kind, _, number in (part.partition("=") for part in text.split(","))}
+
+
+@main.command(cls=Command)
+@click.argument("job", metavar="JOB.toml|RUN")
+@_scenario_options
+@click.option("--add", required=True, metavar="gpu=N,cpu=N", callback=_additions, help="Workers to add, one at a time.")
+@as_json
+@verbose
+def plan(
+    job: str, cluster: str | None, settings: tuple[str, ...], seed: int, add: dict[str, int], as_json: bool, **_: Any
+) -> None:
+    """Say what more workers would bring JOB: time an epoch, communication, balance, and where another stops paying."""
+    found = planning.plan(simulating.scenario(job, cluster, settings), add, seed=seed)
+    click.echo(dumps(found.to_dict(), indent=2) if as_json else planning.readable_plan(found))
 
 
 @main.command(cls=Command)

@@ -24,11 +24,14 @@ from tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 from daskcnn import __version__, launch
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
-from daskcnn.launch import runner
+from daskcnn.launch import runner, tools
+from daskcnn.launch.keep import to_classifier
 from daskcnn.launch.resolve import resolve
+from daskcnn.nn.auc import area_under_curve
 from daskcnn.replica import Score
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.run import main as run
+from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
 
 Start = Callable[..., Result]
@@ -435,7 +438,15 @@ def test_evaluate(trained: Path, path: str):
     assert 0 <= found["accuracy"] <= 1
     assert found["loss"] > 0
     text = invoke(daskcnn, "evaluate", trained).stdout
-    assert f"accuracy {100 * found['accuracy']:.2f} %, loss {found['loss']:.4f} on 60 test samples" in text
+    scores = f"accuracy {100 * found['accuracy']:.2f} %, loss {found['loss']:.4f}, AUC {found['auc']:.4f}"
+    assert f"{scores} on 60 test samples" in text
+
+
+def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str):
+    job, checkpoint = tools.load(str(trained), "last", print)
+    images, labels = open_dataset(path).test.read(0, 60)
+    expected = area_under_curve(to_classifier(checkpoint, job).predict(images), labels)
+    assert json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)["auc"] == pytest.approx(expected)
 
 
 def test_evaluate_the_best(trained: Path):

@@ -24,11 +24,14 @@ from daskcnn.cluster.context import RunContext, TrainingState
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layer_sharded import LayerSharded
 from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.peer import PeerToPeer
 from daskcnn.cluster.start import calibrate_all, check_workers
 from daskcnn.config import Job
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.launch.keep import facts_of, to_checkpoint, to_state
 from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
+from daskcnn.ps import RULES
+from daskcnn.ps.bsp import BSP
 from daskcnn.replica import Score
 from daskcnn.report.checkpoint import Checkpoint, latest, save
 from daskcnn.report.progress import Progress, choose
@@ -239,10 +242,19 @@ def _start_event(recorder: Recorder) -> Event:
         "event": "start",
         "run": str(recorder.directory.path),
         "strategy": job.train.strategy,
+        "partition": job.train.partition,
+        "increments": job.train.increments,
+        "rule": job.rule,
+        "dataset": prepared.dataset.name,
+        "model": job.model.name or f"{len(job.model.layers or ())} layers",
         "epochs": job.train.epochs,
+        "batch_size": job.train.batch_size,
+        "seed": job.train.seed,
         "samples": prepared.samples,
         "validation_samples": job.data.validation,
         "parameters": prepared.layout.parameter_size,
+        "wire": job.cluster.wire,
+        "vector_bytes": prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
     }
 
 
@@ -259,7 +271,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         calibrate_all(context)
         state = to_state(checkpoint, job) if checkpoint else None
         recorder.begun = time.monotonic()
-        strategy = (LayerSharded if job.train.strategy == "layer" else DataParallel)(context, state)
+        strategy = driver_of(job)(context, state)
         final = strategy.train()
         seconds = recorder.seconds
         test = context.score(final.weights, "test", 0, len(context.dataset.test))
@@ -278,6 +290,14 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
     history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
     model = Classifier(job, Facts.of(context.dataset), final.weights)
     return Result(recorder.directory.path, summary, history, model)
+
+
+def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
+    """What drives a run of this job."""
+    if job.train.strategy == "layer":
+        return LayerSharded
+    rule = RULES[job.train.strategy].model_validate(job.rule)
+    return PeerToPeer if isinstance(rule, BSP) and rule.exchange != "allreduce" else DataParallel
 
 
 def _summary(
@@ -306,7 +326,7 @@ def _result(score: Score | None) -> dict[str, float] | None:
 
 
 def _write_summary(recorder: Recorder, summary: dict[str, Any]) -> None:
-    recorder.emit({"event": "end", "status": summary["status"]})
+    recorder.emit({"event": "end", **{key: summary[key] for key in ("status", "seconds", "test")}})
     try:
         recorder.directory.write_summary(summary)
     except OSError as error:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.arrays import Array, Device, cpu_count, single_threaded_blas
 from daskcnn.classifier import Classifier
 from daskcnn.config import Job, nearest
 from daskcnn.conv import ConvSpec, plan
@@ -24,6 +24,8 @@ from daskcnn.launch.keep import to_classifier, to_state
 from daskcnn.launch.resolve import kept_job
 from daskcnn.launch.runner import shown
 from daskcnn.nn import build_model, model_problem
+from daskcnn.nn.auc import area_under_curve
+from daskcnn.nn.losses import softmax
 from daskcnn.nn.models import MODELS
 from daskcnn.replica import Replica, convolutions
 from daskcnn.report.checkpoint import Checkpoint, best, latest
@@ -72,7 +74,10 @@ def load(run: str, which: Which, say: Any) -> tuple[Job, Checkpoint]:
 
 
 def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str, Any]:
-    """Accuracy and loss of a run's network on the test samples of its data set, or of another."""
+    """Accuracy, loss and AUC of a run's network on the test samples of its data set, or of another.
+
+    AUC: of each class against the rest, the mean over the classes; None where there is only one.
+    """
     job, checkpoint = load(run, which, say)
     dataset = open_dataset(path or job.data.path or "", limit=None if path else job.data.limit)
     classifier = to_classifier(checkpoint, job)
@@ -82,8 +87,12 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
         )
     replica = Replica(job, dataset, Device.of("cpu", threads=cpu_count()), clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
+    answers: list[tuple[Array, Array]] = []
     with single_threaded_blas():
-        score = replica.evaluate(dataset.test, 0, len(dataset.test))
+        score = replica.evaluate(
+            dataset.test, 0, len(dataset.test), seen=lambda scores, labels: answers.append((scores.copy(), labels))
+        )
+    scores, labels = map(np.concatenate, zip(*answers, strict=True))
     return {
         "run": run,
         "checkpoint": str(checkpoint.path),
@@ -91,13 +100,15 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
         "samples": score.samples,
         "accuracy": score.accuracy,
         "loss": score.loss,
+        "auc": area_under_curve(softmax(scores), labels),
     }
 
 
 def readable_evaluation(result: dict[str, Any]) -> str:
+    auc = "-" if result["auc"] is None else f"{result['auc']:.4f}"
     return (
-        f"accuracy {100 * result['accuracy']:.2f} %, loss {result['loss']:.4f} on {result['samples']:,} test samples "
-        f"of {result['data']}\ncheckpoint {result['checkpoint']}"
+        f"accuracy {100 * result['accuracy']:.2f} %, loss {result['loss']:.4f}, AUC {auc} "
+        f"on {result['samples']:,} test samples of {result['data']}\ncheckpoint {result['checkpoint']}"
     )
 
 

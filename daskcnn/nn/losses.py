@@ -51,3 +51,9 @@ LOSSES: dict[str, Loss] = {"softmax": SoftmaxCrossEntropy(), "squared": SquaredE
 def correct(scores: Array, labels: Array) -> Any:
     """How many samples have their highest score at their label: 0-d."""
     return (scores.argmax(axis=1) == labels).sum()
+
+
+def softmax(scores: Array) -> Array:
+    """Probability of each class, (N, classes), from scores (N, classes) on the host."""
+    exp = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exp / exp.sum(axis=1, keepdims=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.report.files import jsonable
-from daskcnn.report.text import clean, count, duration, number, percent, size
+from daskcnn.report.text import aligned, clean, count, duration, number, percent, size
 
 Parts = Mapping[str, Any]
 _WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
@@ -94,6 +94,7 @@ def format_summary(summary: Parts) -> str:
         ("kept in", run),
         *([("checkpoint", clean(summary["checkpoint"]))] if summary["checkpoint"] else []),
         *([("evaluate", f"daskcnn evaluate {command}")] if summary["checkpoint"] else []),
+        ("report", f"daskcnn report {command}"),
         *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
     ]
     return "\n".join(f"{label:<12}{value}".rstrip() for label, value in lines)
@@ -113,11 +114,4 @@ def _worker_lines(workers: Sequence[Parts]) -> list[str]:
     for w in workers:
         seconds = (duration(w[key]) for key in ("busy", "wait", "communication"))
         cells.append((clean(w["name"]), clean(w["device"]), count(w["samples"]), *seconds))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(_aligned(row, widths)) for row in cells]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Names to the left, numbers to the right."""
-    cells = enumerate(zip(row, widths, strict=True))
-    return [cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in cells]
+    return aligned(cells, left=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def clean(message: object) -> str:
@@ -59,3 +60,14 @@ def size(nbytes: float | None) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1000
     return f"{nbytes:,.1f} TB"
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Rows of cells as lines of equal columns: the first `left` ones to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_padded(row, widths, left)).rstrip() for row in rows]
+
+
+def _padded(row: Sequence[str], widths: Sequence[int], left: int) -> list[str]:
+    cells = enumerate(zip(row, widths, strict=True))
+    return [cell.ljust(width) if i < left else cell.rjust(width) for i, (cell, width) in cells]

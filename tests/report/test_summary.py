@@ -75,6 +75,7 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
         "kept in     runs/my run",
         "checkpoint  runs/my run/checkpoints/step-000000375",
         "evaluate    daskcnn evaluate 'runs/my run'",
+        "report      daskcnn report 'runs/my run'",
     ]
 
 

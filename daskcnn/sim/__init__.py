@@ -1,0 +1,1 @@
+"""Training in simulated time: the very server, rules and partitioners, on clusters that need not be there."""

@@ -1,0 +1,242 @@
+"""A cluster as the simulator needs it: from a hand-written TOML file, or from what a run has measured (`measured`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from daskcnn.arrays import DeviceKind
+from daskcnn.config import Options, nearest
+from daskcnn.errors import JobError
+from daskcnn.sim.links import Link
+from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
+
+
+class ClusterFileError(JobError):
+    """The cluster file is wrong: every problem at once, one a line."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(problems)
+        self.args = (self.args[0].replace("the job has", "the cluster file has", 1),)
+
+
+class Server(Options):
+    """`[server]`: the parameter server's host. What is left out is no limit.
+
+    bandwidth: bytes a second of its link each way, which all workers share. merge_rate: bytes of pushes that it takes
+    apart and merges a second.
+    """
+
+    bandwidth: float | None = Field(default=None, gt=0)
+    merge_rate: float | None = Field(default=None, gt=0)
+
+    def split(self, hosts: int) -> Server:
+        """Several such hosts, each with a range of the vector: together they are so many times as fast."""
+        update = {
+            key: value and value * hosts
+            for key, value in (("bandwidth", self.bandwidth), ("merge_rate", self.merge_rate))
+        }
+        return self.model_copy(update=update)
+
+
+class Costs(Options):
+    """`[costs]`: what comes on top. dispatch: seconds between a round's report and the next one's first step; where
+    kernels are sharded, of handing out a step's tasks.
+
+    exchange: seconds that every exchange with the server takes besides its bytes' way.
+    """
+
+    dispatch: float = Field(default=0.0, ge=0)
+    exchange: float = Field(default=0.0, ge=0)
+
+
+class Worker(Options):
+    """`[[worker]]`: `count` workers alike; 0 is a pattern for `daskcnn plan --add` only.
+
+    images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
+    without training, by default three times as many. serial: the part of a one-thread step that more threads do not
+    shorten. conv_seconds: seconds a sample of each convolution, forward and backward, where kernels are sharded;
+    conv_share: without those, the part of a step that convolutions take. bandwidth (bytes a second), latency (seconds
+    a message): of its link. speed: how it goes with time.
+    """
+
+    name: str = Field(pattern=_NAME)
+    count: int = Field(default=1, ge=0)
+    kind: Literal["cpu", "gpu"] = "cpu"
+    images_per_second: float = Field(gt=0)
+    evaluations_per_second: float | None = Field(default=None, gt=0)
+    threads: int = Field(default=1, ge=1)
+    serial: float = Field(default=0.1, ge=0, le=1)
+    conv_share: float = Field(default=0.85, gt=0, lt=1)
+    conv_seconds: dict[str, float] | None = None
+    bandwidth: float | None = Field(default=None, gt=0)
+    latency: float = Field(default=0.0, ge=0)
+    speed: Speed = Constant()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds a sample takes to train on, at the nominal speed."""
+        return 1 / self.images_per_second
+
+    @property
+    def judging(self) -> float:
+        """Seconds a sample takes to be judged: the forward pass is about a third of a step."""
+        return 1 / (self.evaluations_per_second or 3 * self.images_per_second)
+
+    def link(self) -> Link:
+        return Link(self.bandwidth or math.inf, self.latency)
+
+    def with_threads(self, threads: int) -> Worker:
+        """The same processor with so many threads, by Amdahl's law."""
+        now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
+        faster = now / then
+        return self.model_copy(
+            update={
+                "threads": threads,
+                "images_per_second": self.images_per_second * faster,
+                "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
+            }
+        )
+
+
+class Cluster(Options):
+    """All of a cluster file."""
+
+    server: Server = Server()
+    costs: Costs = Costs()
+    worker: list[Worker] = Field(min_length=1)
+
+    def members(self) -> list[Worker]:
+        """Every worker by itself: `desk` of count 3 is desk-1, desk-2 and desk-3."""
+        return [
+            pattern.model_copy(
+                update={"name": f"{pattern.name}-{i}" if pattern.count > 1 else pattern.name, "count": 1}
+            )
+            for pattern in self.worker
+            for i in range(1, pattern.count + 1)
+        ]
+
+    def with_one_more(self, pattern: Worker) -> Cluster:
+        """The cluster with another worker like this one."""
+        names = {member.name for member in self.members()}
+        name = next(n for i in range(1, len(names) + 2) if (n := f"{pattern.name}+{i}") not in names)
+        return self.model_copy(update={"worker": [*self.worker, pattern.model_copy(update={"name": name, "count": 1})]})
+
+    def of_size(self, workers: int) -> Cluster:
+        """The first so many workers, and patterns repeated in turn where there are fewer."""
+        members = self.members()
+        more = [
+            members[i % len(members)].model_copy(
+                update={"name": f"{members[i % len(members)].name}+{i // len(members)}"}
+            )
+            for i in range(len(members), workers)
+        ]
+        return self.model_copy(update={"worker": [*members[:workers], *more]})
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster of a TOML file. Raises ClusterFileError with all problems."""
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ClusterFileError([f"{path}: {error.strerror}; give the path of a cluster file, or of a run"]) from error
+    except (ValueError, RecursionError) as error:
+        raise ClusterFileError([f"{path}: not a TOML file: {error}"]) from error
+    return parse_cluster(raw)
+
+
+def parse_cluster(raw: Mapping[str, Any]) -> Cluster:
+    """The cluster of these tables. Raises ClusterFileError with all problems."""
+    problems = [*_wrong(raw), *_contradictions(raw)]
+    if problems:
+        raise ClusterFileError(problems)
+    return Cluster.model_validate(raw)
+
+
+_REMEDIES = {
+    "images_per_second": "give the images that it trains on in a second, as `daskcnn report` of a run shows them",
+    "evaluations_per_second": "give images a second, or leave it out for three times the training's",
+    "bandwidth": "give bytes a second (1 Gb/s is 1.25e8), or leave it out for no limit",
+    "merge_rate": "give bytes a second, or leave it out for no limit",
+    "latency": "give seconds, 0 or more",
+    "dispatch": "give seconds, 0 or more",
+    "exchange": "give seconds, 0 or more",
+    "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",
+    "name": "give it a name of letters, digits and . _ : / -",
+    "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',
+    "worker": "give at least one [[worker]] with a name and images_per_second",
+}
+_SPEEDS: dict[str, type[Options]] = {"constant": Constant, "drift": Drift, "walk": Walk, "stall": Stall}
+_TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker": Worker, **_SPEEDS}
+
+
+def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
+    """What the models refuse, each with its remedy."""
+    try:
+        Cluster.model_validate(raw)
+    except ValidationError as error:
+        for item in error.errors():
+            yield _readable(item["type"], item["loc"], item["input"], item["msg"])
+
+
+def _readable(kind: str, loc: tuple[int | str, ...], value: Any, message: str) -> str:
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc if part not in _SPEEDS)
+    key, name = key.removeprefix("."), str(next((p for p in reversed(loc) if isinstance(p, str)), "worker"))
+    if kind == "extra_forbidden":
+        return f"{key}: unknown {'key' if len(loc) > 1 else 'section'}{nearest(name, _known(loc))}"
+    reason = message.removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:]
+    remedy = f"; {_REMEDIES[name]}" if name in _REMEDIES else ""
+    if kind == "missing":
+        return f"{key}: is missing{remedy}"
+    return f"{key} = {f'{value!r:.80}'}: {reason}{remedy}"
+
+
+def _known(loc: tuple[int | str, ...]) -> list[str]:
+    """The keys that there are where an unknown one was found."""
+    table: type[Options] = Cluster
+    for part in loc[:-1]:
+        table = _TABLES.get(str(part), table)
+    return list(table.model_fields)
+
+
+def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with the workers together."""
+    workers = [w for w in raw.get("worker", ()) if isinstance(w, dict)] if isinstance(raw.get("worker"), list) else []
+    for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
+        if times > 1:
+            yield f"worker.name = {name!r}: {times} workers have it; give each its own, or one of them a count"
+    if workers and all(w.get("count", 1) == 0 for w in workers):
+        yield "worker.count = 0: a cluster needs at least one worker; raise a count"
+
+
+def to_toml(cluster: Cluster) -> str:
+    """The cluster as a file that `read_cluster` reads, for people to go on with."""
+    tables = [("[server]", cluster.server), ("[costs]", cluster.costs), *(("[[worker]]", w) for w in cluster.worker)]
+    return "\n\n".join("\n".join([head, *_toml_lines(table)]) for head, table in tables) + "\n"
+
+
+def _toml_lines(table: Options) -> Iterator[str]:
+    """Every key that says something else than its default."""
+    for key, value in table.model_dump(exclude_defaults=True).items():
+        yield f"{key} = {_toml_value(value)}"
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None) + " }"
+    return json.dumps(value)
+
+
+def kinds(cluster: Cluster) -> dict[DeviceKind, Worker]:
+    """The first worker of each kind, the pattern for another one."""
+    return {worker.kind: worker for worker in reversed(cluster.worker)}

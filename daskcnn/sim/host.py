@@ -1,0 +1,145 @@
+"""The parameter server in simulated time: the very state machine, behind links that take their time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from daskcnn.errors import Diverged
+from daskcnn.ps import Code, Event, Instruction, Join, Leave, ParameterServer, Pull, Push, Refuse, Reply, Vector
+from daskcnn.sim.agenda import Agenda
+from daskcnn.sim.cluster import Costs, Server
+from daskcnn.sim.links import Line, Link
+
+EPOCH = 0
+
+
+class Caller(Protocol):
+    """Who talks to the server. sent, received: bytes of the round so far."""
+
+    name: str
+    session: int
+    link: Link
+    sent: int
+    received: int
+
+    def answered(self, reply: Reply) -> None:
+        """The reply to its join, push or pull is there."""
+        ...
+
+
+class Host:
+    """Carries events to the server and replies back.
+
+    An event reaches the server when its last byte has come over the worker's link and the shared one; events are
+    handled in that order, and replies leave once the merges before them are done. nbytes: of the whole vector, which in
+    timing only one of length 1 stands for. wire: the dtype that vectors travel in.
+    """
+
+    def __init__(
+        self, server: ParameterServer, agenda: Agenda, spec: Server, costs: Costs, *, wire: str, nbytes: int
+    ) -> None:
+        self.server, self._agenda, self._exchange = server, agenda, costs.exchange
+        self._wire, self._nbytes = np.dtype(wire), nbytes
+        self._up, self._down = Line(spec.bandwidth or math.inf), Line(spec.bandwidth or math.inf)
+        self._seconds_a_push = nbytes / spec.merge_rate if spec.merge_rate else 0.0
+        self._free = 0.0
+        self._callers: dict[str, Caller] = {}
+
+    def join(self, caller: Caller) -> None:
+        """Begin a session and ask for the center."""
+        self._callers[caller.name] = caller
+        at = self._reaches(caller, 0)
+        self._agenda.at(at, self._handle, Join(EPOCH, caller.name, caller.session, at=at))
+
+    def pull(self, caller: Caller) -> None:
+        """Ask for the center."""
+        at = self._reaches(caller, 0)
+        self._agenda.at(at, self._handle, Pull(EPOCH, caller.name, caller.session, at=at))
+
+    def push(self, caller: Caller, seq: int, base: int, payload: Vector, samples: int, quality: float) -> None:
+        """Hand over what was trained."""
+        at = self._pushed(caller)
+        event = Push(EPOCH, caller.name, caller.session, seq, base, self.travelled(payload), samples, quality, at)
+        self._agenda.at(at, self._handle, event)
+
+    def leave(self, caller: Caller) -> None:
+        """The driver says that this worker sits out."""
+        self._handle(Leave(caller.name, caller.session, self._agenda.now))
+
+    def travelled(self, vector: Vector) -> Vector:
+        """The vector as it comes out of the wire."""
+        return vector.astype(self._wire, copy=False).astype(vector.dtype, copy=False)
+
+    # --- ways ---
+
+    def _reaches(self, caller: Caller, nbytes: int) -> float:
+        """When so many bytes that are sent now are at the server."""
+        return caller.link.arrival(self._agenda.now + self._exchange, nbytes, self._up)
+
+    def _pushed(self, caller: Caller) -> float:
+        """When a push is there."""
+        caller.sent += self._nbytes
+        return self._reaches(caller, self._nbytes)
+
+    def _delivered(self, caller: Caller, ready: float, reply: Reply) -> float:
+        """When a reply is back that leaves when it is ready."""
+        nbytes = self._nbytes if reply.weights.size else 0
+        caller.received += nbytes
+        return caller.link.arrival(ready, nbytes, self._down)
+
+    def _handle(self, event: Event) -> None:
+        instructions = self.server.handle(event)
+        if instructions:
+            ready = self._merged(sum(1 for each in instructions if isinstance(each, Reply) and each.seq))
+            for each in instructions:
+                self._carry_out(each, ready)
+
+    def _merged(self, pushes: int) -> float:
+        """When the server is through with what it has now, so many pushes being merged."""
+        self._free = max(self._free, self._agenda.now) + pushes * self._seconds_a_push
+        return self._free
+
+    def _carry_out(self, instruction: Instruction, ready: float) -> None:
+        match instruction:
+            case Reply():
+                caller = self._callers[instruction.worker]
+                self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)
+            case Refuse(code=Code.FINITE, reason=reason):
+                raise Diverged(f"push of {instruction.worker}: {reason}")
+            case _:
+                raise AssertionError(f"the server is not to say {instruction}")
+
+
+class PeerToPeer(Host):
+    """Workers sum a part of the vector each and hand it to the others (ASA, Theano-MPI §3.1); the server only decides.
+
+    Each part goes to who sums it, all at once, and back when it is summed: (k - 1)/k of the vector each way, twice,
+    over the slowest worker's link. Joining and scoring go through the server.
+    """
+
+    peers: Sequence[Caller] = ()
+    """Those who meet in the round under way."""
+
+    def _pushed(self, caller: Caller) -> float:
+        caller.sent += self._moved
+        return self._agenda.now + (self._exchange if self._moved else 0.0)
+
+    def _delivered(self, caller: Caller, ready: float, reply: Reply) -> float:
+        if not reply.seq:
+            return super()._delivered(caller, ready, reply)
+        caller.received += self._moved
+        slowest = max(peer.link.latency + self._moved / 2 / peer.link.bandwidth for peer in self.peers)
+        return ready + (2 * slowest if self._moved else 0.0)
+
+    def _merged(self, pushes: int) -> float:
+        return self._agenda.now
+
+    @property
+    def _moved(self) -> int:
+        """Bytes that each sends in a meeting."""
+        k = len(self.peers)
+        return round(2 * self._nbytes * (k - 1) / k)

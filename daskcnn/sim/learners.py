@@ -1,0 +1,104 @@
+"""What a replica learns in a simulation: nothing, where only time matters, or the very numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import Local, UpdateRule, Vector
+from daskcnn.replica import Replica, Score, Trained
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a round came to so far: loss and right answers over its samples, the last rate. None: not known."""
+
+    score: Score | None = None
+    lr: float | None = None
+
+
+class Learner(Protocol):
+    """A replica's arithmetic. weights: trained in place."""
+
+    weights: Vector
+
+    def begin(self, round_: Round, local: Local, replicas: int) -> None:
+        """Take up a round, in which so many replicas train."""
+        ...
+
+    def train(self, steps: int) -> Learnt:
+        """Go on to this step of the round."""
+        ...
+
+    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        """The score of these weights, or its own, on samples lo…hi of the training part; None: not known."""
+        ...
+
+
+class TimingOnly:
+    """Learns nothing: a vector of one number stands for the weights."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros(1, np.float32)
+
+    def begin(self, round_: Round, local: Local, replicas: int) -> None:
+        return None
+
+    def train(self, steps: int) -> Learnt:
+        return _NOTHING
+
+    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        return None
+
+
+_NOTHING = Learnt()
+
+
+class Training:
+    """Real arithmetic: the replica of a cluster, a step at a time."""
+
+    def __init__(self, replica: Replica, rule: UpdateRule) -> None:
+        self._replica, self._rule = replica, rule
+        self.weights: Vector = replica.weights
+        self._steps: Generator[Trained, None, None] | None = None
+        self._taken = self._samples = 0
+        self._learnt = _NOTHING
+
+    def begin(self, round_: Round, local: Local, replicas: int) -> None:
+        rule, epochs = self._rule, self._replica.job.train.epochs
+
+        def adjust(grads: Any) -> Any:
+            return rule.local_step(grads, local)
+
+        self.close()
+        self._steps = self._replica.training(
+            round_.ranges,
+            round_.samples,
+            presentation=round_.number * rule.passes(epochs),
+            progress=round_.progress,
+            steps=round_.steps,
+            adjust=adjust,
+            scale=rule.rate(replicas),
+        )
+        self._taken, self._samples = 0, round_.samples
+
+    def train(self, steps: int) -> Learnt:
+        assert self._steps is not None, "begun"
+        while self._taken < steps:
+            trained = next(self._steps)
+            self._taken, self._learnt = self._taken + 1, Learnt(trained.score, trained.lr)
+            if trained.score.samples == self._samples:
+                self.close()
+        return self._learnt
+
+    def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights)
+
+    def close(self) -> None:
+        """End the round under way, with the thread that loads for it."""
+        if self._steps is not None:
+            self._steps.close()

@@ -1,0 +1,67 @@
+"""A small problem for real arithmetic: clusters of points in a square of pixels, as a data set in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.store import Dataset
+
+LAYERS: list[dict[str, Any]] = [{"layer": "dense", "units": 24}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
+"""A network that learns it."""
+CLASSES = 10
+_SIDE = 4
+_CENTERS = 3  # clusters a class
+_SPREAD = 46.0  # of a cluster, in values of 0 … 255
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples in memory, as `store.Split` has them on disk."""
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+    chunk: int = 1 << 30
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        return self.images[indices], self.labels[indices]
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    sample_bytes: int = _SIDE * _SIDE
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a replica asks of a `store.Dataset`."""
+
+    train: _Part
+    test: _Part
+    mean: npt.NDArray[np.float64]
+    deviation: float
+    classes: tuple[str, ...] = tuple(map(str, range(CLASSES)))
+    shape: tuple[int, int, int] = (_SIDE, _SIDE, 1)
+    manifest: _Manifest = _Manifest()
+
+
+def clusters_of_points(train: int, test: int = 1000, *, seed: int = 0) -> Dataset:
+    """Ten classes of 3 clusters each, which overlap: about nine points in ten can be told. Labels go round in turn."""
+    rng = np.random.default_rng(seed)
+    centers = rng.uniform(40, 215, (CLASSES, _CENTERS, _SIDE * _SIDE))
+    learnt, unseen = (_drawn(rng, centers, count) for count in (train, test))
+    pixels = learnt.images.astype(np.float64)
+    return cast(Dataset, Points(learnt, unseen, pixels.mean(axis=(0, 1, 2)), float(pixels.std())))
+
+
+def _drawn(rng: np.random.Generator, centers: npt.NDArray[np.float64], count: int) -> _Part:
+    labels = np.arange(count) % CLASSES
+    chosen = centers[labels, rng.integers(0, _CENTERS, count)]
+    values = np.clip(np.rint(chosen + rng.normal(0, _SPREAD, chosen.shape)), 0, 255)
+    return _Part(values.astype(np.uint8).reshape(count, _SIDE, _SIDE, 1), labels.astype(np.int64))

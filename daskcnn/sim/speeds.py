@@ -1,0 +1,156 @@
+"""How a worker's speed goes with time: constant, drifting to another one, wandering, or held up by pauses.
+
+A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes so many
+seconds at the nominal speed and begins now, when is it done?
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal, Protocol, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from daskcnn.config import Options
+
+
+class Pace(Protocol):
+    """A worker's speed over one run."""
+
+    def end(self, begin: float, work: float) -> float:
+        """When `work` seconds of nominal work are done that begin at `begin`. Calls never go back in time."""
+        ...
+
+
+class Constant(Options):
+    """The nominal speed throughout."""
+
+    kind: Literal["constant"] = "constant"
+
+    def pace(self, rng: np.random.Generator) -> Pace:
+        return Steady()
+
+
+class Drift(Options):
+    """From the nominal speed to `to` times as fast over so many seconds, in a straight line; then it stays there."""
+
+    kind: Literal["drift"]
+    to: float = Field(gt=0)
+    seconds: float = Field(gt=0)
+
+    def pace(self, rng: np.random.Generator) -> Pace:
+        return Drifting(self.to, self.seconds)
+
+
+class Walk(Options):
+    """A random walk: every so many seconds the speed is multiplied by e^x, x normal with deviation `spread`.
+
+    It stays between `lowest` and `highest` times the nominal speed.
+    """
+
+    kind: Literal["walk"]
+    every: float = Field(gt=0)
+    spread: float = Field(gt=0)
+    lowest: float = Field(default=0.25, gt=0, le=1)
+    highest: float = Field(default=1.0, ge=1)
+
+    def pace(self, rng: np.random.Generator) -> Pace:
+        return Wandering(self, rng)
+
+
+class Stall(Options):
+    """Pauses of so many seconds: at these moments, or at random ones, every `every` seconds on average."""
+
+    kind: Literal["stall"]
+    seconds: float = Field(gt=0)
+    at: list[Annotated[float, Field(ge=0)]] | None = Field(default=None, min_length=1)
+    every: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.at is None) == (self.every is None):
+            raise ValueError("give either at = [moments] or every = seconds between two pauses")
+        return self
+
+    def pace(self, rng: np.random.Generator) -> Pace:
+        return Stalling(self, rng)
+
+
+Speed = Annotated[Constant | Drift | Walk | Stall, Field(discriminator="kind")]
+
+
+class Steady:
+    """The nominal speed."""
+
+    def end(self, begin: float, work: float) -> float:
+        return begin + work
+
+
+class Drifting:
+    """Speed 1 + (to - 1)·t/T until T, then `to`."""
+
+    def __init__(self, to: float, seconds: float) -> None:
+        self._to, self._until, self._slope = to, seconds, (to - 1) / seconds
+
+    def end(self, begin: float, work: float) -> float:
+        if begin >= self._until:
+            return begin + work / self._to
+        speed = 1 + self._slope * begin
+        rest = self._until - begin
+        if (possible := (speed + self._to) / 2 * rest) < work:
+            return self._until + (work - possible) / self._to
+        # speed·d + slope·d²/2 = work, in the form that a slope near 0 does no harm
+        return begin + 2 * work / (speed + math.sqrt(speed * speed + 2 * self._slope * work))
+
+
+class Wandering:
+    """Constant within each interval of `every` seconds."""
+
+    def __init__(self, walk: Walk, rng: np.random.Generator) -> None:
+        self._walk, self._rng = walk, rng
+        self._interval, self._speed = 0, 1.0
+
+    def end(self, begin: float, work: float) -> float:
+        while True:
+            self._go_on(begin)
+            turn = (self._interval + 1) * self._walk.every
+            if begin + work / self._speed <= turn:
+                return begin + work / self._speed
+            work -= (turn - begin) * self._speed
+            begin = turn
+
+    def _go_on(self, now: float) -> None:
+        """Draw the speeds of the intervals up to now."""
+        while now >= (self._interval + 1) * self._walk.every:
+            factor = math.exp(self._rng.normal(0.0, self._walk.spread))
+            self._speed = min(self._walk.highest, max(self._walk.lowest, self._speed * factor))
+            self._interval += 1
+
+
+class Stalling:
+    """The nominal speed, and nothing at all in a pause. One that would overlap another begins after it."""
+
+    def __init__(self, stall: Stall, rng: np.random.Generator) -> None:
+        self._stall, self._rng = stall, rng
+        self._moments = sorted(stall.at or ())[::-1]
+        self._from = self._until = -math.inf
+        self._next(0.0)
+
+    def end(self, begin: float, work: float) -> float:
+        while True:
+            while self._until <= begin:
+                self._next(self._until)
+            if begin < self._from:
+                if begin + work <= self._from:
+                    return begin + work
+                work -= self._from - begin
+            begin = self._until
+
+    def _next(self, after: float) -> None:
+        """The pause after this moment."""
+        if self._stall.every is not None:
+            self._from = after + self._rng.exponential(self._stall.every)
+        else:
+            self._from = max(after, self._moments.pop()) if self._moments else math.inf
+        self._until = self._from + self._stall.seconds

@@ -1,0 +1,82 @@
+"""What is to be trained, as far as its time depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daskcnn.config import Job
+from daskcnn.partition import PARTITIONERS, Partitioner
+from daskcnn.ps import RULES, AccuracyWeighted, UpdateRule
+from daskcnn.ps.bsp import BSP
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A data-parallel job. samples, validation: trained on, and judged by. numbers: in the vector that is pushed.
+
+    wire: the dtype that it travels in. patience: looks at the center without a better one after which it stops early.
+    overlap: as in `[cluster]`. shards: workers that the server is split over.
+    """
+
+    strategy: str
+    rule: UpdateRule
+    partition: str
+    partitioner: Partitioner
+    samples: int
+    validation: int
+    epochs: int
+    batch_size: int
+    numbers: int
+    wire: str = "float32"
+    patience: int | None = None
+    overlap: bool = True
+    shards: int = 1
+
+    @classmethod
+    def of(cls, job: Job, *, samples: int, numbers: int) -> Workload:
+        """A resolved job's, trained on so many samples, of a network with so many numbers."""
+        train = job.train
+        assert train.partition is not None, "resolved"
+        rule = RULES[train.strategy].model_validate(job.rule)
+        return cls(
+            train.strategy,
+            rule,
+            train.partition,
+            PARTITIONERS[train.partition](train.increments or 1),
+            samples,
+            job.data.validation,
+            train.epochs,
+            train.batch_size,
+            numbers,
+            _wire(rule, job.cluster.wire),
+            train.early_stopping,
+            job.cluster.overlap,
+            job.cluster.ps_shards,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vector on the wire."""
+        return self.numbers * np.dtype(self.wire).itemsize
+
+    @property
+    def meets_within_rounds(self) -> bool:
+        """Whether all replicas meet every few steps, so that they must make the same number of them."""
+        return self.rule.barrier and self.rule.period is not None
+
+    @property
+    def judges_pushes(self) -> bool:
+        """Whether every push is weighed by what its weights score on the validation samples."""
+        return isinstance(self.rule, AccuracyWeighted) and self.rule.accuracy_on == "validation"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether replicas train on while they push and pull within a round, as `cluster.worker.Exchanges` has it."""
+        return self.overlap and self.rule.overlaps
+
+
+def _wire(rule: UpdateRule, wire: str) -> str:
+    """The dtype that vectors travel in."""
+    return "float16" if isinstance(rule, BSP) and rule.exchange == "asa16" else wire
