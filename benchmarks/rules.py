@@ -1,0 +1,258 @@
+"""Every update rule with both partitions on CIFAR-10, over two real workers of speeds 1 and 3.
+
+    python benchmarks/rules.py --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
+
+The slower worker is one that computes and then sleeps for twice as long (DASKCNN_THROTTLE=3). Each part is a run of its
+own, kept in FILE when it has ended: a study that was broken off goes on with the parts that are missing. `--tables`
+prints what FILE holds and trains nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from distributed import Client
+
+from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.worker import THROTTLE
+from daskcnn.config import Cluster, Workers
+from daskcnn.launch.resolve import resolve
+from daskcnn.launch.runner import train_job
+from daskcnn.ps import RULES
+from daskcnn.report.events import read_events
+from daskcnn.report.tables import Report, tables
+
+FACTOR = 3
+LAYERS: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "relu"},
+    {"layer": "conv", "kernels": 32, "size": 5, "pad": 2},
+    {"layer": "relu"},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+TARGETS = (0.4, 0.5, 0.55, 0.6)
+TUNED: dict[str, dict[str, Any]] = {
+    "bsp": {"every": 10},
+    "easgd": {"tau": 10},
+    "downpour": {"n_push": 10, "n_fetch": 10},
+    "admm": {"every": 10},
+    "parallel-sgd": {"rounds": 4},
+}
+"""Parameters of the rules that meet within a round: after every step the small network would do little else."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of the study."""
+
+    strategy: str
+    partition: str
+    seed: int = 0
+    rule: Mapping[str, Any] = field(default_factory=dict)
+    wire: str = "float32"
+    epochs: int = 6
+
+    @property
+    def name(self) -> str:
+        """The key it is kept under."""
+        rule = "".join(f" {key}={value}" for key, value in self.rule.items())
+        return f"{self.strategy} {self.partition} seed={self.seed}{rule} {self.wire} epochs={self.epochs}"
+
+    @property
+    def folder(self) -> str:
+        """Its name as a run directory."""
+        return "".join(c if c.isalnum() or c in ".-" else "-" for c in self.name)
+
+    def job(self, data: str, runs: str) -> dict[str, Any]:
+        """The tables of its job."""
+        train = {
+            "strategy": self.strategy,
+            "partition": self.partition,
+            "epochs": self.epochs,
+            "seed": self.seed,
+        }
+        return {
+            "data": {"name": "cifar10", "path": data},
+            "model": {"layers": LAYERS},
+            "train": train,
+            "rule": dict(self.rule),
+            "cluster": {"wire": self.wire, "workers": {"cpu": 2}},
+            "run": {"dir": runs, "name": self.folder, "checkpoint_every": 1000.0, "keep": 1},
+        }
+
+
+def parts(quick: bool) -> list[Part]:
+    """The study; the four of the issue of three seeds come first."""
+    if quick:
+        return [Part(s, "idpa", rule=TUNED.get(s, {}), epochs=2) for s in RULES]
+    key = [Part(s, p, seed) for seed in range(3) for s, p in KEY]
+    others = [Part(s, p, rule=TUNED.get(s, {})) for p in ("idpa", "udpa") for s in RULES]
+    staleness = [Part("agwu", "idpa", seed, {"attenuation": "staleness"}) for seed in range(3)]
+    half = [Part("agwu", "idpa", seed, {}, "float16") for seed in range(3)]
+    every = [*key, *others[: len(RULES)], *staleness, *half, *others]
+    return list({part.name: part for part in every}.values())
+
+
+KEY = (("agwu", "idpa"), ("sgwu", "udpa"), ("sgwu", "idpa"), ("agwu", "udpa"))
+
+
+def run(part: Part, client: Client, data: str, runs: Path | None) -> dict[str, Any]:
+    """Train, and return what is kept of it; the run directory stays where there is a folder for it."""
+    with tempfile.TemporaryDirectory() as own:
+        result = train_job(resolve(part.job(data, str(runs or own))), client=client)
+        report = tables(read_events(result.run / "events.jsonl"))
+    return kept_of(report)
+
+
+def kept_of(report: Report) -> dict[str, Any]:
+    """The figures of a run, real or simulated."""
+    later, total, test = report.from_increment(3), report.total, report.test
+    return {
+        "test": test and test.accuracy,
+        "seconds": report.seconds,
+        "looks": [[look.at, look.epoch, look.rounds, look.validation_accuracy, look.auc] for look in report.looks],
+        "wait": report.balance and report.balance.wait,
+        "waited": total.wait,
+        "communication": total.communication,
+        "balance": report.balance and report.balance.balance,
+        "balance_from_increment_3": later and later.balance,
+        "bytes": total.bytes_up + total.bytes_down,
+        "of_eq_11": report.traffic.share,
+        "pushes": total.pushes,
+        "staleness": total.staleness_mean,
+        "gamma": total.gamma,
+        "samples": {worker.name: worker.samples for worker in report.workers},
+    }
+
+
+def throttle(client: Client) -> None:
+    """Make the second worker FACTOR times slower."""
+    slow = [a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == "cpu-1"]
+    client.run(_set, THROTTLE, str(FACTOR), workers=slow)
+
+
+def _set(name: str, value: str) -> None:
+    os.environ[name] = value
+
+
+# --- what is kept ---
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The results so far."""
+    return json.loads(path.read_text()) if path.exists() else {"machine": machine(), "parts": {}}
+
+
+def save(path: Path, results: Mapping[str, Any]) -> None:
+    """Write them in one step."""
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def machine() -> dict[str, Any]:
+    """What it ran on."""
+    cpu = device_profile("cpu", cpu_count())
+    return {"processor": cpu.name, "cores": cpu.threads, "memory_GiB": round(cpu.memory / 2**30)}
+
+
+# --- tables ---
+
+
+def reached(kept: Mapping[str, Any], target: float, column: int = 0) -> float | None:
+    """Seconds, epochs (1) or rounds (2) to this validation accuracy, in proportion between two looks; None: never."""
+    before, best = 0.0, 0.1
+    for look in kept["looks"]:
+        at, accuracy = look[column], look[3]
+        if accuracy >= target:
+            return before + (at - before) * (target - best) / (accuracy - best)
+        before, best = at, max(best, accuracy)
+    return None
+
+
+def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> list[str]:
+    """A part's line of the table."""
+    return [
+        part.replace(" float32", "").replace(" epochs=6", ""),
+        _percent(kept["test"]),
+        f"{kept['seconds']:.0f}",
+        *(_number(reached(kept, target)) for target in targets),
+        _number(reached(kept, targets[-1], 2), 1),
+        _number(kept["waited"]),
+        _number(kept["communication"], 1),
+        _number(kept["balance_from_increment_3"] or kept["balance"], 2),
+        f"{kept['bytes'] / 1e6:,.0f}",
+        f"{kept['pushes']}",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def table(results: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> str:
+    """All parts, in Markdown."""
+    seconds = (f"s to {target:.0%}" for target in targets)
+    heading = ["run", "test", "s", *seconds, "rounds", "waited s", "comm. s", "balance", "MB", "pushes"]
+    rows = [heading, ["---"] * len(heading), *(row(p, kept, targets) for p, kept in results["parts"].items())]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def verdict(results: Mapping[str, Any]) -> Iterator[str]:
+    """The bar: median seconds to the last target, of the four whose seeds all reached it."""
+    medians = {}
+    for strategy, partition in KEY:
+        plain = asdict(Part(strategy, partition))
+        runs = [kept for kept in results["parts"].values() if kept["part"] | {"seed": 0} == plain]
+        times = [seconds for kept in runs if (seconds := reached(kept, TARGETS[-1])) is not None]
+        if runs and len(times) == len(runs):
+            medians[strategy, partition] = median(times)
+            yield f"{strategy} {partition}: {median(times):.0f} s to {TARGETS[-1]:.0%}, median of {len(times)} seeds"
+    if {KEY[0], KEY[1]} <= medians.keys():
+        yield f"agwu idpa / sgwu udpa = {medians[KEY[0]] / medians[KEY[1]]:.2f} (bar 0.6)"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the parts that are missing, then print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/rules.json"))
+    parser.add_argument(
+        "--runs", type=Path, help="folder that keeps the run directories, for `daskcnn report` and others"
+    )
+    parser.add_argument("--quick", action="store_true", help="two epochs of every rule with idpa")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts whose names contain one of these")
+    parser.add_argument("--tables", action="store_true", help="print what there is")
+    given = parser.parse_args(arguments)
+    results = load(given.results)
+    wanted = [p for p in parts(given.quick) if any(text in p.name for text in given.only)]
+    missing = [] if given.tables else [p for p in wanted if p.name not in results["parts"]]
+    if missing:
+        with connect(Cluster(workers=Workers(cpu=2))) as client:
+            client.wait_for_workers(3, timeout=60)
+            throttle(client)
+            for part in missing:
+                kept = {"part": asdict(part), **run(part, client, given.data, given.runs)}
+                results["parts"][part.name] = kept
+                save(given.results, results)
+                print(" | ".join(row(part.name, kept)), flush=True)
+    print(table(results), *verdict(results), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
