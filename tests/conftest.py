@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from standin import DEVICES, device_of
 
 from daskcnn.arrays import Device
 from daskcnn.conv.memory import memory_of
 from daskcnn.conv.planner import forget_plans
+
+# how long an example takes says more of what else the machine does than of us
+settings.register_profile("daskcnn", deadline=None)
+settings.load_profile("daskcnn")
 
 
 @pytest.fixture(scope="session", autouse=True)
