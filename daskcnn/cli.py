@@ -212,13 +212,15 @@ def simulate(
     **_: Any,
 ) -> None:
     """Run JOB in simulated time, on a cluster of a file or as a run has measured it."""
+    if figures:
+        pictures.need_matplotlib()
     chosen = simulating.scenario(job, cluster, settings)
-    result = simulating.simulate(chosen, seed=seed, train=train)
-    click.echo(dumps(simulated.to_dict(result), indent=2) if as_json else simulated.readable(result))
-    if keep:
-        say(f"kept in {simulating.keep(result, keep)}")
     if write_cluster:
         simulating.write_cluster(chosen, write_cluster)
+    result = simulating.simulate(chosen, seed=seed, train=train)
+    if keep:
+        say(f"kept in {simulating.keep(result, keep)}")
+    click.echo(dumps(simulated.to_dict(result), indent=2) if as_json else simulated.readable(result))
     if figures:
         for path in pictures.draw_all(chosen, figures, suffix=suffix, seed=seed):
             say(f"figure {path}")

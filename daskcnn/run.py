@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from daskcnn import config, launch
-from daskcnn.errors import JobError, UserError
+from daskcnn.errors import UserError
 
 FLAGS = {
     "dataset": ("data.name", "NAME", "Data set: cifar10, mnist or synthetic."),
@@ -103,11 +103,7 @@ def _override(raw: dict[str, Any], flags: dict[str, str | None], settings: Itera
         if text is not None:
             key, metavar, _ = FLAGS[flag.replace("_", "-")]
             config.override(raw, key, config.parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
-    for setting in settings:
-        key, given, text = setting.partition("=")
-        if not given:
-            raise JobError([f"--set {setting}: write section.key=value, for example train.epochs=5"])
-        config.override(raw, key.strip(), config.parse_value(text.strip()))
+    config.apply_settings(raw, settings)
 
 
 if __name__ == "__main__":

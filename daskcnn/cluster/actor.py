@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 from distributed import Actor
 
+from daskcnn.arrays import keep_freed_memory, release_freed_memory
 from daskcnn.errors import PushRefused
 from daskcnn.ps import (
     Event,
@@ -87,10 +89,17 @@ class Cast:
         return sent
 
 
+def use_memory_again(server: object) -> None:
+    """While the server is there its process keeps what it frees: a push takes as much as the one before."""
+    keep_freed_memory()
+    weakref.finalize(server, release_freed_memory)
+
+
 class ServerActor:
     """Holds the center. One a run, on a worker that does nothing else."""
 
     def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, epoch: int, wire: str) -> None:
+        use_memory_again(self)
         self._server = ParameterServer.restore(rule, snapshot, epoch=epoch)
         self._cast = Cast(wire)
         self._dtype = snapshot.center.dtype

@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from distributed import get_worker
 
 from daskcnn.arrays import Array, single_threaded_blas
 from daskcnn.cluster.protocol import RoundReport
@@ -113,8 +112,8 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     end_life(session)
     replica.adopt_velocity(velocity)
     local = Local(replica.weights, replica.weights)
-    theirs = replica.device.backend.from_host(np.array(center, replica.layout.dtype))
-    rule.begin(local, theirs, version)
+    own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
+    rule.begin(local, own, version)
     session.peer = Peer(name, peers.life, ASA(rule, np.dtype("float16" if half else "float32")), local)
 
 
@@ -187,10 +186,9 @@ def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
 
 
 def center_of(peers: Peers) -> Array:
-    """The last meeting's center, on the host. It is never written to."""
+    """The last meeting's center, a copy on the host."""
     session, peer = _peer_of(peers)
-    center: Array = session.replica.device.backend.to_host(peer.local.base)
-    return center
+    return np.array(session.replica.device.backend.to_host(peer.local.base))
 
 
 def rescue(peers: Peers) -> Rescued:
@@ -203,32 +201,32 @@ def _peer_of(peers: Peers) -> tuple[Session, Peer]:
     session = session_of(peers.run)
     peer = session.peer
     if peer is None or peer.life != peers.life:
-        raise OutOfTurn(f"worker {get_worker().address}: a task of another life of the run, which is dropped")
+        raise OutOfTurn(f"a task of life {peers.life} of the run, where another has begun; it is dropped")
     return session, peer
 
 
 def _said(peer: Peer, version: int) -> Array:
     _check_turn(peer, version)
     if peer.said is None:
-        raise OutOfTurn(f"a task of version {version} that comes before the training, which is dropped")
+        raise OutOfTurn(f"a task of version {version} that comes before the training; it is dropped")
     return peer.said
 
 
 def _check_turn(peer: Peer, version: int) -> None:
     if peer.local.base_version != version:
         known = peer.local.base_version
-        raise OutOfTurn(f"a task of version {version} where {known} is trained from, which is dropped")
+        raise OutOfTurn(f"a task of version {version} where {known} is trained from; it is dropped")
 
 
 def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Sequence[Array]) -> None:
     """Go on from the sums, if there are any, to the center of this version."""
-    replica, local = session.replica, peer.local
+    backend, local = session.replica.device.backend, peer.local
     if sums:
         _said(peer, version - 1)
         peer.counts.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
-        merged = replica.device.backend.from_host(np.concatenate(list(sums)))
-        peer.asa.rule.adopt(local, peer.asa.center(local, merged), version)
-        peer.said = None
+        for name, merged in zip(peers.names, sums, strict=True):
+            peer.asa.adopt(local, peers.span(name), backend.from_host(merged))
+        local.base_version, peer.said = version, None
     _check_turn(peer, version)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Actor, get_worker
 from distributed.protocol import to_serialize
 
-from daskcnn.cluster.actor import Callers, Cast, Link
+from daskcnn.cluster.actor import Callers, Cast, Link, use_memory_again
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Event, Leave, Push, Reply, Snapshot, UpdateRule, Vector
 from daskcnn.ps.half import cast
@@ -40,6 +40,7 @@ class RangeActor:
     """Holds one range of the center, on any worker."""
 
     def __init__(self, rule: UpdateRule, part: Part, *, wire: str) -> None:
+        use_memory_again(self)
         self._range = Range(rule, part.center, part.state)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")

@@ -29,6 +29,8 @@ SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)
 DEVICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 LINKS = (5e6, 1.25e8, 1.25e9)
 """Bytes a second: the 5 MB/s of Marques et al., 1 and 10 Gb/s."""
+STEPS = 60
+"""Of every worker, where pushes a second are counted."""
 POINTS = 4400
 """Samples of the small problem, 400 of them to judge by."""
 SMALL_RULES: Mapping[str, dict[str, Any]] = {
@@ -215,7 +217,6 @@ def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
 
 
 def _updates_a_second(case: Scenario, seed: int) -> float:
-    """Every worker makes a hundred steps or so."""
     workers = len(case.cluster.members())
-    report = simulate(replace(case, samples=100 * workers * case.job.train.batch_size), seed=seed).report
+    report = simulate(replace(case, samples=STEPS * workers * case.job.train.batch_size), seed=seed).report
     return report.total.pushes / report.seconds

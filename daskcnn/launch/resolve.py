@@ -16,6 +16,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps.bsp import BSP
 from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -81,6 +82,11 @@ def _unfit_for(rule: UpdateRule, job: Job) -> Iterator[str]:
         yield (
             f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
             "raise cpu or gpu, or use another strategy such as sgwu"
+        )
+    if isinstance(rule, BSP) and rule.exchange != "allreduce" and job.cluster.ps_shards > 1:
+        yield (
+            f"cluster.ps_shards = {job.cluster.ps_shards}: rule.exchange = {rule.exchange!r} has no server to split; "
+            "remove it, or use allreduce"
         )
     most = max(1, 2 * train.epochs // rule.passes(train.epochs) - 1)  # so that the last one's round is whole
     if most < (train.increments or 1) <= 2 * train.epochs - 1:

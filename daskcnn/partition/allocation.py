@@ -107,7 +107,10 @@ class Allocation:
 
 def count(ranges: Ranges) -> int:
     """Samples in these ranges."""
-    return sum(hi - lo for lo, hi in ranges)
+    total = 0
+    for lo, hi in ranges:
+        total += hi - lo
+    return total
 
 
 def take(ranges: Ranges, number: int) -> tuple[Ranges, Ranges]:

@@ -2,11 +2,13 @@
 
 Each of k replicas is in charge of one k-th of the vector. It is given that piece of what all others have to say, merges
 them as the server would, with the rule's own `merge`, and hands the result to all.
+
+What does not travel as it is goes through a block at a time, so that no temporary is as long as the vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +18,12 @@ from daskcnn.ps.bsp import BSP
 from daskcnn.ps.events import Push, Vector
 from daskcnn.ps.half import cast
 from daskcnn.ps.rule import Local, View
+from daskcnn.ps.split import Span
 
 SCALE = 256.0
 """Increments are multiplied by this in float16: those of 1e-6, as they come late in training, would lose most of their
 digits. What adds more than 255 to a weight at once is infinite, and counts as diverged."""
+_BLOCK = 1 << 17  # elements
 
 
 @dataclass(frozen=True)
@@ -42,30 +46,44 @@ class ASA:
         if not self.half:
             whole: Vector = cast(self.rule.payload(local), self.wire)
             return whole
-        gained = np.subtract(local.weights, local.base)
-        gained *= SCALE
-        scaled: Vector = cast(gained, self.wire)
-        return scaled
+        result: Vector = np.empty_like(local.weights, dtype=self.wire)
+        for block in _blocks(len(result)):
+            gained = np.subtract(local.weights[block], local.base[block])
+            gained *= SCALE
+            result[block] = cast(gained, self.wire)
+        return result
 
     def add_up(self, base: Vector, pieces: Sequence[Vector], samples: Sequence[int]) -> Vector:
         """The merge of one range, from the base's and the replicas' pieces, in the wire's dtype.
 
         samples: what each replica trained on for its piece. Replicas have to be in the same order everywhere.
         """
-        center = np.zeros_like(base) if self.half else base
+        result = np.empty(len(base), self.wire)
+        for block in _blocks(len(base)):
+            center = np.zeros_like(base[block]) if self.half else base[block]
+            result[block] = self._merge(center, [cast(piece[block], base.dtype) for piece in pieces], samples)
+        return result
+
+    def adopt(self, local: Local, span: Span, merged: Vector) -> None:
+        """Go on from the merge of one range, in base and weights; both are written to, where the replica computes."""
+        base, weights = local.base[slice(*span)], local.weights[slice(*span)]
+        for block in _blocks(len(base)):
+            center = cast(merged[block], base.dtype)
+            if self.half:
+                center *= 1 / SCALE
+                center += base[block]
+            base[block] = weights[block] = center
+
+    def _merge(self, center: Vector, payloads: Sequence[Vector], samples: Sequence[int]) -> Vector:
+        """As it goes over the wire; of scaled increments it is as much scaled."""
         pushes = [
-            Push(0, str(i), 0, 1, 0, cast(piece, base.dtype), n, 1.0)
-            for i, (piece, n) in enumerate(zip(pieces, samples, strict=True))
+            Push(0, str(i), 0, 1, 0, payload, n, 1.0)
+            for i, (payload, n) in enumerate(zip(payloads, samples, strict=True))
         ]
         with np.errstate(over="ignore", invalid="ignore"):
-            merge = self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases()))
-        merged: Vector = cast(merge.center, self.wire)  # of scaled increments it is as much scaled
+            merged: Vector = cast(self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases())).center, self.wire)
         return merged
 
-    def center(self, local: Local, merged: Vector) -> Vector:
-        """The new center, from the merges of all ranges, joined (where the replica computes). A new array."""
-        center: Vector = cast(merged, local.weights.dtype)
-        if self.half:
-            center *= 1 / SCALE
-            center += local.base
-        return center
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(lo, min(lo + _BLOCK, size)) for lo in range(0, size, _BLOCK))

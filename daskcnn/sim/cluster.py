@@ -52,11 +52,13 @@ class Costs(Options):
     """`[costs]`: what comes on top. dispatch: seconds between a round's report and the next one's first step; where
     kernels are sharded, of handing out a step's tasks.
 
-    exchange: seconds that every exchange with the server takes besides its bytes' way.
+    exchange: seconds that every exchange with the server takes besides its bytes' way. start: once, in the first round,
+    for what is made or found only then.
     """
 
     dispatch: float = Field(default=0.0, ge=0)
     exchange: float = Field(default=0.0, ge=0)
+    start: float = Field(default=0.0, ge=0)
 
 
 class Worker(Options):
@@ -170,6 +172,7 @@ _REMEDIES = {
     "latency": "give seconds, 0 or more",
     "dispatch": "give seconds, 0 or more",
     "exchange": "give seconds, 0 or more",
+    "start": "give seconds, 0 or more",
     "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',

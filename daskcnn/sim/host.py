@@ -72,7 +72,7 @@ class Host:
 
     def travelled(self, vector: Vector) -> Vector:
         """The vector as it comes out of the wire."""
-        return vector.astype(self._wire, copy=False).astype(vector.dtype, copy=False)
+        return vector if vector.dtype == self._wire else vector.astype(self._wire).astype(vector.dtype)
 
     # --- ways ---
 

@@ -23,6 +23,8 @@ class Line:
 class Link:
     """A worker's own link: latency in seconds a message."""
 
+    __slots__ = ("bandwidth", "latency")
+
     def __init__(self, bandwidth: float = math.inf, latency: float = 0.0) -> None:
         self.bandwidth, self.latency = bandwidth, latency
 

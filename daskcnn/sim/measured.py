@@ -1,8 +1,9 @@
 """A cluster as a run has measured it: medians of what its log says of every worker.
 
 What a log cannot tell apart stays together. All of a run's exchanges carry vectors of one length, so what they took is
-one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier there is a wait that
-even the last to come had (no two steps take equally long): it counts as part of the exchange.
+one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier the exchange is what
+a meeting took beyond the slowest worker's training at its usual speed: no two steps take equally long, and the barrier
+waits for whoever is late this time.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from daskcnn.sim.cluster import Cluster, Costs, Worker
 from daskcnn.sim.workload import Workload
 
 Event = Mapping[str, Any]
-NOTHING = 1e-3
-"""Seconds in which nobody has judged anything."""
 
 
 def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
@@ -32,16 +31,24 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
     log = list(events)
     calibrated = calibration(log)
     rounds: dict[str, list[Event]] = {row["name"]: [] for row in calibrated}
-    for event in log:
+    for event, after in pairwise([*log, {"event": "end"}]):
         if event["event"] == "round" and event["worker"] in rounds:
-            rounds[event["worker"]].append(event)
+            # without a barrier, the look at the center follows who has judged it
+            judges = workload.rule.barrier or after["event"] == "epoch"
+            rounds[event["worker"]].append({**event, "judges": judges})
     there = [row for row in calibrated if rounds[row["name"]]]
     if not there:
         raise DataError("no worker has ended a round in this run's log; give a run that got further, or a cluster file")
     parts = _judged_parts(there, workload)
-    waits = _shared_waits(rounds) if workload.rule.barrier else {}
-    workers = [_worker(row, rounds[row["name"]], parts[row["name"]], waits, workload) for row in there]
-    return Cluster(costs=Costs(dispatch=_dispatch(rounds, barrier=workload.rule.barrier)), worker=workers)
+    workers = [_worker(row, rounds[row["name"]], parts[row["name"]], workload) for row in there]
+    if workload.rule.barrier:
+        meeting = _meeting_seconds({w.name: w for w in workers}, rounds, workload)
+        workers = [worker.model_copy(update={"latency": meeting / 2}) for worker in workers]
+    gaps = _gaps(rounds, barrier=workload.rule.barrier)
+    dispatch = max(0.0, median(gaps)) if gaps else 0.0
+    firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload) for w in workers]
+    start = max(0.0, median(firsts) - dispatch)
+    return Cluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
 
 def calibration(log: Sequence[Event]) -> list[dict[str, Any]]:
@@ -74,12 +81,10 @@ def step_seconds(events: Iterable[Event]) -> float | None:
     return median(found[1:] or found) if found else None  # the first ones wait for what is made once
 
 
-def _worker(
-    row: Mapping[str, Any], rounds: Sequence[Event], part: int, waits: Mapping[int, float], workload: Workload
-) -> Worker:
+def _worker(row: Mapping[str, Any], rounds: Sequence[Event], part: int, workload: Workload) -> Worker:
     seconds = weighted_median([(r["busy"] / r["samples"], r["samples"]) for r in rounds])
     judging = _judging(rounds, part, workload)
-    exchange = median(_exchange(r, waits.get(r["round"], 0.0), workload) for r in rounds)
+    exchange = median(_exchange(r, workload) for r in rounds)
     update = {
         "images_per_second": 1 / seconds,
         "evaluations_per_second": 1 / judging if judging else None,
@@ -110,52 +115,71 @@ def _judged_parts(there: Sequence[Mapping[str, Any]], workload: Workload) -> dic
 
 def _judging(rounds: Sequence[Event], part: int, workload: Workload) -> float | None:
     """Seconds a sample takes to be judged; None where nothing was."""
-    longest, found = max(r["evaluation"] for r in rounds), []
-    for r in rounds:
-        judged = r.get("pushes", 1) * workload.validation if workload.judges_pushes else 0
-        if workload.rule.barrier or not judged:
-            judged += part
-        if judged and r["evaluation"] > longest / 10:  # where nothing is judged, a clock was read twice
-            found.append(r["evaluation"] / judged)
-    return median(found) if found and longest > NOTHING else None
+    found = [r["evaluation"] / judged for r in rounds if (judged := _judged(r, part, workload))]
+    return median(found) if found else None
 
 
-def _exchange(r: Event, shared_wait: float, workload: Workload) -> float:
+def _judged(r: Event, part: int, workload: Workload) -> int:
+    """Samples that were judged in a round: all for each push that is weighed, and a part for the center."""
+    pushes = r.get("pushes", 1) if workload.judges_pushes else 0
+    return int(pushes * workload.validation + r["judges"] * part)
+
+
+def _exchange(r: Event, workload: Workload) -> float:
     """Seconds of one call of the server in this round.
 
     Where exchanges go on while the replica trains, only those at the round's end were waited for.
     """
-    pushes, whole = r.get("pushes", 1), r["bytes_down"] // workload.nbytes
-    pulls = whole if workload.rule.answers == "nothing" else max(0, whole - pushes)
+    answers, pushes, whole = workload.rule.answers, r.get("pushes", 1), r["bytes_down"] // workload.nbytes
+    pulls = {"nothing": whole, "difference": max(0, whole - pushes), "center": 0}[answers]
     if workload.overlaps:
-        judged = r["evaluation"] > NOTHING  # a replica that goes its own way has pulled the center for it
-        pushes, pulls = 1, {"nothing": 1, "difference": int(judged), "center": 0}[workload.rule.answers]
-    return (r["communication"] + shared_wait) / max(1, pushes + pulls)
+        # a replica that goes its own way pulls the center to judge it
+        pushes, pulls = 1, {"nothing": 1, "difference": int(r["judges"]), "center": 0}[answers]
+    return float(r["communication"]) / max(1, pushes + pulls)
 
 
-def _shared_waits(rounds: Mapping[str, Sequence[Event]]) -> dict[int, float]:
-    """The wait that all workers had, by the number of the round."""
-    found: dict[int, list[float]] = defaultdict(list)
+def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[Event]], workload: Workload) -> float:
+    """What a meeting behind the barrier takes beyond the slowest worker's training, and its judging of the push."""
+    together: dict[int, list[Event]] = defaultdict(list)
     for own in rounds.values():
         for r in own:
-            found[r["round"]].append(r["wait"])
-    return {number: min(waits) for number, waits in found.items()}
+            together[r["round"]].append(r)
+    return max(0.0, median(_beyond(workers, each, workload) for each in together.values()))
 
 
-def _dispatch(rounds: Mapping[str, Sequence[Event]], *, barrier: bool) -> float:
-    """Seconds between the report that a round waits for and the round's first step."""
-    gaps = []
-    if barrier:
-        last: dict[int, tuple[float, float]] = {}
-        for own in rounds.values():
-            for r in own:
-                last[r["round"]] = max(last.get(r["round"], (0.0, 0.0)), (seconds_of(r["at"]), _spent(r)))
-        gaps = [at - last[n - 1][0] - spent for n, (at, spent) in last.items() if n - 1 in last]
-    else:
-        for own in rounds.values():
-            for before, r in pairwise(own):
-                gaps.append(seconds_of(r["at"]) - seconds_of(before["at"]) - _spent(r))
-    return max(0.0, median(gaps)) if gaps else 0.0
+def _beyond(workers: Mapping[str, Worker], together: Sequence[Event], workload: Workload) -> float:
+    """The same in one round of these workers, a meeting."""
+    pushes = together[0].get("pushes", 1)
+    judged = pushes * workload.validation if workload.judges_pushes else 0
+    usual = max(r["samples"] * workers[r["worker"]].seconds + judged * workers[r["worker"]].judging for r in together)
+    took = median(r["busy"] + r["wait"] + r["communication"] + judged * workers[r["worker"]].judging for r in together)
+    return float(took - usual) / max(1, pushes)
+
+
+def _gaps(rounds: Mapping[str, Sequence[Event]], *, barrier: bool) -> list[float]:
+    """Seconds between each report that a round waited for and the round's first step."""
+    if not barrier:
+        return [
+            seconds_of(r["at"]) - seconds_of(before["at"]) - _spent(r)
+            for own in rounds.values()
+            for before, r in pairwise(own)
+        ]
+    last: dict[int, tuple[float, float]] = {}
+    for own in rounds.values():
+        for r in own:
+            last[r["round"]] = max(last.get(r["round"], (0.0, 0.0)), (seconds_of(r["at"]), _spent(r)))
+    return [at - last[number - 1][0] - spent for number, (at, spent) in last.items() if number - 1 in last]
+
+
+def _first_gap(log: Sequence[Event], rounds: Sequence[Event], worker: Worker, part: int, workload: Workload) -> float:
+    """Seconds that a worker's first round took, from giving out its samples, beyond what it takes later on."""
+    begun = next((seconds_of(event["at"]) for event in log if event["event"] == "allocation"), None)
+    first = rounds[0]
+    if begun is None or first["round"]:
+        return 0.0
+    judged = _judged(first, part, workload) * worker.judging
+    usual = first["samples"] * worker.seconds + judged + first["wait"] + first["communication"]
+    return float(seconds_of(first["at"]) - begun - usual - 2 * worker.latency)  # it joined
 
 
 def _spent(r: Event) -> float:

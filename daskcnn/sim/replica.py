@@ -88,6 +88,37 @@ class Exchange:
 class SimulatedReplica:
     """One worker. Mirrors `cluster.worker`: where a task blocks there, here the next event is noted."""
 
+    __slots__ = (
+        "_agenda",
+        "_asked",
+        "_cadence",
+        "_exchange",
+        "_host",
+        "_judged_pushes",
+        "_judging",
+        "_pace",
+        "_position",
+        "_pushed",
+        "_report",
+        "_reported",
+        "_rule",
+        "_score",
+        "_seconds",
+        "_segment",
+        "_stops",
+        "_told",
+        "_workload",
+        "learner",
+        "link",
+        "local",
+        "member",
+        "name",
+        "received",
+        "sent",
+        "seq",
+        "session",
+    )
+
     def __init__(
         self,
         member: Worker,
@@ -104,6 +135,7 @@ class SimulatedReplica:
         self._pace, self._workload, self._rule = pace, workload, workload.rule
         self._cadence, self._host, self._agenda = cadence, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
+        self._judged_pushes = workload.validation if workload.judges_pushes else 0
         self._exchange: Exchange | None = None
         self._told: Callable[[Reply], None]
 
@@ -146,8 +178,8 @@ class SimulatedReplica:
         trained = self._pace.end(begun, samples * self._seconds)
         report.busy += trained - begun
         ready = trained
-        if stop.push and self._workload.judges_pushes:
-            ready = self._pace.end(trained, self._workload.validation * self._judging)
+        if stop.push and self._judged_pushes:
+            ready = self._pace.end(trained, self._judged_pushes * self._judging)
             report.evaluation += ready - trained
         self._segment = begun, trained
         self._agenda.at(ready, self._meet)
@@ -189,7 +221,7 @@ class SimulatedReplica:
     def _quality(self) -> float:
         """Q, as the rule wants it measured."""
         score = self._report.learnt.score
-        if self._workload.judges_pushes:
+        if self._judged_pushes:
             end = self._workload.samples + self._workload.validation
             score = self.learner.judge(self._workload.samples, end)
         return CERTAIN if score is None else score.accuracy

@@ -7,6 +7,7 @@ those of a run's log, their times counted from the run's beginning.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -106,7 +107,11 @@ class Simulation:
         self._log(self._start_event())
         self._log({"event": "calibration", "workers": [_calibrated(member) for member in self.members]})
         self._issue(())
-        self._agenda.run()
+        gc.freeze()  # the collector is to look at what comes and goes, not at thousands of replicas each time
+        try:
+            self._agenda.run()
+        finally:
+            gc.unfreeze()
         assert self.rounds.ended or self._stopping_early(), "nobody goes on"
         snapshot = self.server.snapshot()
         self._log({"event": "server", "server": EPOCH, **_counted(snapshot)})
@@ -151,12 +156,16 @@ class Simulation:
 
     def _start(self, due: list[Round]) -> None:
         scored, replicas = self._to_score(due), len(self.rounds.running)
-        at = self._agenda.now + self.cluster.costs.dispatch
+        costs = self.cluster.costs
+        at = self._agenda.now + costs.dispatch + (0.0 if self.rounds.done else costs.start)
         if isinstance(self._host, PeerToPeer):
             self._host.peers = [self.replicas[worker] for worker in self.rounds.running]
         for round_ in due:
-            replica = self.replicas[round_.worker]
-            self._agenda.at(at, replica.start, round_, scored.get(round_.worker), replicas, self._take)
+            start = self.replicas[round_.worker].start
+            if at > self._agenda.now:
+                self._agenda.at(at, start, round_, scored.get(round_.worker), replicas, self._take)
+            else:
+                start(round_, scored.get(round_.worker), replicas, self._take)
 
     def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
         """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
@@ -246,7 +255,8 @@ class Simulation:
         }
 
     def _log(self, event: Event) -> None:
-        self._emit({"event": event["event"], "at": self._agenda.now, **event})
+        event["at"] = self._agenda.now
+        self._emit(event)
 
 
 class _Interval:

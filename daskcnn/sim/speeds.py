@@ -109,23 +109,24 @@ class Wandering:
 
     def __init__(self, walk: Walk, rng: np.random.Generator) -> None:
         self._walk, self._rng = walk, rng
-        self._interval, self._speed = 0, 1.0
+        self._interval, self._turn, self._speed = 1, walk.every, 1.0
 
     def end(self, begin: float, work: float) -> float:
         while True:
-            self._go_on(begin)
-            turn = (self._interval + 1) * self._walk.every
-            if begin + work / self._speed <= turn:
-                return begin + work / self._speed
-            work -= (turn - begin) * self._speed
-            begin = turn
+            while begin >= self._turn:
+                self._go_on()
+            if (end := begin + work / self._speed) <= self._turn:
+                return end
+            work -= (self._turn - begin) * self._speed
+            begin = self._turn
 
-    def _go_on(self, now: float) -> None:
-        """Draw the speeds of the intervals up to now."""
-        while now >= (self._interval + 1) * self._walk.every:
-            factor = math.exp(self._rng.normal(0.0, self._walk.spread))
-            self._speed = min(self._walk.highest, max(self._walk.lowest, self._speed * factor))
-            self._interval += 1
+    def _go_on(self) -> None:
+        """Draw the next interval's speed."""
+        walk = self._walk
+        factor = math.exp(self._rng.normal(0.0, walk.spread))
+        self._speed = min(walk.highest, max(walk.lowest, self._speed * factor))
+        self._interval += 1
+        self._turn = self._interval * walk.every
 
 
 class Stalling:

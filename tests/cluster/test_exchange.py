@@ -34,7 +34,7 @@ VECTOR = 2113  # numbers of the small network
 
 def bsp(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
     """A small job of BSP, whose allocation does not depend on what is measured."""
-    train = {"strategy": "bsp", "partition": "udpa"} | sections.pop("train", {})
+    train = {"strategy": "bsp", "partition": "udpa", "batch_size": 64} | sections.pop("train", {})
     return small_job(path, runs, train=train, **sections)
 
 
@@ -99,7 +99,7 @@ def test_chain_of_meetings_is_cut_without_a_trace(
 ) -> None:
     job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 2}})
     whole = run(three_workers, job)
-    monkeypatch.setattr(peer, "SEGMENT", 4)
+    monkeypatch.setattr(peer, "SEGMENT", 3)
     np.testing.assert_array_equal(run(three_workers, job).model.weights, whole.model.weights)
 
 

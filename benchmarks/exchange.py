@@ -1,0 +1,360 @@
+"""How fast weights travel: over the parameter server, and peer to peer.
+
+    python benchmarks/exchange.py [--server] [--asa] [--link] [--size 20000000] [--rounds 9] [--json FILE]
+
+--server: two worker processes push a vector as fast as they can: GB/s of pushes received and merged, on loopback, for
+the server in one process and split over two, whose replies bring nothing (downpour) or the center (agwu, sgwu).
+--asa: seconds for one meeting of four workers, through one server (allreduce) and peer to peer (asa, asa16), in turns.
+--link: asa and asa16 over links of 1 Gb/s, each worker in a network namespace of its own behind a token bucket
+(`tc tbf`); needs root, `ip` and `tc`. Without a choice, the first two. Exit code 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from shutil import which
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.hosting import host_server
+from daskcnn.cluster.members import advertised, present, wait_for_members
+from daskcnn.cluster.peer import AHEAD
+from daskcnn.cluster.peer_graph import Meeting, PeerGraph
+from daskcnn.cluster.peer_tasks import Peers, RoundStart
+from daskcnn.config import Cluster, Job, Workers
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import RULES, Snapshot
+
+PUSHES = 10  # of each worker in a round of the first part
+WARM_UP, MEETINGS = 1, 4  # in a round of the others
+WORKERS = 4
+NETWORK, RATE = "10.77.19", "1gbit"
+
+
+# --- what runs on workers: by value, as they do not have this file ---
+
+
+@dataclass
+class VectorReplica:
+    """Stands for a replica whose training takes no time: only its vector is exchanged."""
+
+    job: Any
+    weights: Any
+    velocity: Any = field(default_factory=lambda: np.zeros(1, np.float32))
+
+    def __post_init__(self) -> None:
+        from daskcnn.arrays import Device
+
+        self.device, self.layout = Device(), SimpleNamespace(dtype=self.weights.dtype)
+
+    def adopt_velocity(self, velocity: Any) -> None:
+        """There is none."""
+
+    def host_velocity(self) -> Any:
+        return self.velocity
+
+    def training(self, ranges: Any, samples: int, *, steps: int, **_: Any) -> Iterator[Any]:
+        from daskcnn.replica import Score, Trained
+
+        for step in range(1, steps + 1):
+            self.weights[:1024] += 1e-3
+            yield Trained(Score(0.0, 0, samples * step // steps), 0.1, 0.0, 0.0)
+
+
+def open_vector(run: str, job: Any, size: int) -> None:
+    """A session of a vector alone."""
+    from daskcnn.arrays import keep_freed_memory
+    from daskcnn.cluster import worker
+    from daskcnn.ps import Local
+
+    keep_freed_memory()
+    weights = np.random.default_rng(0).standard_normal(size, np.float32)
+    replica: Any = VectorReplica(job, weights)
+    worker._sessions[run] = worker.Session(replica, local=Local(weights, weights.copy()))
+
+
+def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tuple[float, float]:
+    """Push so often, from this time on; returns when the first began and the last was answered."""
+    from daskcnn.arrays import keep_freed_memory
+    from daskcnn.ps import Join, Push
+
+    keep_freed_memory()
+    link = at.link(wire="float32", stopped=lambda: False)
+    version, payload = link.call(Join(1, worker, 1)).version, np.full(size, 1e-3, np.float32)
+    time.sleep(max(0.0, start - time.time()))
+    begun = 0.0
+    for seq in range(1, WARM_UP + pushes + 1):
+        begun = time.time() if seq == WARM_UP + 1 else begun
+        reply = link.call(Push(1, worker, 1, seq, version, payload, 1, 0.5))
+        version = reply.version if reply.weights.size else version
+    return begun, time.time()
+
+
+def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -> float:
+    """A worker's part of meetings through the server, as in training but for the steps; seconds they took."""
+    from daskcnn.cluster.worker import session_of
+    from daskcnn.ps import RULES, Join, Push
+
+    rule, local = RULES["bsp"](), session_of(run).local
+    link = at.link(wire="float32", stopped=lambda: False)
+    reply = link.call(Join(1, worker, life))
+    rule.begin(local, reply.weights, reply.version)
+    begun = 0.0
+    for seq in range(1, WARM_UP + meetings + 1):
+        begun = time.perf_counter() if seq == WARM_UP + 1 else begun
+        reply = link.call(Push(1, worker, life, seq, local.base_version, rule.payload(local), 64, 1.0))
+        rule.adopt(local, reply.weights, reply.version)
+    return time.perf_counter() - begun
+
+
+def begin_vector(peers: Any, name: str, job: Any) -> None:
+    """Begin a life of the session's vector."""
+    from daskcnn.cluster.peer_tasks import begin_life
+    from daskcnn.cluster.worker import session_of
+
+    session = session_of(peers.run)
+    session.replica.job = job
+    begin_life(peers, name, None, 0, session.replica.weights)
+
+
+# --- the server ---
+
+
+def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
+    """Surroundings of a run of so many workers; others of the cluster are set apart for the server."""
+    job = Job(cluster=Cluster(workers=Workers(cpu=workers), ps_shards=shards))
+    members = wait_for_members(client, job.cluster.workers, 60.0)
+    used = {members.server.address, *(m.address for m in members.workers)}
+    spare = [m for m in advertised(present(client)) if m.address not in used]
+    members = replace(members, servers=tuple(spare[: shards - 1]))
+    none: Any = None
+    return RunContext(client, f"exchange-{time.time_ns():x}", job, none, members, {}, none, none, lambda: None)
+
+
+def server_rate(client: Client, rule: str, shards: int, size: int) -> float:
+    """GB/s of payloads received and merged, from two workers."""
+    context = context_of(client, 2, shards)
+    server = host_server(context, RULES[rule](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+    start = time.time() + 1.0
+    pushed = client.gather(
+        [
+            context.submit("push", push_often, server.at, name, size, PUSHES, start, worker=name)
+            for name in context.alive
+        ]
+    )
+    server.close()
+    seconds = max(end for _, end in pushed) - min(begun for begun, _ in pushed)
+    return 2 * PUSHES * size * 4 / 1e9 / seconds
+
+
+def server_part(size: int, rounds: int) -> dict[str, Any]:
+    """GB/s by rule and processes, in turns. The bar: 1 GB/s."""
+    rates: dict[str, list[float]] = {}
+    with connect(Cluster(workers=Workers(cpu=3))) as client:
+        client.wait_for_workers(4, timeout=60)
+        for _ in range(rounds):
+            for rule in ("downpour", "agwu", "sgwu"):
+                for shards in (1, 2):
+                    rates.setdefault(f"{rule}, ps_shards = {shards}", []).append(
+                        server_rate(client, rule, shards, size)
+                    )
+    table = {name: spread(values) for name, values in rates.items()}
+    show("GB/s", table)
+    return {"gigabytes_per_second": table, "bar_met": table["downpour, ps_shards = 1"]["median"] >= 1.0}
+
+
+# --- through the server, and peer to peer ---
+
+
+def allreduce_seconds(context: RunContext, at: Any, life: int) -> float:
+    """Seconds for one meeting through the server."""
+    futures = [
+        context.submit("meet", meet_over_server, context.name, at, name, life, MEETINGS, worker=name)
+        for name in context.alive
+    ]
+    return float(max(context.client.gather(futures))) / MEETINGS
+
+
+def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> float:
+    """Seconds for one meeting peer to peer, of several that are submitted ahead as the driver does."""
+    names = tuple(sorted(context.alive))
+    peers, job = Peers(context.name, life, names, size), context.job.model_copy(update={"rule": {"exchange": exchange}})
+    context.client.gather([context.submit("begin", begin_vector, peers, name, job, worker=name) for name in names])
+    round_ = Round("", 0, ((0, 1),), 64 * (WARM_UP + MEETINGS), (0.0, 1.0), steps=WARM_UP + MEETINGS)
+    starts = {name: RoundStart(replace(round_, worker=name), None) for name in names}
+    graph, begun = PeerGraph(context, peers), 0.0
+    flight: list[Meeting] = []
+    for version in range(WARM_UP + MEETINGS):
+        flight.append(graph.meet(version, starts if version == 0 else {}, flight[-1] if flight else None))
+        if version >= AHEAD:
+            context.client.gather(list(flight[version - AHEAD].steps.values()))
+            # the training of the meeting after the warm-up begins with what that came to
+            begun = time.perf_counter() if version - AHEAD == WARM_UP else begun
+    reports = context.client.gather(list(graph.end(flight[-1]).values()))
+    seconds = (time.perf_counter() - begun) / MEETINGS
+    moved = {report.bytes_up for report in reports}
+    nominal = 2 * (WORKERS - 1) / WORKERS * size * (2 if exchange == "asa16" else 4) * (WARM_UP + MEETINGS)
+    assert all(abs(each - nominal) < 1e-3 * nominal for each in moved), (moved, nominal)
+    return seconds
+
+
+def meetings(client: Client, kinds: Sequence[str], size: int, rounds: int) -> dict[str, Any]:
+    """Seconds a meeting of four workers, by kind, in turns."""
+    taken: dict[str, list[float]] = {kind: [] for kind in kinds}
+    context = context_of(client, WORKERS)
+    client.gather(
+        [context.submit("open", open_vector, context.name, context.job, size, worker=w) for w in context.alive]
+    )
+    with ExitStack() as stack:
+        if "allreduce" in kinds:
+            server = host_server(context, RULES["bsp"](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+            stack.callback(server.close)
+        for turn in range(1, rounds + 1):
+            for i, kind in enumerate(kinds):
+                if kind == "allreduce":
+                    taken[kind].append(allreduce_seconds(context, server.at, turn))
+                else:
+                    taken[kind].append(peer_seconds(context, kind, turn * len(kinds) + i, size))
+    table = {kind: spread(values) for kind, values in taken.items()}
+    show("s a meeting", table)
+    return {"seconds_a_meeting": table}
+
+
+def asa_part(size: int, rounds: int) -> dict[str, Any]:
+    """On loopback. The bar: asa below allreduce."""
+    with connect(Cluster(workers=Workers(cpu=WORKERS))) as client:
+        client.wait_for_workers(WORKERS + 1, timeout=60)
+        found = meetings(client, ("allreduce", "asa", "asa16"), size, rounds)
+    table = found["seconds_a_meeting"]
+    return {**found, "bar_met": table["asa"]["median"] < table["allreduce"]["median"]}
+
+
+def link_part(size: int, rounds: int) -> dict[str, Any]:
+    """Over links of 1 Gb/s each way. The bar: asa16 below asa."""
+    with linked_cluster() as client:
+        found = meetings(client, ("allreduce", "asa", "asa16"), size, rounds)
+    table = found["seconds_a_meeting"]
+    return {"link": RATE, **found, "bar_met": table["asa16"]["median"] < table["asa"]["median"]}
+
+
+# --- links ---
+
+
+@contextmanager
+def linked_cluster() -> Iterator[Client]:
+    """A worker in each of several network namespaces, joined by a bridge, every link with its own token bucket.
+
+    Scheduler and this process are at the bridge; the server has a link like a worker's.
+    """
+    if os.geteuid() != 0 or not (which("ip") and which("tc")):
+        raise SystemExit("--link needs root, and the commands ip and tc (package iproute2)")
+    with ExitStack() as stack:
+        bridge = f"br{os.getpid() % 10_000}"
+        run("ip", "link", "add", bridge, "type", "bridge")
+        stack.callback(run, "ip", "link", "del", bridge)
+        run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", bridge)
+        run("ip", "link", "set", bridge, "up")
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="exchange-"))
+        scheduler = f"{NETWORK}.1:8799"
+        started(stack, [], "scheduler", "--host", f"{NETWORK}.1", "--port", "8799", "--no-dashboard")
+        for i in range(WORKERS + 1):
+            space, kind = linked_space(stack, bridge, i), "CPU" if i < WORKERS else "PS"
+            options = ["--nthreads", "1", "--resources", f"{kind}=1", "--name", f"{kind.lower()}-{i}", "--no-dashboard"]
+            where = ["--host", f"{NETWORK}.{10 + i}", "--local-directory", scratch]
+            started(stack, ["ip", "netns", "exec", space], "worker", scheduler, *options, *where, "--no-nanny")
+        client = stack.enter_context(Client(scheduler, timeout=60))
+        client.wait_for_workers(WORKERS + 1, timeout=60)
+        yield client
+
+
+def linked_space(stack: ExitStack, bridge: str, i: int) -> str:
+    """A network namespace with a link of the rate to the bridge."""
+    space, outer, inner = f"{bridge}-{i}", f"{bridge}o{i}", f"{bridge}i{i}"
+    run("ip", "netns", "add", space)
+    stack.callback(run, "ip", "netns", "del", space)
+    run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
+    run("ip", "link", "set", outer, "master", bridge, "up")
+    inside = ("ip", "netns", "exec", space)
+    run(*inside, "ip", "addr", "add", f"{NETWORK}.{10 + i}/24", "dev", inner)
+    run(*inside, "ip", "link", "set", inner, "up")
+    run(*inside, "ip", "link", "set", "lo", "up")
+    bucket = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "100ms")
+    run("tc", "qdisc", "add", "dev", outer, *bucket)
+    run(*inside, "tc", "qdisc", "add", "dev", inner, *bucket)
+    return space
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def started(stack: ExitStack, before: list[str], what: str, *options: str) -> None:
+    """A process of Dask's, ended with the stack."""
+    command = [*before, sys.executable, "-m", "dask", what, *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+
+
+# --- results ---
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {name: round(of(values), 3) for name, of in (("median", median), ("least", min), ("most", max))}
+
+
+def show(unit: str, table: dict[str, dict[str, float]]) -> None:
+    for name, row in table.items():
+        print(f"{name:24} {row['median']:7.3f} {unit}  ({row['least']:.3f} to {row['most']:.3f})", flush=True)
+
+
+PARTS = {"server": server_part, "asa": asa_part, "link": link_part}
+
+
+def main() -> int:
+    """Exit code 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, part in PARTS.items():
+        parser.add_argument(f"--{name}", action="store_true", help=part.__doc__)
+    parser.add_argument("--size", type=int, default=20_000_000, help="numbers of the vector, float32")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds that all kinds are measured in, in turns")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file")
+    options = parser.parse_args()
+    chosen = [name for name in PARTS if getattr(options, name)] or ["server", "asa"]
+    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    for name in chosen:
+        load = round(os.getloadavg()[0], 2)
+        found = PARTS[name](options.size, options.rounds)
+        kept[name] = {
+            "command": f"python benchmarks/exchange.py --{name} --size {options.size} --rounds {options.rounds}",
+            "processor": device_profile("cpu", cpu_count()).name,
+            "cores": cpu_count(),
+            "load_before": load,
+            "rounds": options.rounds,
+            "numbers": options.size,
+            **found,
+        }
+        if options.json:
+            options.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(kept[name]["bar_met"] for name in chosen) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Jobs that say how weights travel: what is refused, and who drives them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.layer_sharded import LayerSharded
+from daskcnn.cluster.peer import PeerToPeer
+from daskcnn.errors import JobError
+from daskcnn.launch.resolve import fitted, resolve
+from daskcnn.launch.runner import driver_of
+from daskcnn.store import open_dataset, prepare
+
+ASA: dict[str, Any] = {"train": {"strategy": "bsp"}, "rule": {"exchange": "asa"}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"cluster": {"ps_shards": 0}}, "cluster.ps_shards = 0: input should be greater than or equal to 1"),
+        (ASA | {"cluster": {"ps_shards": 2}}, "cluster.ps_shards = 2: rule.exchange = 'asa' has no server to split"),
+        ({"cluster": {"wire": "float8"}}, "cluster.wire = 'float8'"),
+        ({"train": {"strategy": "bsp"}, "rule": {"exchange": "asa8"}}, "rule.exchange = 'asa8'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_impossible_exchanges_are_refused(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError, match=re.escape(message)):
+        resolve(tables)
+
+
+def test_a_server_cannot_be_split_into_more_ranges_than_the_vector_has_numbers(tmp_path: Path) -> None:
+    prepare("synthetic", out=tmp_path / "data.zarr")
+    dataset = open_dataset(str(tmp_path / "data.zarr"))
+    tables: dict[str, Any] = {"model": {"layers": [{"layer": "dense", "units": 10}]}}
+    numbers = dataset.shape[0] * dataset.shape[1] * dataset.shape[2] * 10 + 10
+    fitted(resolve(tables | {"cluster": {"ps_shards": numbers}}), dataset)
+    with pytest.raises(JobError, match=rf"cluster\.ps_shards = {numbers + 1}: the network has {numbers} numbers"):
+        fitted(resolve(tables | {"cluster": {"ps_shards": numbers + 1}}), dataset)
+
+
+@pytest.mark.parametrize(
+    ("tables", "driver"),
+    [
+        ({}, DataParallel),
+        ({"train": {"strategy": "bsp"}}, DataParallel),
+        (ASA, PeerToPeer),
+        ({"train": {"strategy": "bsp"}, "rule": {"exchange": "asa16"}}, PeerToPeer),
+        ({"train": {"strategy": "layer"}}, LayerSharded),
+    ],
+    ids=str,
+)
+def test_every_exchange_has_its_driver(tables: dict[str, Any], driver: type) -> None:
+    assert driver_of(resolve(tables)) is driver

@@ -1,0 +1,108 @@
+"""Clusters measured by runs: a run simulated on the cluster that it was measured on takes as long again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from sim_cases import WITHIN, cluster, run, workload
+
+from daskcnn.errors import DataError
+from daskcnn.ps import RULES
+from daskcnn.sim.cluster import parse_cluster, to_toml
+from daskcnn.sim.measured import measured_cluster, step_seconds, weighted_median
+
+every = pytest.mark.parametrize("name", RULES)
+
+
+@every
+@pytest.mark.parametrize("latency", [0.0, 0.02])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_what_was_measured_replays_as_it_was(name: str, latency: float, overlap: bool) -> None:
+    """Exact where nothing is shared or random: workers, exchanges and the pauses between rounds are found again."""
+    work = workload(name, rule=WITHIN.get(name), epochs=4, samples=600, validation=30, overlap=overlap)
+    on = cluster(10, 25, latency=latency, costs={"dispatch": 0.3}, evaluations_per_second=70.0)
+    first, events = run(work, on)
+    found = measured_cluster(events, work)
+    assert found.costs.dispatch + found.costs.start == pytest.approx(0.3, abs=0.05)
+    for member, before in zip(found.worker, on.worker, strict=True):
+        assert member.images_per_second == pytest.approx(before.images_per_second)
+        assert member.latency == pytest.approx(latency, abs=0.004)
+        if member.evaluations_per_second is not None:
+            assert member.evaluations_per_second == pytest.approx(70.0)
+    again, _ = run(work, found)
+    assert again.now == pytest.approx(first.now, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["sgwu", "bsp", "agwu", "easgd"])
+def test_speeds_that_vary_come_back_as_their_middle(name: str) -> None:
+    work = workload(name, rule=WITHIN.get(name), epochs=8, samples=600)
+    walk = {"kind": "walk", "every": 5.0, "spread": 0.1, "lowest": 0.7, "highest": 1.4}
+    first, events = run(work, cluster(10, 25, latency=0.01, speed=walk), seed=3)
+    again, _ = run(work, measured_cluster(events, work))
+    assert again.now == pytest.approx(first.now, rel=0.15)
+
+
+def test_times_of_a_log_are_dates() -> None:
+    work = workload("sgwu", epochs=3)
+    events = run(work, cluster(10, 30, costs={"dispatch": 0.2}))[1]
+    begun = datetime(2026, 11, 21, tzinfo=UTC)
+    dated = [{**event, "at": (begun + timedelta(seconds=event["at"])).isoformat()} for event in events]
+    exact, found = measured_cluster(events, work), measured_cluster(dated, work)
+    assert found.costs.dispatch == pytest.approx(exact.costs.dispatch, abs=1e-5)
+    assert found.worker == exact.worker
+
+
+def test_a_measured_cluster_can_be_written_and_gone_on_with() -> None:
+    import tomllib
+
+    work = workload("agwu", epochs=3)
+    found = measured_cluster(run(work, cluster(10, 30, latency=0.01))[1], work)
+    assert parse_cluster(tomllib.loads(to_toml(found))) == found
+
+
+def test_a_worker_that_ended_no_round_is_left_out() -> None:
+    work = workload("agwu", epochs=3)
+    events = run(work, cluster(10, 30))[1]
+    only = [event for event in events if event.get("worker") != "w0"]
+    assert [worker.name for worker in measured_cluster(only, work).worker] == ["w1"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "problem"),
+    [(("round",), "no worker has ended a round"), (("round", "calibration"), "has no calibration; give a run that")],
+)
+def test_a_log_without_measurements_is_refused(kinds: tuple[str, ...], problem: str) -> None:
+    work = workload("sgwu")
+    events = [event for event in run(work, cluster(10))[1] if event["event"] not in kinds]
+    with pytest.raises(DataError, match=problem):
+        measured_cluster(events, work)
+
+
+def test_who_never_judged_is_known_to_have_judged_nothing() -> None:
+    """The look at the center follows the report of who has judged it; clocks read twice are no judging."""
+    work = workload("easgd", epochs=2, samples=200)
+    events = run(work, cluster(10, 30, evaluations_per_second=50))[1]
+    unseen = [e for e in events if e["event"] != "epoch"]
+    assert {worker.evaluations_per_second for worker in measured_cluster(unseen, work).worker} == {None}
+    judges = {a["worker"] for a, b in pairwise(events) if b["event"] == "epoch"}
+    for worker in measured_cluster(events, work).worker:
+        assert worker.evaluations_per_second == (pytest.approx(50) if worker.name in judges else None)
+
+
+def test_the_weighted_median_is_that_of_the_weight() -> None:
+    assert weighted_median([(3.0, 1), (1.0, 10), (2.0, 5)]) == 1.0
+    assert weighted_median([(5.0, 1), (4.0, 1), (3.0, 1)]) == 4.0
+    with pytest.raises(ValueError, match="no values"):
+        weighted_median([])
+
+
+def test_a_step_s_seconds_leave_the_first_out() -> None:
+    def steps(seconds: float) -> dict[str, Any]:
+        return {"event": "steps", "seconds_per_step": seconds}
+
+    assert step_seconds([steps(9.0), {"event": "epoch"}, steps(1.0), steps(2.0), steps(3.0)]) == 2.0
+    assert step_seconds([steps(9.0)]) == 9.0
+    assert step_seconds([]) is None

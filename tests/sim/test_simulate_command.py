@@ -1,0 +1,313 @@
+"""`daskcnn simulate` and `daskcnn plan` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from daskcnn.cli import main as daskcnn
+from daskcnn.launch import figures, pictures, planning, simulating
+from daskcnn.launch.figures import Figure
+from daskcnn.report.events import read_events
+from daskcnn.sim.cluster import read_cluster
+
+LAYERS = '[{layer="conv",kernels=8,size=3,pad=1},{layer="relu"},{layer="maxpool",size=8},{layer="dense",units=10}]'
+JOB = f"""
+[data]
+limit = 500
+validation = 100
+[model]
+layers = {LAYERS}
+[train]
+epochs = 3
+batch_size = 16
+"""
+CLUSTER = """
+[server]
+bandwidth = 1e6
+merge_rate = 1e9
+[costs]
+dispatch = 0.01
+[[worker]]
+name = "desk"
+count = 2
+images_per_second = 100
+[[worker]]
+name = "card"
+kind = "gpu"
+count = 0
+images_per_second = 1000
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job and a cluster in an empty folder; the data set is not there."""
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(JOB)
+    Path("cluster.toml").write_text(CLUSTER)
+
+
+def invoke(*args: str) -> Result:
+    result = CliRunner().invoke(daskcnn, list(args))
+    assert "Traceback" not in result.output
+    return result
+
+
+def simulate(*args: str) -> str:
+    result = invoke("simulate", "job.toml", "--cluster", "cluster.toml", *args)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*args: str) -> str:
+    result = invoke(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_a_simulation_shows_the_cluster_the_report_and_the_costs() -> None:
+    shown = simulate()
+    for part in ("cluster     cluster.toml: 2 cpu of 100 images/s", "sgwu + idpa, 3 of 3 epochs in", "desk-2"):
+        assert part in shown
+    assert "waiting" in shown
+    assert "costs by Hegde & Usmani" in shown
+    assert "Downpour is saturated by T/tau:" in shown
+    assert "\naccuracy" not in shown  # nothing was learnt
+
+
+def test_a_simulation_as_json_has_all_figures() -> None:
+    found = json.loads(simulate("--json"))
+    assert found["report"]["status"] == "done"
+    assert found["cluster"]["server"]["bandwidth"] == 1e6
+    assert {cost["rule"] for cost in found["costs"]["table"]} == {"parallel-sgd", "admm", "downpour"}
+    c = found["costs"]["constants"]
+    assert found["costs"]["saturation"] == pytest.approx(c["T"] / c["tau"])
+    assert c["T"] == pytest.approx(0.16)
+    assert c["tau"] == pytest.approx(4 * c["p"] / 1e6)
+
+
+def test_keys_of_the_job_can_be_set() -> None:
+    assert "easgd + udpa" in simulate("--set", "train.strategy=easgd", "--set", "train.partition=udpa")
+    assert "batch_size" in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--set", "train.batch_size=0")
+    assert "write section.key=value" in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--set", "x")
+
+
+def test_sharded_layers_have_the_step_s_parts() -> None:
+    shown = simulate("--set", "train.strategy=layer")
+    for part in ("a step of sharded layers", "communication", "speed-up", "by eq. 2", "at most 6.667", "conv1 kernels"):
+        assert part in shown
+    step = json.loads(simulate("--set", "train.strategy=layer", "--json"))["step"]
+    assert step["serial"] == pytest.approx(0.15)
+    assert step["ceiling"] == pytest.approx(1 / 0.15)
+    assert sum(step["kernels"][0]) == 8
+
+
+def test_real_arithmetic_shows_accuracies() -> None:
+    shown = simulate("--train", "--set", "train.epochs=1")
+    assert "validation accuracy" in shown
+    assert (Path("data") / "synthetic.zarr").exists()
+
+
+def test_a_simulated_run_is_kept_for_report_and_simulated_again_from_it() -> None:
+    simulate("--keep", "runs/tried")
+    report = invoke("report", "runs/tried")
+    assert report.exit_code == 0, report.output
+    assert "run         runs/tried" in report.stdout
+    assert read_events(Path("runs/tried/events.jsonl"))[-1]["status"] == "done"
+    again = invoke("simulate", "runs/tried", "--json")
+    assert again.exit_code == 0, again.output
+    first, second = json.loads(simulate("--json"))["report"], json.loads(again.stdout)["report"]
+    assert second["seconds"] == pytest.approx(first["seconds"], rel=0.05)
+    assert (
+        "exists already" in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--keep", "runs/tried")[-200:]
+    )
+
+
+def test_a_measured_cluster_is_written_to_go_on_with() -> None:
+    simulate("--keep", "runs/tried")
+    result = invoke("simulate", "job.toml", "--cluster", "runs/tried", "--write-cluster", "found.toml")
+    assert result.exit_code == 0, result.output
+    found = read_cluster("found.toml")
+    assert [worker.name for worker in found.worker] == ["desk-1", "desk-2"]
+    assert found.worker[0].images_per_second == pytest.approx(100)
+
+
+def test_a_sharded_run_s_cluster_has_its_overhead() -> None:
+    simulate("--set", "train.strategy=layer", "--keep", "runs/sharded")
+    log = Path("runs/sharded/events.jsonl")
+    steps = {"event": "steps", "at": 1.0, "step": 1, "epoch": 0.1, "seconds_per_step": 2.5}
+    log.write_text(log.read_text() + json.dumps(steps) + "\n")
+    found = json.loads(invoke("simulate", "runs/sharded", "--json").stdout)
+    parts = found["step"]
+    assert parts["comm"] + parts["conv"] + parts["comp"] == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("simulate", "job.toml"), "a job file says nothing of the cluster; give --cluster"),
+        (("simulate", "nothing.toml", "--cluster", "cluster.toml"), "nothing.toml: No such file"),
+        (("simulate", "job.toml", "--cluster", "nothing.toml"), "give the path of a cluster file, or of a run"),
+        (("simulate", "job.toml", "--cluster", "."), "not a run directory"),
+        (("simulate", "job.toml", "--cluster", "job.toml"), "data: unknown section"),
+        (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "tpu=1"), "there is no such kind of worker; write"),
+        (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu=0"), "--add: adds no worker; write a kind"),
+        (("plan", "job.toml", "--cluster", "cluster.toml", "--add", "cpu"), "write kinds and how many, such as gpu=1"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_with_a_remedy(args: tuple[str, ...], problem: str) -> None:
+    assert problem in refused(*args)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (("data.validation=500",), "data.validation = 500: leaves 0 of 500 training samples; lower it"),
+        (
+            ("train.strategy=layer", "model.layers=[{layer='dense',units=10}]"),
+            "no convolution to shard; choose another",
+        ),
+        (("model.layers=[{layer='dense',units=9}]",), "of 10 classes"),
+    ],
+)
+def test_a_job_that_cannot_be_simulated_is_refused(settings: tuple[str, ...], problem: str) -> None:
+    flags = [flag for setting in settings for flag in ("--set", setting)]
+    assert problem in refused("simulate", "job.toml", "--cluster", "cluster.toml", *flags)
+
+
+def test_a_rule_that_needs_more_workers_is_refused() -> None:
+    Path("cluster.toml").write_text('[[worker]]\nname = "one"\nimages_per_second = 5\n')
+    problem = refused("simulate", "job.toml", "--cluster", "cluster.toml", "--set", "train.strategy=admm")
+    assert "2 workers or more" in problem
+
+
+def test_a_data_set_that_is_not_here_is_known_by_its_name() -> None:
+    chosen = simulating.scenario(
+        "job.toml", "cluster.toml", ["data.name=cifar10", "data.limit=null", "data.limit=20000"]
+    )
+    assert (chosen.samples, chosen.images.shape) == (19_900, (32, 32, 3))
+
+
+# --- plan ---
+
+
+def plan(*args: str) -> Any:
+    result = invoke("plan", "job.toml", "--cluster", "cluster.toml", "--json", *args)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_plan_adds_one_worker_at_a_time() -> None:
+    rows = plan("--add", "gpu=1,cpu=3")["rows"]
+    assert [(row["workers"], row["added"]) for row in rows] == [
+        (2, ""),
+        (3, "gpu"),
+        (4, "cpu"),
+        (5, "cpu"),
+        (6, "cpu"),
+    ]
+    for before, row in pairwise(rows):
+        assert row["gain"] == pytest.approx(1 - row["epoch"] / before["epoch"])
+        assert row["speedup"] == pytest.approx(rows[0]["epoch"] / row["epoch"])
+        assert 0 <= row["communication"] < 1
+        assert 0 < row["balance"] <= 1
+    assert rows[1]["speedup"] > 2
+
+
+def test_a_plan_says_from_where_on_another_worker_does_not_pay() -> None:
+    """The 16th of equal workers would shorten an epoch by 1/16 at the best, the 21st by less than 5 %."""
+    Path("cluster.toml").write_text('[[worker]]\nname = "a"\nimages_per_second = 100\nevaluations_per_second = 1e9\n')
+    found = plan("--add", "cpu=2", "--set", "data.limit=5000")
+    (verdict,) = found["verdicts"]
+    assert verdict["further"] + 3 == pytest.approx(20, abs=2)
+    assert verdict["stops"]["workers"] == verdict["further"] + 4
+    assert verdict["stops"]["gain"] < 0.05
+    again = plan("--add", "cpu=25", "--set", "data.limit=5000")
+    assert again["verdicts"][0]["stops"]["workers"] == verdict["stops"]["workers"]
+    assert again["verdicts"][0]["further"] is None
+
+
+def test_every_kind_has_a_verdict_in_words() -> None:
+    result = invoke("plan", "job.toml", "--cluster", "cluster.toml", "--add", "gpu=2,cpu=1")
+    table, _, verdicts = result.stdout.strip().rpartition("\n\n")
+    assert table.splitlines()[0].split()[:4] == ["workers", "added", "an", "epoch"]
+    gpu, cpu = verdicts.splitlines()
+    assert gpu.startswith("gpu  ")
+    assert cpu.startswith("cpu  does not pay from the 5th worker on, which gains ")
+
+
+def test_a_plan_for_sharded_layers_goes_by_the_step_model() -> None:
+    rows = plan("--add", "cpu=2", "--set", "train.strategy=layer")["rows"]
+    assert [row["workers"] for row in rows] == [2, 3, 4]
+    assert rows[0]["communication"] > 0
+
+
+def test_ordinals() -> None:
+    found = [planning._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
+    assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
+
+
+# --- figures ---
+
+
+def test_every_figure_is_drawn_and_has_its_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "SIZES", (2, 4))
+    monkeypatch.setattr(figures, "SHARES", (0.5, 1.0))
+    monkeypatch.setattr(figures, "THREADS", (1, 2))
+    monkeypatch.setattr(figures, "POINTS", 500)
+    chosen = simulating.scenario("job.toml", "cluster.toml", [])
+    drawn = list(figures.figures(chosen))
+    assert len({figure.name for figure in drawn}) == len(drawn) == 10
+    for figure in drawn:
+        assert figure.curves
+        for xs, ys in figure.curves.values():
+            assert len(xs) == len(ys) > 0
+            assert all(y >= 0 for y in ys)
+            assert list(xs) == sorted(xs)
+
+
+@pytest.fixture
+def curve() -> Figure:
+    curves = {"simulated": ([1, 2, 4], [1.0, 1.8, 2.5])}
+    return Figure("speed", "Speed", "nobody", "workers", "speed-up", curves, True, {"1/f": 3.0}, {"T/τ": 2.0})
+
+
+def test_a_picture_is_what_its_ending_says_and_the_same_every_time(curve: Figure) -> None:
+    svg, again = (pictures.draw(curve, Path(name)).read_bytes() for name in ("a.svg", "b.svg"))
+    assert svg == again
+    text = "".join(ElementTree.fromstring(svg).itertext())
+    for part in ("Speed", "workers", "speed-up", "simulated", "1/f", "T/τ"):
+        assert part in text
+    with Image.open(pictures.draw(curve, Path("a.png"))) as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 300
+
+
+def test_figures_go_into_a_folder_that_is_made(curve: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "figures", lambda chosen, seed: [curve])
+    result = invoke("simulate", "job.toml", "--cluster", "cluster.toml", "--figures", "a/b", "--format", "png")
+    assert result.exit_code == 0, result.output
+    assert "figure a/b/speed.png" in result.stderr
+
+
+def test_figures_where_there_can_be_no_folder_are_refused() -> None:
+    result = invoke("simulate", "job.toml", "--cluster", "cluster.toml", "--figures", "job.toml")
+    assert result.exit_code == 2
+    assert "job.toml: File exists; give a folder that may be written" in result.stderr
+
+
+def test_without_matplotlib_figures_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "matplotlib is not installed; pip install 'daskcnn[plot]'" in refused(
+        "simulate", "job.toml", "--figures", "pictures"
+    )

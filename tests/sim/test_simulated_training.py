@@ -1,0 +1,155 @@
+"""Real arithmetic in simulated time, against loops that know nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sim_cases import WITHIN, cluster, of, run, workload
+
+from daskcnn.arrays import Device
+from daskcnn.config import Job
+from daskcnn.launch.resolve import resolve
+from daskcnn.ps import RULES
+from daskcnn.replica import Replica
+from daskcnn.sim.learners import Learner, Learnt, Training
+from daskcnn.sim.points import LAYERS, clusters_of_points
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
+
+SAMPLES, JUDGED = 400, 100
+every = pytest.mark.parametrize("name", RULES)
+dataset = clusters_of_points(SAMPLES + JUDGED)
+
+
+def job_of(strategy: str, **train: Any) -> Job:
+    usual = {"strategy": strategy, "epochs": 3, "batch_size": 32, "lr": 0.02, **train}
+    rule = WITHIN.get(strategy, {})
+    return resolve({"data": {"validation": JUDGED}, "model": {"layers": LAYERS}, "train": usual, "rule": rule})
+
+
+def replica_of(job: Job) -> Replica:
+    return Replica(job, dataset, Device.of("cpu"), clock=lambda: 0.0)
+
+
+def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[dict[str, Any]]]:
+    work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+    return run(work, cluster(*speeds, **worker), learner=lambda: Training(replica_of(job), work.rule))
+
+
+@pytest.mark.parametrize("name", ["sgwu", "agwu", "bsp", "downpour"])
+def test_one_worker_trains_as_a_loop_does(name: str) -> None:
+    """Bit for bit where it gets its own weights back; where what it gained is pushed, that is rounded on its way."""
+    rule = {"agwu": {"accuracy_floor": 1.0}, "bsp": {"every": 4}, "downpour": {"n_push": 3, "n_fetch": 3}}.get(name, {})
+    train = {"strategy": name, "partition": "udpa", "epochs": 3, "batch_size": 32, "lr": 0.02}
+    job = resolve({"data": {"validation": JUDGED}, "model": {"layers": LAYERS}, "train": train, "rule": rule})
+    replica = replica_of(job)
+    for epoch in range(3):
+        progress = (epoch / 3, (epoch + 1) / 3)
+        steps = 13 if name == "bsp" else None
+        replica.train(((0, SAMPLES),), SAMPLES, presentation=epoch, progress=progress, steps=steps)
+    center = trained(job, 100.0)[0].server.snapshot().center
+    if name in ("sgwu", "bsp"):
+        assert center.tobytes() == replica.host_weights().tobytes()
+    else:
+        np.testing.assert_allclose(center, replica.host_weights(), rtol=0, atol=1e-5)
+
+
+@every
+def test_replicas_learn_by_every_rule(name: str) -> None:
+    _, events = trained(job_of(name, epochs=12), 100.0, 150.0, 300.0, latency=0.01)
+    accuracies = [event["validation"]["accuracy"] for event in of("epoch", events)]
+    assert accuracies[-1] > 0.15  # of ten classes
+    assert accuracies[-1] > accuracies[0] or len(accuracies) == 1
+    rounds = of("round", events)
+    assert all(event["loss"] > 0 and 0 <= event["accuracy"] <= 1 and event["lr"] > 0 for event in rounds)
+
+
+@every
+def test_time_does_not_depend_on_whether_anything_is_learnt(name: str) -> None:
+    job = job_of(name)
+    work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
+    on = cluster(100, 150, 300, latency=0.01, server={"bandwidth": 1e6, "merge_rate": 1e6})
+    learnt = run(work, on, learner=lambda: Training(replica_of(job), work.rule))[1]
+    only_timed = run(work, on)[1]
+    timing = ("event", "at", "worker", "round", "samples", "busy", "wait", "communication", "evaluation", "pushes")
+    moved = ("bytes_up", "bytes_down", "staleness", "version", "base_version", "step", "epoch")
+    for a, b in zip(learnt, only_timed, strict=True):
+        assert [a.get(key) for key in (*timing, *moved)] == [b.get(key) for key in (*timing, *moved)]
+
+
+@every
+def test_real_arithmetic_is_the_same_every_time(name: str) -> None:
+    job = job_of(name)
+    centers = {trained(job, 100, 170, latency=0.01)[0].server.snapshot().center.tobytes() for _ in range(2)}
+    assert len(centers) == 1
+
+
+def test_early_stopping_ends_a_simulation_as_it_ends_a_run() -> None:
+    events = trained(job_of("sgwu", epochs=40, early_stopping=2), 100, 100)[1]
+    best, accuracies = 0.0, [event["validation"]["accuracy"] for event in of("epoch", events)]
+    worse = [best := max(best, accuracy) for accuracy in accuracies]
+    assert of("epoch", events)[-1]["epoch"] < 40
+    assert worse[-3] == worse[-1]
+
+
+def test_half_precision_on_the_wire_changes_the_numbers_a_little() -> None:
+    job = job_of("sgwu")
+    half = job.model_copy(update={"cluster": job.cluster.model_copy(update={"wire": "float16"})})
+    exact, rounded = (trained(each, 100, 200)[0].server.snapshot().center for each in (job, half))
+    assert 0 < np.abs(exact - rounded).max() < 0.05
+
+
+# --- a parabola, whose course is known ---
+
+
+class Parabola:
+    """Half the squared distance to a minimum; a step goes a tenth of the way there."""
+
+    def __init__(self, minimum: np.ndarray) -> None:
+        self.weights, self._minimum, self._adjust = np.zeros(2), minimum, lambda grads: grads
+        self._taken = 0
+
+    def begin(self, round_: Any, local: Any, replicas: int) -> None:
+        self._taken, self._local = 0, local
+
+    def train(self, steps: int) -> Learnt:
+        for _ in range(steps - self._taken):
+            grads = self._rule.local_step(self.weights - self._minimum, self._local)
+            self.weights -= 0.1 * grads
+        self._taken = steps
+        return Learnt()
+
+    def judge(self, lo: int, hi: int, weights: Any = None) -> None:
+        return None
+
+
+def parabolas(rule: Any, *minima: tuple[float, float]) -> Callable[[], Learner]:
+    """A worker for each minimum, in turn."""
+    left = [np.array(minimum) for minimum in minima]
+
+    def made() -> Learner:
+        parabola = Parabola(left.pop(0))
+        parabola._rule = rule  # type: ignore[attr-defined]
+        return parabola
+
+    return made
+
+
+@every
+def test_replicas_with_one_minimum_meet_in_it(name: str) -> None:
+    work = workload(name, rule=WITHIN.get(name), epochs=40)
+    learner = parabolas(work.rule, (3.0, -2.0), (3.0, -2.0), (3.0, -2.0))
+    simulation, _ = run(work, cluster(10, 20, 30, latency=0.01), learner=learner)
+    np.testing.assert_allclose(simulation.server.snapshot().center, [3.0, -2.0], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["bsp", "admm"])
+def test_replicas_with_minima_of_their_own_meet_in_the_middle(name: str) -> None:
+    rule = {"bsp": {"every": 1}, "admm": {"every": 1, "rho": 1.0}}[name]
+    work = workload(name, rule=rule, epochs=60)
+    learner = parabolas(work.rule, (1.0, 0.0), (0.0, 3.0))
+    simulation, _ = run(work, cluster(10, 10), learner=learner)
+    np.testing.assert_allclose(simulation.server.snapshot().center, [0.5, 1.5], atol=1e-3)
