@@ -19,8 +19,14 @@ $(VENV)/.installed: pyproject.toml
 run: install
 	$(BIN)/python -m daskcnn.run $(ARGS)
 
+# tests of a cluster have the machine to themselves; of the others as many run at once as there are cores
 test: install
+ifeq ($(ARGS),)
+	$(BIN)/python -m pytest -q -m "not cluster" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m cluster
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 check: install
 	$(BIN)/ruff check .

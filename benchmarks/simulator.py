@@ -2,8 +2,9 @@
 
     python benchmarks/simulator.py [--workers 10000] [--rounds 100] [--rules agwu sgwu …] [--json FILE]
 
-A round is one push of every worker. Workers drift at random, so that asynchronous pushes come in no order. Seconds are
-those of the processor; the wall's stand beside them. Exit 1 where a rule takes a minute or longer.
+A round is one push of every worker. Workers have a hundred different speeds, so that asynchronous pushes come in no
+simple order. Seconds are those of the processor; the wall's stand beside them. Exit 1 where a rule takes a minute or
+longer.
 """
 
 from __future__ import annotations
@@ -23,13 +24,8 @@ from daskcnn.sim.workload import Workload
 
 BAR = 60.0
 """Seconds a rule may take."""
-WORKER = {
-    "name": "w",
-    "images_per_second": 100.0,
-    "bandwidth": 1e8,
-    "latency": 1e-3,
-    "speed": {"kind": "walk", "every": 1.0, "spread": 0.1},
-}
+SPEEDS = 100
+"""Different ones, from half the usual speed to three halves of it."""
 
 
 def workload(strategy: str, workers: int, rounds: int) -> Workload:
@@ -39,8 +35,14 @@ def workload(strategy: str, workers: int, rounds: int) -> Workload:
 
 
 def cluster(workers: int) -> Cluster:
-    """Equal workers of varying speed behind one server."""
-    return parse_cluster({"server": {"bandwidth": 1e13}, "worker": [{**WORKER, "count": workers}]})
+    """Workers of unequal speed behind one server's link."""
+    link = {"bandwidth": 1e8, "latency": 1e-3}
+    kinds = min(SPEEDS, workers)
+    groups = [
+        {**link, "name": f"w{i}", "images_per_second": 100 * (0.5 + i / kinds), "count": len(range(i, workers, kinds))}
+        for i in range(kinds)
+    ]
+    return parse_cluster({"server": {"bandwidth": 1e13}, "worker": groups})
 
 
 def measure(strategy: str, workers: int, rounds: int) -> dict[str, Any]:

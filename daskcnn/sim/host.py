@@ -94,24 +94,24 @@ class Host:
     def _handle(self, event: Event) -> None:
         instructions = self.server.handle(event)
         if instructions:
-            ready = self._merged(sum(1 for each in instructions if isinstance(each, Reply) and each.seq))
+            ready = self._merged(instructions) if self._seconds_a_push else self._agenda.now
             for each in instructions:
                 self._carry_out(each, ready)
 
-    def _merged(self, pushes: int) -> float:
-        """When the server is through with what it has now, so many pushes being merged."""
+    def _merged(self, instructions: Sequence[Instruction]) -> float:
+        """When the server is through with what it has now: each reply to a push stands for one that was merged."""
+        pushes = sum(1 for each in instructions if isinstance(each, Reply) and each.seq)
         self._free = max(self._free, self._agenda.now) + pushes * self._seconds_a_push
         return self._free
 
     def _carry_out(self, instruction: Instruction, ready: float) -> None:
-        match instruction:
-            case Reply():
-                caller = self._callers[instruction.worker]
-                self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)
-            case Refuse(code=Code.FINITE, reason=reason):
-                raise Diverged(f"push of {instruction.worker}: {reason}")
-            case _:
-                raise AssertionError(f"the server is not to say {instruction}")
+        if isinstance(instruction, Reply):
+            caller = self._callers[instruction.worker]
+            self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)
+        elif isinstance(instruction, Refuse) and instruction.code == Code.FINITE:
+            raise Diverged(f"push of {instruction.worker}: {instruction.reason}")
+        else:
+            raise AssertionError(f"the server is not to say {instruction}")
 
 
 class PeerToPeer(Host):
@@ -135,7 +135,7 @@ class PeerToPeer(Host):
         slowest = max(peer.link.latency + self._moved / 2 / peer.link.bandwidth for peer in self.peers)
         return ready + (2 * slowest if self._moved else 0.0)
 
-    def _merged(self, pushes: int) -> float:
+    def _merged(self, instructions: Sequence[Instruction]) -> float:
         return self._agenda.now
 
     @property

@@ -21,6 +21,9 @@ class Learnt:
     lr: float | None = None
 
 
+NOTHING = Learnt()
+
+
 class Learner(Protocol):
     """A replica's arithmetic. weights: trained in place."""
 
@@ -49,13 +52,10 @@ class TimingOnly:
         return None
 
     def train(self, steps: int) -> Learnt:
-        return _NOTHING
+        return NOTHING
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
         return None
-
-
-_NOTHING = Learnt()
 
 
 class Training:
@@ -66,7 +66,7 @@ class Training:
         self.weights: Vector = replica.weights
         self._steps: Generator[Trained, None, None] | None = None
         self._taken = self._samples = 0
-        self._learnt = _NOTHING
+        self._learnt = NOTHING
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
         rule, epochs = self._rule, self._replica.job.train.epochs

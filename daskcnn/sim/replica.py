@@ -14,7 +14,7 @@ from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cadence import Cadence, Stop
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.host import Host
-from daskcnn.sim.learners import Learner, Learnt
+from daskcnn.sim.learners import NOTHING, Learner, Learnt
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
 
@@ -27,7 +27,7 @@ class Report:
     """How a round went, as a worker of a cluster reports it (`cluster.protocol.RoundReport`)."""
 
     round: Round
-    learnt: Learnt
+    learnt: Learnt = NOTHING
     busy: float = 0.0
     wait: float = 0.0
     communication: float = 0.0
@@ -96,6 +96,7 @@ class SimulatedReplica:
         "_host",
         "_judged_pushes",
         "_judging",
+        "_overlaps",
         "_pace",
         "_position",
         "_pushed",
@@ -135,6 +136,7 @@ class SimulatedReplica:
         self._pace, self._workload, self._rule = pace, workload, workload.rule
         self._cadence, self._host, self._agenda = cadence, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
+        self._overlaps = workload.overlaps
         self._judged_pushes = workload.validation if workload.judges_pushes else 0
         self._exchange: Exchange | None = None
         self._told: Callable[[Reply], None]
@@ -166,7 +168,7 @@ class SimulatedReplica:
         self._stops, self._position, self._pushed = self._cadence.stops(round_), 0, 0
         self._score, self._reported = score, reported
         base = self.local.base_version
-        self._report = Report(round_, Learnt(), version=base, base_version=base)
+        self._report = Report(round_, version=base, base_version=base)
         self.sent = self.received = 0
         self.learner.begin(round_, self.local, replicas)
         self._train()
@@ -193,7 +195,7 @@ class SimulatedReplica:
         report.learnt = self.learner.train(stop.step)
         self._position += 1
         last = self._position == len(self._stops)
-        if self._workload.overlaps and not last:
+        if self._overlaps and not last:
             self._exchange = Exchange(stop, None, self.local.weights.copy())
             self._call()
             self._train()

@@ -127,22 +127,22 @@ class Simulation:
         if self.rounds.allocation is not before:
             self._log({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
         self._sit_out(ended, due)
-        self._joining = {round_.worker for round_ in due if round_.worker not in self._joined}
-        if self._joining:
-            for round_ in due:
-                if round_.worker in self._joining:
-                    self.replicas[round_.worker].join(lambda worker: self._has_joined(worker, due))
+        strangers = [round_.worker for round_ in due if round_.worker not in self._joined]
+        if strangers:
+            self._joining = set(strangers)
+            for worker in strangers:
+                self.replicas[worker].join(lambda worker: self._has_joined(worker, due))
         elif due:
             self._start(due)
 
     def _sit_out(self, ended: Iterable[str], due: list[Round]) -> None:
         """Nobody is to wait for those who have no round: behind a barrier once the others' is due, else at once."""
-        idle = [worker for worker in ended if worker not in self.rounds.running]
         if self.rule.barrier:
-            idle = [worker for worker in self._joined if worker not in self.rounds.running] if due else []
-        for worker in idle:
-            del self._joined[worker]
-            self._host.leave(self.replicas[worker])
+            ended = tuple(self._joined) if due else ()
+        for worker in ended:
+            if worker not in self.rounds.running:
+                del self._joined[worker]
+                self._host.leave(self.replicas[worker])
 
     def _has_joined(self, worker: str, due: list[Round]) -> None:
         """Once all have, the rounds start, and the driver takes the reports that came meanwhile."""
