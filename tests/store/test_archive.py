@@ -86,7 +86,9 @@ def test_a_long_chain_of_headers_is_refused(tmp_path):
         read(tmp_path / "x.tar.gz")
 
 
-@pytest.mark.parametrize("content", [b"", b"not an archive", gzip.compress(b"not a tar", mtime=0), gzip.compress(b"x" * 99999)])
+@pytest.mark.parametrize(
+    "content", [b"", b"not an archive", gzip.compress(b"not a tar", mtime=0), gzip.compress(b"x" * 99999)]
+)
 def test_what_is_no_archive(tmp_path, content):
     (tmp_path / "x.tar.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"damaged or not a \.tar\.gz"):
