@@ -183,6 +183,8 @@ def reached(kept: Mapping[str, Any], target: float, column: int = 0) -> float | 
 
 def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) -> list[str]:
     """A part's line of the table."""
+    if "diverged" in kept:
+        return [part, "diverged", *["–"] * (len(targets) + 7)]
     return [
         part.replace(" float32", "").replace(" epochs=6", ""),
         _percent(kept["test"]),

@@ -16,6 +16,7 @@ from typing import Any
 
 from rules import LAYERS, TUNED, kept_of, load, save, table
 
+from daskcnn.errors import Diverged
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulating import Scenario, simulate
 from daskcnn.ps import RULES
@@ -66,9 +67,12 @@ def scenario(strategy: str, partition: str, workers: int, data: str) -> Scenario
 
 
 def part(name: str, data: str) -> dict[str, Any]:
-    """Simulate a part; what is kept of it."""
+    """Simulate a part; what is kept of it, or why it diverged."""
     strategy, partition, workers = name.split()[:3]
-    result = simulate(scenario(strategy, partition, int(workers), data), train=True)
+    try:
+        result = simulate(scenario(strategy, partition, int(workers), data), train=True)
+    except Diverged as error:
+        return {"diverged": str(error)}
     return kept_of(replace(result.report, test=None))
 
 
@@ -85,8 +89,12 @@ def by_size(results: Mapping[str, Any]) -> str:
     for strategy in RULES:
         for partition in ("idpa", "udpa"):
             kept = [results["parts"].get(f"{strategy} {partition} {w} workers") for w in WORKERS]
-            rows.append([strategy, partition, *("–" if k is None else f"{k['seconds']:.1f}" for k in kept)])
+            rows.append([strategy, partition, *(_seconds(k) for k in kept)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+
+
+def _seconds(kept: Mapping[str, Any] | None) -> str:
+    return "–" if kept is None else "diverged" if "diverged" in kept else f"{kept['seconds']:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         results["parts"][name] = part(name, given.data)
         save(given.results, results)
-        print(f"{name}: {results['parts'][name]['seconds']:.1f} s simulated", flush=True)
+        print(f"{name}: {_seconds(results['parts'][name])} s simulated", flush=True)
     print(table(results, TARGETS), by_size(results), sep="\n\n")
 
 
