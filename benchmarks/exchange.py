@@ -158,7 +158,7 @@ class Others:
         """Seconds that all cores were busy, and those of this process and its children."""
         times, us = psutil.cpu_times(), psutil.Process()
         ours = [each.cpu_times() for each in (us, *us.children(recursive=True))]
-        return sum(times) - times.idle - times.iowait, sum(each.user + each.system for each in ours)
+        return times.user + times.nice + times.system, sum(each.user + each.system for each in ours)
 
 
 def in_turns(works: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, Any]:
@@ -359,7 +359,6 @@ def started(stack: ExitStack, before: list[str], what: str, *options: str) -> No
 
 
 # --- results ---
-
 
 PARTS = {"server": server_part, "asa": asa_part, "link": link_part}
 
