@@ -4,7 +4,8 @@
 
 --server: two worker processes push a vector as fast as they can: GB/s of pushes received and merged, on loopback, for
 the server in one process and split over two, whose replies bring nothing (downpour) or the center (agwu, sgwu).
---asa: seconds for one meeting of four workers, through one server (allreduce) and peer to peer (asa, asa16), in turns.
+--asa: seconds for one meeting of four workers, through one server (allreduce), through one that is split over five
+workers, and peer to peer (asa, asa16), in turns.
 --link: asa and asa16 over links of 1 Gb/s, each worker in a network namespace of its own behind a token bucket
 (`tc tbf`); needs root, `ip` and `tc`. Without a choice, the first two. Exit code 1 where a bar is missed.
 """
@@ -264,21 +265,27 @@ def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> fl
 
 
 def meetings(client: Client, size: int, rounds: int) -> dict[str, Any]:
-    """Seconds a meeting of four workers, by kind."""
+    """Seconds a meeting of four workers, by kind; a server that is split lies on its own worker and theirs."""
     context, lives = context_of(client, WORKERS), count(1)
-    client.gather(
-        [context.submit("open", open_vector, context.name, context.job, size, worker=w) for w in context.alive]
-    )
-    server = host_server(context, RULES["bsp"](), Snapshot(np.zeros(size, np.float32)), epoch=1)
+    names, zeros = list(context.alive), Snapshot(np.zeros(size, np.float32))
+    client.gather([context.submit("open", open_vector, context.name, context.job, size, worker=w) for w in names])
+    servers = {}
+    for shards in (1, WORKERS + 1):
+        context.job = Job(cluster=Cluster(workers=Workers(cpu=WORKERS), ps_shards=shards))
+        servers[shards] = host_server(context, RULES["bsp"](), zeros, epoch=1)
     works: dict[str, Callable[[], float]] = {
-        "allreduce": lambda: allreduce_seconds(context, server.at, next(lives)),
+        "allreduce": lambda: allreduce_seconds(context, servers[1].at, next(lives)),
+        f"allreduce, ps_shards = {WORKERS + 1}": lambda: allreduce_seconds(
+            context, servers[WORKERS + 1].at, next(lives)
+        ),
         "asa": lambda: peer_seconds(context, "asa", next(lives), size),
         "asa16": lambda: peer_seconds(context, "asa16", next(lives), size),
     }
     for work in works.values():
         work()
     found = in_turns(works, rounds)
-    server.close()
+    for server in servers.values():
+        server.close()
     return {**found, "unit": "s a meeting"}
 
 

@@ -20,6 +20,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local
 from daskcnn.ps.asa import ASA
 from daskcnn.ps.bsp import BSP
+from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
 from daskcnn.replica import Score, Stopped, Trained
@@ -88,7 +89,8 @@ class Peer:
     """A replica between meetings, in its worker's session.
 
     said: the contribution to the meeting under way, on the host; it may be the weights themselves, which rest until all
-    pieces of it were taken. ended: when the last steps were.
+    pieces of it were taken. merged: the last meeting's sums, where they are not kept in the local's base. ended: when
+    the last steps were.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Peer:
     training: Generator[Trained, None, None] | None = None
     trained: Trained = NOTHING
     said: Array | None = None
+    merged: Sequence[Array] = ()
     ended: float = 0.0
     counts: Counts = field(default_factory=Counts)
 
@@ -188,6 +191,8 @@ def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
 def center_of(peers: Peers) -> Array:
     """The last meeting's center, a copy on the host."""
     session, peer = _peer_of(peers)
+    if peer.merged:
+        return np.concatenate([cast(part, session.replica.layout.dtype) for part in peer.merged])
     return np.array(session.replica.device.backend.to_host(peer.local.base))
 
 
@@ -226,6 +231,7 @@ def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Seque
         peer.counts.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
         for name, merged in zip(peers.names, sums, strict=True):
             peer.asa.adopt(local, peers.span(name), backend.from_host(merged))
+        peer.merged = () if peer.asa.looks_back else tuple(sums)
         local.base_version, peer.said = version, None
     _check_turn(peer, version)
 
@@ -267,7 +273,7 @@ def _judge(session: Session, peer: Peer, start: RoundStart) -> Score | None:
         return None
     replica = session.replica
     with single_threaded_blas():
-        return replica.evaluate(replica.dataset.train, *start.score, stopped, weights=peer.local.base)
+        return replica.evaluate(replica.dataset.train, *start.score, stopped)  # its weights are the center's now
 
 
 def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: float) -> RoundReport:

@@ -41,6 +41,11 @@ class ASA:
         """Whether increments travel, in float16."""
         return self.wire == np.float16
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether an exchange needs the base; a mean of weights does not, and is spared the copy of every center."""
+        return self.half or self.rule.combine == "sum"
+
     def contribution(self, local: Local) -> Vector:
         """What is cut into pieces, in the wire's dtype (where the replica computes). May be the weights themselves."""
         if not self.half:
@@ -65,8 +70,11 @@ class ASA:
         return result
 
     def adopt(self, local: Local, span: Span, merged: Vector) -> None:
-        """Go on from the merge of one range, in base and weights; both are written to, where the replica computes."""
+        """Go on from the merge of one range, in the weights, and in the base where that is needed; both written to."""
         base, weights = local.base[slice(*span)], local.weights[slice(*span)]
+        if not self.looks_back:
+            weights[...] = cast(merged, weights.dtype)
+            return
         for block in _blocks(len(base)):
             center = cast(merged[block], base.dtype)
             if self.half:
