@@ -14,18 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from shutil import which
 from statistics import median
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 from distributed import Client
+from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
@@ -50,7 +47,7 @@ PUSHES = 10  # of each worker in a round of the first part
 WARM_UP, MEETINGS = 1, 4  # in a round of the others
 WORKERS = 4
 QUIET, TRIES = 0.1, 6  # share of the machine that others may take while it is measured, and how often that is tried
-NETWORK, RATE = "10.77.19", "1gbit"
+RATE = 1.25e8  # bytes a second: 1 Gb/s
 
 
 # --- what runs on workers: by value, as they do not have this file ---
@@ -303,7 +300,11 @@ def link_part(size: int, rounds: int) -> dict[str, Any]:
     with linked_cluster() as client:
         found = meetings(client, size, rounds)
     figures = found["figures"]
-    return {**found, "link": RATE, "bar_met": figures["asa16"]["median"] < figures["asa"]["median"]}
+    return {
+        **found,
+        "link": f"{8 * RATE / 1e9:g} Gb/s",
+        "bar_met": figures["asa16"]["median"] < figures["asa"]["median"],
+    }
 
 
 # --- links ---
@@ -315,54 +316,14 @@ def linked_cluster() -> Iterator[Client]:
 
     Scheduler and this process are at the bridge; the server has a link like a worker's.
     """
-    if os.geteuid() != 0 or not (which("ip") and which("tc")):
-        raise SystemExit("--link needs root, and the commands ip and tc (package iproute2)")
-    with ExitStack() as stack:
-        bridge = f"br{os.getpid() % 10_000}"
-        run("ip", "link", "add", bridge, "type", "bridge")
-        stack.callback(run, "ip", "link", "del", bridge)
-        run("ip", "addr", "add", f"{NETWORK}.1/24", "dev", bridge)
-        run("ip", "link", "set", bridge, "up")
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="exchange-"))
-        scheduler = f"{NETWORK}.1:8799"
-        started(stack, [], "scheduler", "--host", f"{NETWORK}.1", "--port", "8799", "--no-dashboard")
+    with network() as net:
+        scheduler = net.scheduler()
         for i in range(WORKERS + 1):
-            space, kind = linked_space(stack, bridge, i), "CPU" if i < WORKERS else "PS"
-            options = ["--nthreads", "1", "--resources", f"{kind}=1", "--name", f"{kind.lower()}-{i}", "--no-dashboard"]
-            where = ["--host", f"{NETWORK}.{10 + i}", "--local-directory", scratch]
-            started(stack, ["ip", "netns", "exec", space], "worker", scheduler, *options, *where, "--no-nanny")
-        client = stack.enter_context(Client(scheduler, timeout=60))
-        client.wait_for_workers(WORKERS + 1, timeout=60)
-        yield client
-
-
-def linked_space(stack: ExitStack, bridge: str, i: int) -> str:
-    """A network namespace with a link of the rate to the bridge."""
-    space, outer, inner = f"{bridge}-{i}", f"{bridge}o{i}", f"{bridge}i{i}"
-    run("ip", "netns", "add", space)
-    stack.callback(run, "ip", "netns", "del", space)
-    run("ip", "link", "add", outer, "type", "veth", "peer", "name", inner, "netns", space)
-    run("ip", "link", "set", outer, "master", bridge, "up")
-    inside = ("ip", "netns", "exec", space)
-    run(*inside, "ip", "addr", "add", f"{NETWORK}.{10 + i}/24", "dev", inner)
-    run(*inside, "ip", "link", "set", inner, "up")
-    run(*inside, "ip", "link", "set", "lo", "up")
-    bucket = ("root", "tbf", "rate", RATE, "burst", "512kb", "latency", "100ms")
-    run("tc", "qdisc", "add", "dev", outer, *bucket)
-    run(*inside, "tc", "qdisc", "add", "dev", inner, *bucket)
-    return space
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def started(stack: ExitStack, before: list[str], what: str, *options: str) -> None:
-    """A process of Dask's, ended with the stack."""
-    command = [*before, sys.executable, "-m", "dask", what, *options]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
+            kind = "CPU" if i < WORKERS else "PS"
+            net.worker(net.host(RATE), scheduler, f"{kind.lower()}-{i}", kind)
+        with Client(scheduler, timeout=60) as client:
+            client.wait_for_workers(WORKERS + 1, timeout=60)
+            yield client
 
 
 # --- results ---

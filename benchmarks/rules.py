@@ -2,9 +2,10 @@
 
     python benchmarks/rules.py --data data/cifar10.zarr [--quick] [--only agwu] [--results FILE]
 
-The slower worker is one that computes and then sleeps for twice as long (DASKCNN_THROTTLE=3). Each part is a run of its
-own, kept in FILE when it has ended: a study that was broken off goes on with the parts that are missing. `--tables`
-prints what FILE holds and trains nothing.
+The slower worker computes and then sleeps for 1.3 times as long (DASKCNN_THROTTLE=2.3): with its caches cold after
+every sleep it trains at a third of the other's speed, which the images/s of both in FILE show. Each part is a run of
+its own, kept in FILE when it has ended: a study that was broken off goes on with the parts that are missing.
+`--tables` prints what FILE holds and trains nothing; `--plots FOLDER` draws it as well (`pip install 'daskcnn[plot]'`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,13 +26,15 @@ from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.worker import THROTTLE
 from daskcnn.config import Cluster, Workers
+from daskcnn.launch.figures import Curve, Figure
+from daskcnn.launch.pictures import draw
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.runner import train_job
 from daskcnn.ps import RULES
 from daskcnn.report.events import read_events
 from daskcnn.report.tables import Report, tables
 
-FACTOR = 3
+THROTTLED = 2.3
 LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
     {"layer": "maxpool", "size": 2},
@@ -61,12 +64,14 @@ class Part:
     seed: int = 0
     rule: Mapping[str, Any] = field(default_factory=dict)
     wire: str = "float32"
-    epochs: int = 6
+    epochs: int = 8
+    increments: int | None = None
 
     @property
     def name(self) -> str:
         """The key it is kept under."""
-        rule = "".join(f" {key}={value}" for key, value in self.rule.items())
+        more = {**self.rule, **({} if self.increments is None else {"increments": self.increments})}
+        rule = "".join(f" {key}={value}" for key, value in more.items())
         return f"{self.strategy} {self.partition} seed={self.seed}{rule} {self.wire} epochs={self.epochs}"
 
     @property
@@ -81,6 +86,7 @@ class Part:
             "partition": self.partition,
             "epochs": self.epochs,
             "seed": self.seed,
+            "increments": self.increments,
         }
         return {
             "data": {"name": "cifar10", "path": data},
@@ -99,8 +105,10 @@ def parts(quick: bool) -> list[Part]:
     key = [Part(s, p, seed) for seed in range(3) for s, p in KEY]
     others = [Part(s, p, rule=TUNED.get(s, {})) for p in ("idpa", "udpa") for s in RULES]
     staleness = [Part("agwu", "idpa", seed, {"attenuation": "staleness"}) for seed in range(3)]
+    floor = [Part("agwu", "idpa", 0, {"accuracy_floor": 1.0})]
+    increments = [Part("agwu", "idpa", seed, increments=2) for seed in range(3)]
     half = [Part("agwu", "idpa", seed, {}, "float16") for seed in range(3)]
-    every = [*key, *others[: len(RULES)], *staleness, *half, *others]
+    every = [*key, *others[: len(RULES)], *staleness, *floor, *half, *increments, *others]
     return list({part.name: part for part in every}.values())
 
 
@@ -133,13 +141,14 @@ def kept_of(report: Report) -> dict[str, Any]:
         "staleness": total.staleness_mean,
         "gamma": total.gamma,
         "samples": {worker.name: worker.samples for worker in report.workers},
+        "images_per_second": {worker.name: worker.images_per_second for worker in report.workers},
     }
 
 
 def throttle(client: Client) -> None:
-    """Make the second worker FACTOR times slower."""
+    """Slow the second worker down to a third."""
     slow = [a for a, i in client.scheduler_info(n_workers=-1)["workers"].items() if i["name"] == "cpu-1"]
-    client.run(_set, THROTTLE, str(FACTOR), workers=slow)
+    client.run(_set, THROTTLE, str(THROTTLED), workers=slow)
 
 
 def _set(name: str, value: str) -> None:
@@ -186,7 +195,7 @@ def row(part: str, kept: Mapping[str, Any], targets: Sequence[float] = TARGETS) 
     if "diverged" in kept:
         return [part, "diverged", *["–"] * (len(targets) + 7)]
     return [
-        part.replace(" float32", "").replace(" epochs=6", ""),
+        part.replace(" float32", "").replace(" epochs=8", ""),
         _percent(kept["test"]),
         f"{kept['seconds']:.0f}",
         *(_number(reached(kept, target)) for target in targets),
@@ -219,14 +228,42 @@ def verdict(results: Mapping[str, Any]) -> Iterator[str]:
     """The bar: median seconds to the last target, of the four whose seeds all reached it."""
     medians = {}
     for strategy, partition in KEY:
-        plain = asdict(Part(strategy, partition))
-        runs = [kept for kept in results["parts"].values() if kept["part"] | {"seed": 0} == plain]
+        plain = Part(strategy, partition)
+        runs = [kept for kept in results["parts"].values() if replace(Part(**kept["part"]), seed=0) == plain]
         times = [seconds for kept in runs if (seconds := reached(kept, TARGETS[-1])) is not None]
         if runs and len(times) == len(runs):
             medians[strategy, partition] = median(times)
             yield f"{strategy} {partition}: {median(times):.0f} s to {TARGETS[-1]:.0%}, median of {len(times)} seeds"
     if {KEY[0], KEY[1]} <= medians.keys():
         yield f"agwu idpa / sgwu udpa = {medians[KEY[0]] / medians[KEY[1]]:.2f} (bar 0.6)"
+
+
+# --- pictures ---
+
+
+def plots(results: Mapping[str, Any]) -> Iterator[Figure]:
+    """Accuracy by epoch and AUC of every rule (BPT-CNN fig. 11), and accuracy by time of the four that it compares."""
+    rules = {f"{s} + idpa": _kept(results, Part(s, "idpa", rule=TUNED.get(s, {}))) for s in RULES}
+    key = {f"{s} + {p}": _kept(results, Part(s, p)) for s, p in KEY}
+    title = "Every rule on CIFAR-10, two workers of speeds 1:3"
+    accuracy = "validation accuracy, %"
+    like = "BPT-CNN fig. 11"
+    yield Figure("rules-accuracy-by-epoch", title, like, "epoch", accuracy, _curves(rules, 1, 3, 100))
+    yield Figure("rules-auc-by-epoch", title, like, "epoch", "AUC of the validation samples", _curves(rules, 1, 4, 1))
+    yield Figure("rules-accuracy-by-time", title, f"{like}, over time", "seconds", accuracy, _curves(rules, 0, 3, 100))
+    title = "SGWU and AGWU on CIFAR-10, two workers of speeds 1:3"
+    yield Figure("partitions-accuracy-by-time", title, "BPT-CNN fig. 14", "seconds", accuracy, _curves(key, 0, 3, 100))
+
+
+def _kept(results: Mapping[str, Any], part: Part) -> Mapping[str, Any] | None:
+    found: Mapping[str, Any] | None = results["parts"].get(part.name)
+    return found
+
+
+def _curves(runs: Mapping[str, Mapping[str, Any] | None], x: int, y: int, factor: float) -> dict[str, Curve]:
+    """Two columns of the looks at the center, of the runs that there are."""
+    looks = {name: [look for look in kept["looks"] if look[y] is not None] for name, kept in runs.items() if kept}
+    return {name: ([look[x] for look in own], [factor * look[y] for look in own]) for name, own in looks.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -240,10 +277,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="two epochs of every rule with idpa")
     parser.add_argument("--only", nargs="+", default=[""], help="parts whose names contain one of these")
     parser.add_argument("--tables", action="store_true", help="print what there is")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="draw what there is, as SVG")
     given = parser.parse_args(arguments)
     results = load(given.results)
     wanted = [p for p in parts(given.quick) if any(text in p.name for text in given.only)]
-    missing = [] if given.tables else [p for p in wanted if p.name not in results["parts"]]
+    missing = [] if given.tables or given.plots else [p for p in wanted if p.name not in results["parts"]]
     if missing:
         with connect(Cluster(workers=Workers(cpu=2))) as client:
             client.wait_for_workers(3, timeout=60)
@@ -254,6 +292,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 save(given.results, results)
                 print(" | ".join(row(part.name, kept)), flush=True)
     print(table(results), *verdict(results), sep="\n")
+    for figure in plots(results) if given.plots else ():
+        print(draw(figure, given.plots / f"{figure.name}.svg"))
 
 
 if __name__ == "__main__":

@@ -47,15 +47,9 @@ def cluster(workers: int) -> Cluster:
 
 def measure(strategy: str, workers: int, rounds: int) -> dict[str, Any]:
     """One rule: seconds, and what the simulation came to."""
-    pushes = 0
-
-    def count(event: dict[str, Any]) -> None:
-        nonlocal pushes
-        pushes += event.get("pushes", 0)
-
     wall, processor = time.perf_counter(), time.process_time()
-    simulation = Simulation(workload(strategy, workers, rounds), cluster(workers), emit=count)
-    simulation.run()
+    simulation = Simulation(workload(strategy, workers, rounds), cluster(workers))
+    pushes = simulation.run().merged
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     simulation.server.validate()
     assert pushes == workers * rounds, pushes

@@ -66,7 +66,9 @@ def _named_schedule(value: Any) -> Any:
 class Train(Options):
     """`[train]`: how. `early_stopping` counts epochs without a better validation accuracy.
 
-    `workspace_mib` is what a layer may take for scratch memory on each worker, in MiB.
+    `workspace_mib` is what a layer may take for scratch memory on each worker, in MiB. `replica_size`: workers that
+    shard the kernels of one replica. `sub_batches`: parts of a minibatch that these, or strategy `layer`, send on one
+    by one.
     """
 
     strategy: str = "sgwu"
@@ -84,6 +86,7 @@ class Train(Options):
     threads: int | None = Field(None, ge=1)
     workspace_mib: int = Field(1024, ge=1)
     replica_size: int = Field(1, ge=1)
+    sub_batches: int = Field(1, ge=1)
     early_stopping: int | None = Field(None, ge=1)
 
 
@@ -305,16 +308,28 @@ def _training_contradictions(train: Train) -> Iterator[str]:
     for key in ("every", "factor", "power"):
         if key not in _SCHEDULE_KEYS[schedule.name] and _is_set(schedule, key):
             yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
-    if train.strategy == "layer":
-        for key in ("partition", "increments", "replica_size"):
-            if _is_set(train, key):
-                yield f"train.{key}: strategy 'layer' is one replica that sees every sample; remove it"
-    elif train.replica_size > 1:
-        yield f"train.replica_size = {train.replica_size}: replicas of several workers are not built yet; use 1"
+    yield from _sharding_contradictions(train)
     if train.partition == "udpa" and (train.increments or 1) > 1:
         yield f"train.increments = {train.increments}: partition 'udpa' gives everything at once; remove it or use idpa"
     if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
         yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
+
+
+def _sharding_contradictions(train: Train) -> Iterator[str]:
+    if train.strategy == "layer":
+        for key in ("partition", "increments", "replica_size"):
+            if _is_set(train, key):
+                yield f"train.{key}: strategy 'layer' is one replica that sees every sample; remove it"
+    elif train.sub_batches > 1 and train.replica_size == 1:
+        yield (
+            f"train.sub_batches = {train.sub_batches}: only strategy 'layer' and groups cut minibatches; remove it, "
+            "or set train.replica_size"
+        )
+    if train.sub_batches > train.batch_size:
+        yield (
+            f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "
+            "lower it or raise train.batch_size"
+        )
 
 
 def _is_set(table: Options, key: str) -> bool:

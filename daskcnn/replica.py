@@ -129,6 +129,20 @@ def training_samples(job: Job, dataset: Dataset) -> int:
     return len(dataset.train) - job.data.validation
 
 
+def presentations(
+    job: Job, ranges: tuple[tuple[int, int], ...], samples: int, first: int, steps: int | None
+) -> Iterator[BatchPlan]:
+    """A round of so many samples: a plan for every pass over the ranges, the last one cut short.
+
+    first: the number of the first pass. steps: minibatches of each pass; None: of the job's size.
+    """
+    train, augment = job.train, job.data.augment or "none"
+    whole = sum(hi - lo for lo, hi in ranges)
+    for number, begun in enumerate(range(0, samples, whole)):
+        limit = min(whole, samples - begun)
+        yield BatchPlan(ranges, train.batch_size, train.seed, first + number, limit, augment, steps=steps)
+
+
 class Replica:
     """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down."""
 
@@ -229,7 +243,7 @@ class Replica:
     ) -> Generator[Trained, None, None]:
         """`train` a step at a time: after each, what the round came to so far. To be closed by who does not end it."""
         score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
-        for plan in self._batch_plans(ranges, samples, presentation, steps):
+        for plan in presentations(self.job, ranges, samples, presentation, steps):
             with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
                 for seconds, batch in self._timed(ready):
                     if stop():
@@ -285,7 +299,7 @@ class Replica:
 
         To be called before `calibrate`, which should see the speed of training.
         """
-        shapes = convolutions(self.model, self.dataset.shape, self._batch_size, self.job.model.dtype)
+        shapes = convolutions(self.model, self.dataset.shape, self.batch_size, self.job.model.dtype)
         tune([spec for _, spec in shapes], self.device, clock=self._clock, seconds=seconds)
 
     def calibrate(self, *, steps: int = 5) -> tuple[float, dict[str, float]]:
@@ -297,9 +311,9 @@ class Replica:
         batch = self._random_batch()
         n = len(batch.labels)
         weights, velocity = self.host_weights(), self.host_velocity()
-        whole = self._median_seconds(lambda: self.step(batch, 0.0), steps) / n
+        whole = self.median_seconds(lambda: self.step(batch, 0.0), steps) / n
         convs = {
-            name: self._median_seconds(self._conv_step(name, layer, shape, n), steps) / n
+            name: self.median_seconds(self._conv_step(name, layer, shape, n), steps) / n
             for name, layer, shape in self.model.shapes(self.dataset.shape)
             if isinstance(layer, Conv)
         }
@@ -308,13 +322,13 @@ class Replica:
         return whole, convs
 
     @property
-    def _batch_size(self) -> int:
+    def batch_size(self) -> int:
         """Samples of a whole minibatch."""
         return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
 
     def _random_batch(self) -> Batch:
         rng = np.random.default_rng(self.job.train.seed)
-        n = self._batch_size
+        n = self.batch_size
         H, W, C = self.dataset.shape
         x = rng.standard_normal((H, W, n, C)).astype(self.job.model.dtype)
         return Batch(x, rng.integers(0, len(self.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))
@@ -330,7 +344,8 @@ class Replica:
 
         return step
 
-    def _median_seconds(self, step: Callable[[], Any], steps: int) -> float:
+    def median_seconds(self, step: Callable[[], Any], steps: int) -> float:
+        """Seconds that a step takes, throttled, the first one left out."""
         seconds = []
         for _ in range(steps + 1):
             begun = self._clock()
@@ -338,16 +353,6 @@ class Replica:
             self.device.backend.synchronize()
             seconds.append(self.slowed(self._clock() - begun))
         return median(seconds[1:])
-
-    def _batch_plans(
-        self, ranges: tuple[tuple[int, int], ...], samples: int, presentation: int, steps: int | None
-    ) -> Iterator[BatchPlan]:
-        """One for every pass over the ranges, the last one cut short."""
-        train, augment = self.job.train, self.job.data.augment or "none"
-        whole = sum(hi - lo for lo, hi in ranges)
-        for number, begun in enumerate(range(0, samples, whole)):
-            limit = min(whole, samples - begun)
-            yield BatchPlan(ranges, train.batch_size, train.seed, presentation + number, limit, augment, steps=steps)
 
     def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
         """Each batch with the seconds it was waited for."""

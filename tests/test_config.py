@@ -193,7 +193,6 @@ def test_a_section_is_a_table(section: str):
         ({"train": {"strategy": "layer", "increments": 2}}, "train.increments"),
         ({"train": {"strategy": "layer", "replica_size": 2}}, "train.replica_size"),
         ({"train": {"strategy": "layer"}, "rule": {"accuracy_on": "train"}}, "rule.accuracy_on"),
-        ({"train": {"replica_size": 2}}, "train.replica_size = 2"),
         ({"train": {"partition": "udpa", "increments": 2}}, "train.increments = 2"),
         ({"train": {"epochs": 2, "increments": 4}}, "train.increments = 4"),
         ({"train": {"momentum": 0, "nesterov": True}}, "train.nesterov = true"),

@@ -16,21 +16,27 @@ from toy_data import toy_dataset
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.config import Job
-from daskcnn.nn import LOSSES, Layout, init_network, leaves, sequential_from_spec
+from daskcnn.nn import LOSSES, Layout, Params, State, init_network, leaves, sequential_from_spec
 from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU
 from daskcnn.nn.sequential import Sequential
 from daskcnn.partition import kernel_shards
 from daskcnn.replica import Replica, Score
 from daskcnn.sharded import (
+    Edge,
+    Edges,
+    Kept,
     Piece,
-    conv_backward,
-    conv_forward,
+    Share,
     cut_pieces,
+    descended,
     join_pieces,
     loss_of,
     merged_backward,
     merged_forward,
-    shard_slices,
+    neighbours,
+    shard_backward,
+    shard_forward,
+    shares_of,
     stages_of,
 )
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
@@ -45,8 +51,17 @@ def _conv(kernels: int, **options: Any) -> dict[str, Any]:
     return {"layer": "conv", "kernels": kernels, "size": 3, **options}
 
 
+def _lrn(size: int) -> dict[str, Any]:
+    return {"layer": "lrn", "size": size, "alpha": 0.5}  # it makes a difference
+
+
 def _spec(*layers: str | dict[str, Any]) -> list[dict[str, Any]]:
-    own = {"maxpool": {"size": 2}, "averagepool": {"size": 2}, "dense": {"units": 10}, "dropout": {"rate": 0.3}}
+    own: dict[str, dict[str, Any]] = {
+        "maxpool": {"size": 2},
+        "averagepool": {"size": 2},
+        "dense": {"units": 10},
+        "dropout": {"rate": 0.3},
+    }
     return [{"layer": each, **own.get(each, {})} if isinstance(each, str) else each for each in layers]
 
 
@@ -59,10 +74,23 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "batch norm": {"layers": _spec(_conv(6, stride=2), "batchnorm", "relu", _conv(5, pad=1), "batchnorm", "dense")},
     "dropout": {"layers": _spec(_conv(6), "relu", "maxpool", "dropout", _conv(5), "dropout", "dense")},
     "convolutions in a row": {"layers": _spec("maxpool", _conv(6, stride=3), {**_conv(10), "size": 2}, "flatten")},
+    "normalised": {
+        "layers": _spec(
+            *(_conv(36), "batchnorm", _lrn(3), "dropout", "relu", "maxpool"),
+            *(_conv(40), _lrn(3), "batchnorm", "tanh", "averagepool", "dense"),
+        )
+    },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
-# seconds of each worker; the last worker of `idle` is too slow to get any kernel
-WORKERS = {"one": (1.0,), "two": (1.0, 1.0), "three": (1.0, 1.0, 1.0), "unequal": (1.0, 3.0), "idle": (1.0, 2.0, 1e4)}
+# seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty
+WORKERS: dict[str, tuple[float, ...]] = {
+    "one": (1.0,),
+    "two": (1.0, 1.0),
+    "three": (1.0, 1.0, 1.0),
+    "unequal": (1.0, 3.0),
+    "idle": (1.0, 2.0, 1e4),
+    "sliver": (1.0, 20.0, 1.0),
+}
 
 networks = pytest.mark.parametrize("network", NETWORKS)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCE)
@@ -127,9 +155,15 @@ class Workers:
 
     def __init__(self, replica: Replica, devices: Sequence[Device], seconds: Sequence[float]) -> None:
         self.replica, self.devices, self.home = replica, devices, devices[0]
-        self.stages = stages_of(replica.model)
-        shares = [kernel_shards(s.conv.kernels, seconds) if s.conv else [] for s in self.stages]
-        self.kernels = [{w: n for w, n in enumerate(own) if n} for own in shares]
+        stages = stages_of(replica.model)
+        counts = [kernel_shards(s.conv.kernels, seconds) if s.conv else [] for s in stages]
+        self.kernels = [{w: n for w, n in enumerate(own) if n} for own in counts]
+        self.stages = [s.spread_for(list(own.values())) for s, own in zip(stages, self.kernels, strict=True)]
+
+    def shares(self, i: int) -> dict[str, Share]:
+        """By worker, whose names are their numbers."""
+        own = self.kernels[i]
+        return dict(zip(map(str, own), shares_of(list(own.values()), self.stages[i].reach), strict=True))
 
     def place(self, weights: Array, velocity: Array) -> Shards:
         counts = [list(own.values()) for own in self.kernels]
@@ -146,35 +180,61 @@ class Workers:
         return join_pieces(self.stages, self.replica.layout, shards, merged)
 
     def step(self, at: Shards, batch: Batch, lr: float) -> tuple[Score, Shards]:
-        xs, kept = self._forward(at, batch)
-        dscores, score = loss_of(self.replica.loss, xs[-1], batch.labels, self.home)
+        passed = self._forward(at, batch)
+        dscores, score = loss_of(self.replica.loss, passed[-1].y, batch.labels, self.home)
         new = Shards(at.kernels, [{} for _ in self.stages], [None for _ in self.stages])
         dxs = [_sent(dscores)]
         for i in reversed(range(len(self.stages))):
-            optimizer, own = self.replica.optimizer, at.kernels[i]
-            dy, new.merged[i] = merged_backward(
-                *(self.stages[i], kept[i][0], dxs, at.merged[i], kept[i][1], batch.keys, optimizer, lr, self.home),
-                need_dx=bool(own),
-            )
+            stage, went, whole = self.stages[i], passed[i], at.merged[i]
+            args = stage, went.residual, dxs, whole, batch.keys, self.home
+            dy, grads = merged_backward(*args, need_dx=bool(at.kernels[i]))
+            new.merged[i] = whole and self._descended(whole, grads, went.state, lr, self.home)
             dxs = []
-            for (w, piece), cut in zip(at.shards[i].items(), shard_slices(list(own.values())), strict=True):
+            for (w, piece), share in zip(at.shards[i].items(), self.shares(i).values(), strict=True):
                 assert dy is not None
-                args = self.stages[i], xs[i], _sent(dy[..., cut]), piece, optimizer, lr, self.devices[w]
-                dx, new.shards[i][w] = conv_backward(*args, need_dx=i > 0)
+                device, kept = self.devices[w], went.kept[w]
+                to_shard = stage, kept, [_sent(dy[..., share.graded])], piece, share, batch.keys, device
+                dx, grads = shard_backward(*to_shard, need_dx=i > 0)
+                new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
                 assert (dx is None) == (i == 0)
                 dxs += [] if dx is None else [_sent(dx)]
         return score, new
 
-    def _forward(self, at: Shards, batch: Batch) -> tuple[list[Array], list[tuple[Any, Any]]]:
-        """Every stage's input and the scores behind the last; residual and state of every stage."""
-        xs, kept = [batch.x], []
+    def _descended(self, piece: Piece, grads: Params, state: State, lr: float, device: Device) -> Piece:
+        return descended(piece, grads, state, self.replica.optimizer, lr, device)
+
+    def _forward(self, at: Shards, batch: Batch) -> list[Passed]:
+        """Every stage in turn."""
+        xs, passed = [batch.x], []
         for i, stage in enumerate(self.stages):
-            shards = at.shards[i].items()
-            ys = [_sent(conv_forward(stage, xs[i], s, self.devices[w])) for w, s in shards] or [xs[i]]
-            y, residual, state = merged_forward(stage, ys, at.merged[i], batch.keys, self.home)
-            xs.append(_sent(y))
-            kept.append((residual, state))
-        return xs, kept
+            ys, kept = [], {}
+            for w, piece in at.shards[i].items():
+                args = xs, piece, self.shares(i)[str(w)], self._edges(at, i, w), batch.keys, self.devices[w]
+                y, kept[w] = shard_forward(stage, *args)
+                ys.append(_sent(y))
+            y, residual, state = merged_forward(stage, ys or xs, at.merged[i], batch.keys, self.home)
+            xs = [_sent(y)] if stage.rest else ys
+            passed.append(Passed(_sent(y), kept, residual, state))
+        return passed
+
+    def _edges(self, at: Shards, i: int, w: int) -> Edges:
+        """Of the neighbours, as they arrive."""
+        before: list[Edge] = []
+        after: list[Edge] = []
+        for other, side, count in neighbours(self.shares(i), str(w)):
+            edge = at.shards[i][int(other)].edge(side, count, self.devices[int(other)])
+            (before if side == "right" else after).append((_tree(edge[0], _sent), _tree(edge[1], _sent)))
+        return Edges(before, after)
+
+
+@dataclass
+class Passed:
+    """What a stage's way there leaves: its output, and for the way back."""
+
+    y: Array
+    kept: dict[int, Kept]
+    residual: Any
+    state: Any
 
 
 def _frozen(piece: Piece) -> Piece:
@@ -322,7 +382,7 @@ def test_joining_is_the_inverse_of_cutting(cut: tuple[str, list[list[int]], str,
     stages = stages_of(model)
     shards, merged = cut_pieces(stages, layout, weights, velocity, kernels)
     for own, counts, stage in zip(shards, kernels, stages, strict=True):
-        assert [piece.params["w"].shape[-1] for piece in own] == (counts if stage.conv else [])
+        assert [piece.params[stage.name or ""]["w"].shape[-1] for piece in own] == (counts if stage.conv else [])
     for piece in (*(p for own in shards for p in own), *filter(None, merged)):
         assert piece.velocity.dtype == piece.layout.dtype == dtype
         assert piece.velocity.shape == (piece.layout.parameter_size,)
@@ -340,15 +400,44 @@ def test_a_piece_s_momentum_lies_beside_its_parameters() -> None:
     assert [a.tolist() for _, a in leaves(piece.momentum)] == [[1, 2], [3, 4]]
 
 
+def test_layers_that_go_by_channel_are_spread() -> None:
+    (stage, _) = stages_of(_network("normalised"))
+    assert stage.names == ["batchnorm1", "lrn1", "dropout1", "relu1", "maxpool1"]
+    assert (stage.rest, stage.reach) == (None, 1)
+
+
+def test_normalising_is_spread_where_few_channels_are_computed_twice() -> None:
+    (stage, _) = stages_of(_network("normalised"))
+    assert stage.spread_for([18, 18]) == stage  # four of 36
+    few = stage.spread_for([2] * 18)
+    assert few.names == ["batchnorm1"]
+    assert few.rest is not None
+    assert [name for name, _ in few.rest.layers] == ["lrn1", "dropout1", "relu1", "maxpool1"]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 5))
+def test_a_worker_holds_its_own_channels_and_its_neighbours_ends(kernels: list[int], reach: int) -> None:
+    shares = dict(zip("abcdef", shares_of(kernels, reach), strict=False))
+    total = sum(kernels)
+    for worker, share in shares.items():
+        held: list[int] = []
+        own = range(share.start, share.stop)
+        for other, side, count in neighbours(shares, worker):
+            theirs = range(shares[other].start, shares[other].stop)
+            if side == "left" and not set(own) <= set(held):
+                held += own
+            assert count <= 2 * reach  # as many as an edge has
+            held += theirs[:count] if side == "left" else theirs[-count:]
+        held += [] if set(own) <= set(held) else own
+        assert held == list(range(total)[share.held])
+        assert range(total)[share.held][share.within(share.own)] == own
+
+
 def test_stages_begin_at_the_convolutions() -> None:
-    spec = [*("relu", "maxpool"), _conv(3), _conv(4), "relu", "dense"]
-    stages = stages_of(sequential_from_spec(_spec(*spec)))
+    stages = stages_of(sequential_from_spec(_spec("relu", "maxpool", _conv(3), _conv(4), "relu", "dense")))
     assert [s.name for s in stages] == [None, "conv1", "conv2"]
-    assert [s.rest and [name for name, _ in s.rest.layers] for s in stages] == [
-        ["relu1", "maxpool1"],
-        None,
-        ["relu2", "dense1"],
-    ]
+    assert [s.rest and [name for name, _ in s.rest.layers] for s in stages] == [["relu1", "maxpool1"], None, ["dense1"]]
+    assert [s.names for s in stages] == [[], [], ["relu2"]]
 
 
 def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) -> None:

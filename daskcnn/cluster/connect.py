@@ -87,6 +87,12 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or "no answer in time"
 
 
+MEMORY = {"MALLOC_ARENA_MAX": "1"}
+"""Environment of a worker: one pool of memory for all of its threads. glibc gives each thread pools of 64 MiB, which go
+back to the system whenever they are empty, whatever `keep_freed_memory` says: a step's maps would be fresh memory.
+"""
+
+
 @contextlib.contextmanager
 def _local(settings: Cluster) -> Iterator[Client]:
     wanted = settings.workers.given or {"cpu": cpu_count()}
@@ -120,6 +126,7 @@ def _local_workers(wanted: dict[str, int], scratch: str) -> Iterator[tuple[str, 
                     "preload": ["daskcnn.cluster.preload"],
                     "silence_logs": logging.ERROR,
                     "memory_limit": "auto",
+                    "env": MEMORY,
                 },
             },
         )

@@ -6,10 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.task_spec import Alias, List, Task
 from distributed import Client, Future, KilledWorker, wait
 
 from daskcnn.arrays import Array
@@ -20,6 +23,7 @@ from daskcnn.config import Job
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.partition.sharding import proportional
 from daskcnn.replica import Score
+from daskcnn.sharded import Link
 from daskcnn.store import Dataset
 
 Event = dict[str, Any]
@@ -62,6 +66,46 @@ class TrainingState:
     rule_state: Mapping[str, Array] = field(default_factory=dict)
 
 
+class Bundle:
+    """Tasks that go to the scheduler in one message: a task by itself costs it a millisecond."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._layers: dict[str, dict[Any, Task]] = {}
+
+    def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
+        """A task of this worker, as `RunContext.submit` would make it; returns what other tasks may be given for it."""
+        key = self._context.key(label)
+        own = self._layers.setdefault(worker, {})
+        own[key] = Task(key, function, *map(_argument, args))
+        return Alias(key)
+
+    def submit(self, wanted: Iterable[Alias]) -> dict[Any, Future]:
+        """Submit them all; futures by key of those that are wanted, the others are forgotten when they are used."""
+        alive = self._context.alive
+        layers = {
+            worker: MaterializedLayer(
+                own,
+                annotations={
+                    "workers": [alive[worker].address],
+                    "resources": alive[worker].resource,
+                    "allow_other_workers": False,
+                },
+            )
+            for worker, own in self._layers.items()
+        }
+        graph = HighLevelGraph(layers, {worker: set() for worker in layers})  # tasks say what they depend on
+        keys = list(dict.fromkeys(ref.key for ref in wanted))
+        return dict(zip(keys, self._context.client.get(graph, keys, sync=False), strict=True))
+
+
+def _argument(value: Any) -> Any:
+    """A task's argument: results of other tasks, by themselves or in a list, are replaced by what they come to."""
+    if isinstance(value, Future):
+        return Alias(value.key)
+    return List(*map(_argument, value)) if isinstance(value, list) else value
+
+
 @dataclass
 class RunContext:
     """A run's surroundings. `emit` takes events, `save` keeps a state, `interrupted` gives the signal that came."""
@@ -77,6 +121,7 @@ class RunContext:
     interrupted: Callable[[], int | None]
     needs_server: bool = False
     hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
+    links: dict[str, Link] = field(default_factory=dict)  # of layer-sharded runs, as measured
     alive: dict[str, Member] = field(init=False)
     _known: set[str] = field(init=False)
     _serial: count[int] = field(init=False, default_factory=count)
@@ -143,6 +188,12 @@ class RunContext:
         if not self.alive:
             raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")
 
+    def within(self, workers: Iterable[str]) -> RunContext:
+        """The same surroundings with these workers only. Who is lost is told to the whole one."""
+        part = copy(self)
+        part.alive = {worker: self.alive[worker] for worker in workers}
+        return part
+
     def key(self, label: str) -> tuple[str, int]:
         """A key that no other task has; the dashboard groups by the label."""
         return f"{label}-{self.name}", next(self._serial)
@@ -159,6 +210,10 @@ class RunContext:
             allow_other_workers=False,
             pure=False,
         )
+
+    def bundle(self) -> Bundle:
+        """Tasks to be submitted all at once."""
+        return Bundle(self)
 
     def ignore_signals(self) -> None:
         """From now on nothing interrupts: what is under way is finished and kept."""

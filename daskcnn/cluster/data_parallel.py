@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from distributed import Future
 
 from daskcnn.cluster.context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
 from daskcnn.cluster.hosting import Hosted, host_server
+from daskcnn.cluster.parcel import OutOfStep
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
@@ -33,9 +34,11 @@ CALL = 60.0  # seconds the driver waits for the server to answer
 
 @dataclass(frozen=True)
 class Running:
-    """A round under way: its task, when it began and how many seconds it should take."""
+    """A round under way: its task, or tasks that are cancelled like one; when it began, or last went on; how many
+    seconds it should take from there.
+    """
 
-    future: Future
+    work: Any
     begun: float
     expected: float
 
@@ -57,15 +60,16 @@ class DataParallel:
     """Drives one run of an update rule and a partitioner over the workers of a context."""
 
     serverless: ClassVar[bool] = False
+    learners: ClassVar[str] = "workers"  # what has a replica
 
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         self.context, self.job = context, context.job
         self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
-        if (there := len(context.alive)) < (fewest := self.rule.fewest):
+        if (there := self._replicas()) < (fewest := self.rule.fewest):
             strategy = self.job.train.strategy
             raise ClusterError(
-                f"train.strategy = {strategy!r} is for {fewest} workers or more, and there are {there}; start more, "
-                "or choose sgwu or agwu"
+                f"train.strategy = {strategy!r} is for {fewest} {self.learners} or more, and there are {there}; "
+                "start more, or choose sgwu or agwu"
             )
         self.state = resumed or TrainingState(0, 0.0, initial_weights(self.job, context.dataset)[1], {}, {})
         self.best, self.worse = 0.0, 0  # validation accuracy, and looks at the center since
@@ -77,6 +81,10 @@ class DataParallel:
             host = context.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
             context.emit({"event": "warning", "message": message})
+
+    def _replicas(self) -> int:
+        """How many there are."""
+        return len(self.context.alive)
 
     def train(self) -> TrainingState:
         """Train to the end and return the last state.
@@ -93,6 +101,9 @@ class DataParallel:
             except WorkersLost as lost:  # before their first round
                 for worker in lost.names:
                     self.context.lose(worker, "connection lost")
+            except OutOfStep as repeated:
+                message = f"{repeated}: back to the checkpoint at epoch {self.state.epoch:.2f}"
+                self.context.emit({"event": "warning", "message": message})
             except Interrupted:
                 self._save_interrupted()
                 raise
@@ -215,13 +226,16 @@ class DataParallel:
         for worker in workers:
             self._sessions[worker] = self._sessions.get(worker, 0) + 1
         orders = {worker: replace(self._order(worker), velocity=self._velocities.get(worker)) for worker in workers}
-        joins = {w: self.context.submit("join", join_run, order, worker=w) for w, order in orders.items()}
+        joins = {worker: self._submit_join(order) for worker, order in orders.items()}
         try:
             self.context.gather(joins, within=self.job.cluster.stall_timeout)
         finally:
             for join in joins.values():  # those that have ended by now are only forgotten
                 join.cancel()
         self._joined |= set(workers)
+
+    def _submit_join(self, order: RoundOrder) -> Future:
+        return self.context.submit("join", join_run, order, worker=order.worker)
 
     def _order(self, worker: str) -> RoundOrder:
         return RoundOrder(self.context.name, self._epoch, worker, self._sessions[worker], self._server)
@@ -230,7 +244,7 @@ class DataParallel:
         """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
         lo, hi = self.context.samples, len(self.context.dataset.train)
         if self.rule.barrier:
-            parts = {name: (a, b) for name, a, b in self.context.parts(lo, hi)}
+            parts = {name: (a, b) for name, a, b in self._parts(lo, hi)}
             return parts if parts.keys() <= {r.worker for r in due} else {r.worker: (lo, hi) for r in due[:1]}
         issued = 1 - self.rounds.budget.left / self.rounds.presentations
         if due and issued * self.job.train.epochs >= self._mark:
@@ -238,47 +252,68 @@ class DataParallel:
             return {due[-1].worker: (lo, hi)}
         return {}
 
+    def _parts(self, lo: int, hi: int) -> Iterable[tuple[str, int, int]]:
+        """lo…hi cut over those who judge the center, by their speed."""
+        return self.context.parts(lo, hi)
+
     def _start(self, round_: Round, score: tuple[int, int] | None) -> None:
-        replicas = len(self.rounds.running)
+        replicas, reports = len(self.rounds.running), self._reports
         order = replace(self._order(round_.worker), round=round_, score=score, replicas=replicas)
+
+        def watch(future: Future) -> None:
+            future.add_done_callback(lambda done: reports.put((order.worker, done)))
+
+        work, expected = self._work(order, round_, watch)
+        self._running[round_.worker] = Running(work, time.monotonic(), expected)
+
+    def _work(self, order: RoundOrder, round_: Round, watch: Callable[[Future], None]) -> tuple[Any, float]:
+        """Start the round; seconds until something is to be heard of it. `watch` queues what a task comes to."""
         future = self.context.submit("round", train_round, order, worker=round_.worker)
-        expected = round_.samples * self.rounds.seconds[round_.worker]
-        self._running[round_.worker] = Running(future, time.monotonic(), expected)
-        reports = self._reports
-        future.add_done_callback(lambda done, worker=round_.worker: reports.put((worker, done)))
+        watch(future)
+        return future, round_.samples * self.rounds.seconds[round_.worker]
 
     def _take_report(self) -> None:
         try:
             worker, future = self._reports.get(timeout=LOOK)
         except queue.Empty:
             return
-        running = self._running.get(worker)
-        if running is None or running.future is not future:
+        if not self._expects(worker, future):
             return  # of a worker that was given up
         try:
-            report = self._result(worker, future)
+            result = self._result(worker, future)
         except NotYet:
             self._reports.put((worker, future))
             return
-        except WorkersLost as lost:
-            if worker not in lost.names:  # then it is only put off
-                self._reports.put((worker, future))
+        except WorkersLost:
+            self._reports.put((worker, future))  # it is only put off, unless it is of one of those
             raise
+        self._take(worker, future, result)
+
+    def _expects(self, worker: str, future: Future) -> bool:
+        """Whether this is what is waited for."""
+        running = self._running.get(worker)
+        return running is not None and running.work is future
+
+    def _take(self, worker: str, future: Future, report: Any) -> None:
+        """The worker's round has ended."""
         del self._running[worker]
         self.rounds.finished(worker, report.busy / report.samples)
         self._record(report)
 
-    def _result(self, worker: str, future: Future) -> RoundReport:
+    def _result(self, worker: str, future: Future) -> Any:
         """Raises WorkersLost where the worker died with the task, Diverged where its push was not finite."""
+        report = self._fetch(future)
+        if report is None:
+            raise WorkersLost([worker])
+        return report
+
+    def _fetch(self, future: Future) -> Any:
         try:
-            report: RoundReport | None = self.context.fetch(future)
+            return self.context.fetch(future)
         except PushRefused as error:
             if "NaN" in str(error):
                 raise Diverged(f"push of {error}") from error
             raise
-        if report is None:
-            raise WorkersLost([worker])
-        return report
 
     def _check_stalls(self) -> None:
         """Give up workers that are overdue and not waiting for others."""
@@ -295,7 +330,7 @@ class DataParallel:
     def _lose(self, workers: Iterable[str], reason: str) -> None:
         for worker in workers:
             if running := self._running.pop(worker, None):
-                running.future.cancel()
+                running.work.cancel()
             samples = self.rounds.allocation.size(worker)
             self.context.lose(worker, reason, samples)
             self.rounds.lost(worker)
@@ -316,7 +351,7 @@ class DataParallel:
     def _cancel_all(self) -> None:
         """Tasks stop at their next step once cancelled; the server goes with its future."""
         for running in self._running.values():
-            running.future.cancel()
+            running.work.cancel()
         self._running.clear()
         if self._hosted is not None:
             self._hosted.close()
@@ -324,11 +359,12 @@ class DataParallel:
 
     # --- what is recorded and kept ---
 
-    def _record(self, report: RoundReport) -> None:
+    def _record(self, report: RoundReport, **more: Any) -> None:
+        """`more` is logged with it."""
         self._version = max(self._version, report.version)
         self._velocities[report.worker] = report.velocity
         self._interval.add(report)
-        self.context.emit(report.event(self._epochs_done()))
+        self.context.emit(report.event(self._epochs_done()) | more)
         round_ended = not self.rounds.running if self.rule.barrier else report.center is not None
         if round_ended and self._interval.center.samples:
             self._look_at_center(report.lr)
@@ -367,7 +403,7 @@ class DataParallel:
         snapshot = self._snapshot()
         self._count(snapshot)
         book = {"rounds": self.rounds.to_dict(), "server_epoch": self._epoch, "best": self.best, "worse": self.worse}
-        velocities = {w: v for w, v in self._velocities.items() if w in self.context.alive}
+        velocities = {w: v for w, v in self._velocities.items() if w in self.rounds.workers}
         self.state = TrainingState(
             snapshot.version,
             self._epochs_done(),

@@ -1,54 +1,83 @@
-"""A layer-sharded step as tasks: load → conv1-fwd on every worker → merge → … → head → … → conv1-bwd.
+"""A layer-sharded step as tasks: load → conv1-fwd on every worker → conv2-fwd → … → head → … → conv1-bwd.
 
-Shards are results of the step before and stay on their workers; merged layers stay at *home*, the fastest worker. Only
-activations and their gradients travel, each cut out where it lies.
+Shards are results of the step before and stay on their workers. Outputs of a stage go straight to all workers of the
+next one, their gradients straight back to who made them; only layers that need all channels are at *home*, the fastest
+worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+from dask.task_spec import Alias
 from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster import layer_tasks as tasks
-from daskcnn.cluster.context import RunContext
-from daskcnn.cluster.layer_tasks import Where
+from daskcnn.cluster.context import Bundle, RunContext
+from daskcnn.cluster.layer_balance import balance_of, fastest
+from daskcnn.cluster.layer_tasks import Cuts, Part, Where
 from daskcnn.nn import Layout
-from daskcnn.partition.sharding import kernel_shards
-from daskcnn.sharded import Piece, Stage, cut_pieces, join_pieces
+from daskcnn.sharded import Piece, Share, Stage, cut_pieces, join_pieces, neighbours, shares_of
 
-Sources = dict[str, Future]
+Result: TypeAlias = Future | Alias
+"""Of a task that is submitted, or that is about to be."""
+Sources: TypeAlias = list[Result]
 
 
 @dataclass(frozen=True)
 class Step:
-    """Which minibatch: its number in the run, the pass over the samples, its place in it, and the learning rate."""
+    """Which minibatch: its number in the run, the pass over the samples, its place in it, its size; the rate."""
 
     number: int
     presentation: int
     position: int
     lr: float
+    samples: int
+
+
+@dataclass
+class Passed:
+    """What a part of a step's way there leaves for its way back: batches by worker, merged stages' results."""
+
+    batches: dict[str, Result]
+    merged: dict[int, Result]
+
+
+@dataclass
+class Before:
+    """What the last step has left: pieces after their step, shards' edges; in the tasks' order, by stage and worker."""
+
+    shards: list[dict[str, Any]]
+    merged: dict[int, Any]
+    edges: list[dict[str, Any]]
 
 
 class LayerGraph:
     """The network's pieces on the workers that are alive, and the tasks of one step after the other."""
 
-    def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
-        self.context, self.stages, self.layout = context, stages, layout
-        measured = {name: context.calibrations[name] for name in context.alive}
-        self.home = min(measured, key=lambda name: measured[name].seconds_per_sample)
-        self.kernels = [self._kernels(stage) for stage in stages]
+    def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout, *, generation: int = 0) -> None:
+        self.context, self.layout = context, layout
+        self.home = fastest(context)
+        self.balance = balance_of(context, stages, self.home)
+        self.kernels = self.balance.kernels()
+        self.stages = [s.spread_for(list(own.values())) for s, own in zip(stages, self.kernels, strict=True)]
+        self.shares = [self._shares(stage, own) for stage, own in zip(self.stages, self.kernels, strict=True)]
+        busy = {self.home, *(worker for own in self.kernels for worker in own)}
+        self.workers = [worker for worker in context.alive if worker in busy]
+        self._last = len(self.stages) - 1
+        self.generation = generation
+        # of the step that is put together: its tasks, what came before it, its last head, which part of the minibatch
+        self._bundle: Bundle | None = None
+        self._before: Any = None
+        self._head: Result | None = None
+        self._at = 0, 1, 0
 
-    def _kernels(self, stage: Stage) -> dict[str, int]:
-        """Kernels of each worker that gets any, by its measured seconds in this layer (Marques et al., eq. 1)."""
-        if stage.conv is None or stage.name is None:
-            return {}
-        seconds = [self.context.calibrations[name].conv_seconds[stage.name] for name in self.context.alive]
-        shares = kernel_shards(stage.conv.kernels, seconds)
-        return {name: n for name, n in zip(self.context.alive, shares, strict=True) if n}
+    @staticmethod
+    def _shares(stage: Stage, kernels: dict[str, int]) -> dict[str, Share]:
+        return dict(zip(kernels, shares_of(list(kernels.values()), stage.reach), strict=True))
 
     def by_worker(self) -> dict[str, dict[str, int]]:
         """Kernels of each layer, worker by worker."""
@@ -57,109 +86,181 @@ class LayerGraph:
             for worker in self.context.alive
         }
 
-    def place(self, weights: Array, velocity: Array) -> None:
-        """Send every piece of these weights (size,) and momentum (parameter_size,) to where it is used."""
+    # --- the pieces ---
+
+    def place(self, weights: Array, velocity: Array, step: int) -> None:
+        """Send every piece of these weights (size,) and momentum (parameter_size,) to where this step will use it."""
         counts = [list(own.values()) for own in self.kernels]
         shards, merged = cut_pieces(self.stages, self.layout, weights, velocity, counts)
+        self.generation += 1
+        self._step = step
+        self._weighted = {i for i, piece in enumerate(merged) if piece}
         self.shards = [
-            {w: self._install(f"{stage.name}-kernels", piece, w) for w, piece in zip(own, pieces, strict=True)}
-            for stage, own, pieces in zip(self.stages, self.kernels, shards, strict=True)
+            {w: self._install(self._part(i, share), piece, w) for (w, share), piece in zip(own, pieces, strict=True)}
+            for i, (own, pieces) in enumerate(zip((s.items() for s in self.shares), shards, strict=True))
         ]
-        self.merged = [piece and self._install("merged-weights", piece, self.home) for piece in merged]
+        self.merged = {i: self._install(self._part(i), p, self.home) for i, p in enumerate(merged) if p}
+        self.edges = [dict(own) for own in self.shards]
 
-    def _install(self, label: str, piece: Piece, worker: str) -> Any:
-        return self._submit(label, tasks.install, self.context.send(piece, [worker]), worker=worker)
+    def _install(self, part: Part, piece: Piece, worker: str) -> Future:
+        sent = self.context.send(piece, [worker])
+        return self._submit(f"{self._label(part.stage)}-weights", tasks.install, part, sent, worker=worker)
 
-    def collect(self) -> tuple[Array, Array]:
-        """Weights and momentum after the steps submitted so far, on the driver."""
-        futures = {
-            (i, w): self._submit("collect", tasks.collect, future, worker=w)
-            for i, own in enumerate([*self.shards, *({self.home: m} if m else {} for m in self.merged)])
-            for w, future in own.items()
-        }
-        pieces = self.context.gather(futures)
-        shards = [[pieces[i, w] for w in own] for i, own in enumerate(self.shards)]
-        merged = [m and pieces[i, self.home] for i, m in enumerate(self.merged, start=len(self.stages))]
-        return join_pieces(self.stages, self.layout, shards, merged)
+    def collect(self, gather: Callable[[dict[int, Future]], dict[int, Any]]) -> tuple[Array, Array]:
+        """Weights and momentum after the steps submitted so far, on the driver; `gather` waits for the pieces."""
+        shards = [
+            {w: self._collect(self._part(i, share), w) for w, share in s.items()} for i, s in enumerate(self.shares)
+        ]
+        merged = {i: self._collect(self._part(i), self.home) for i in self._weighted}
+        pieces = gather(dict(enumerate([*(f for own in shards for f in own.values()), *merged.values()])))
+        found = iter(pieces.values())
+        kernels = [[next(found) for _ in own] for own in shards]
+        whole = dict(zip(merged, found, strict=True))
+        return join_pieces(self.stages, self.layout, kernels, [whole.get(i) for i in range(len(self.stages))])
+
+    def _collect(self, part: Part, worker: str) -> Future:
+        """Behind what the last step does with the piece."""
+        behind = self.merged[part.stage] if part.share is None else self.shards[part.stage][worker]
+        return self._submit("collect", tasks.collect, part, behind, worker=worker)
 
     def counters(self, worker: str) -> Future:
         """What this worker spent and moved since it was last asked."""
         return self._submit("counters", tasks.take_counters, worker=worker)
 
+    # --- a step ---
+
     def submit(self, step: Step) -> Future:
-        """Submit a step behind those before it. Returns the future of its score."""
-        batch = self._submit("load", tasks.load, step.presentation, step.position, worker=self.home)
-        sources, merged, ys = self._forward(batch)
-        last = len(self.stages) - 1
-        args = last, ys, self.merged[last], batch, list(self.kernels[last].values()), step.lr
-        back = self._merged_step(last, self._submit("head", tasks.head, *args, worker=self.home))
-        score = self._take("score", tasks.take_score, back)
-        self._backward(back, sources, merged, batch, step.lr)
+        """Submit a step behind those before it, all of its tasks at once. Returns the future of its score."""
+        self._bundle = self.context.bundle()
+        # kept until the tasks that use them are there
+        self._before = Before([dict(own) for own in self.shards], dict(self.merged), [dict(own) for own in self.edges])
+        subs = min(self.context.job.train.sub_batches, step.samples)
+        for sub in range(subs):
+            self._at = sub, subs, step.samples
+            self._head = self._part_of(step)
+        score = self._submitted(self._submit("score", tasks.take_score, self._head, worker=self.home))
+        self._head, self._step = None, self._step + 1
         return score
 
-    def _forward(self, batch: Future) -> tuple[list[Sources], list[Future], list[Future]]:
-        """Every stage's input by worker, what every stage but the last was merged to, and the last one's outputs."""
-        sources: list[Sources] = [dict.fromkeys([*self.kernels[0], self.home], batch)]
-        merged: list[Future] = []
-        for i, stage in enumerate(self.stages):
-            ys = self._outputs(i, stage, sources[i])
-            if i == len(self.stages) - 1:
-                break
-            args = i, ys, self.merged[i], batch
-            merged.append(self._submit(f"{self._label(i)}-merge-fwd", tasks.merge_fwd, *args, worker=self.home))
-            sources.append(self._spread(merged[i], self.kernels[i + 1]))
-        return sources, merged, ys
+    def _submitted(self, wanted: Any) -> Future:
+        """Send off what was bundled; the future of one result, beside those of what is left for the next step."""
+        assert self._bundle is not None, "begun with what is sent"
+        left: list[dict[Any, Any]] = [*self.shards, self.merged, *self.edges]
+        refs = [wanted, *(ref for own in left for ref in own.values() if isinstance(ref, Alias))]
+        futures = self._bundle.submit(refs)
+        for own in left:
+            own.update({name: futures.get(ref.key, ref) for name, ref in own.items()})
+        self._bundle, self._before = None, None
+        return futures[wanted.key]
 
-    def _outputs(self, i: int, stage: Stage, source: Sources) -> list[Future]:
-        """What goes into the stage's merge: the shards' outputs, or the input where it has no convolution."""
-        if stage.conv is None:
-            return [self._take("take-input", tasks.take_input, source[self.home])]
-        return [
-            self._submit(f"{stage.name}-fwd", tasks.conv_fwd, i, source[w], shard, worker=w)
-            for w, shard in self.shards[i].items()
-        ]
+    def _part_of(self, step: Step) -> Result:
+        """Note the tasks of a part of the step's minibatch; the head's result."""
+        passed = Passed({w: self._load(step, w) for w in self.workers}, {})
+        sources: Sources = []
+        for i in range(self._last):
+            sources = self._merge(i, self._shards_forward(i, sources, passed), passed)
+        sources = self._shards_forward(self._last, sources, passed)
+        behind = [self._head] if self._head else self._behind(self._last)
+        args = sources, passed.batches[self.home], step.lr, self._cuts(self._last), *behind
+        back = self._submit("head", tasks.head, self._part(self._last), *args, worker=self.home)
+        self._backward(self._merged_step(self._last, back), passed, step.lr)
+        return back
 
-    def _spread(self, whole: Future, workers: dict[str, int]) -> Sources:
-        """A merged output for each worker: all of it at home, only what travels elsewhere."""
-        away = [w for w in workers if w != self.home]
-        travelling = self._take("take-x", tasks.take_x, whole) if away else whole
-        return {self.home: whole, **dict.fromkeys(away, travelling)}
+    def _load(self, step: Step, worker: str) -> Result:
+        return self._submit("load", tasks.load, step.presentation, step.position, worker=worker)
 
-    def _backward(self, back: Future, sources: list[Sources], merged: list[Future], batch: Future, lr: float) -> None:
+    def _shards_forward(self, i: int, sources: Sources, passed: Passed) -> Sources:
+        """The shards' outputs of a stage whose inputs these are (none: the batch); the input where it has none."""
+        ys = []
+        for w, share in self.shares[i].items():
+            beside = list(neighbours(self.shares[i], w))
+            edges, ends = [self._before.edges[i][other] for other, _, _ in beside], tuple(each[1:] for each in beside)
+            part, batch = self._part(i, share, away=self._away(i, w)), passed.batches[w]
+            args = part, sources or [batch], edges, ends, batch, self._before.shards[i][w]
+            ys.append(self._submit(f"{self._label(i)}-fwd", tasks.shard_fwd, *args, worker=w))
+        return ys or [passed.batches[self.home]]
+
+    def _merge(self, i: int, ys: Sources, passed: Passed) -> Sources:
+        """The next stage's inputs: the shards' outputs, or what those are put together to."""
+        if self.stages[i].rest is None:
+            return ys
+        part = self._part(i, away=len({*self.shares[i + 1]} - {self.home}))
+        behind = [self._before.merged[i]] if i in self._weighted else []
+        args = part, ys, passed.batches[self.home], *behind
+        label = f"{self._label(i)}-merge-fwd"
+        passed.merged[i] = self._submit(label, tasks.merge_fwd, *args, worker=self.home)
+        return [passed.merged[i]]
+
+    def _backward(self, back: Result, passed: Passed, lr: float) -> None:
+        """From the head's gradients (or a merged stage's) to every shard's; the pieces are the next step's then."""
+        dys: dict[str, Sources] = self._handed(back, self.home, self._cuts(self._last))
         for i in reversed(range(len(self.stages))):
-            parts = self._shards_backward(i, back, sources[i], lr)
+            dxs = self._shards_backward(i, dys, passed, lr)
             if i == 0:
                 return
-            before = i - 1
-            args = before, merged[before], parts, self.merged[before], batch, list(self.kernels[before].values()), lr
-            label = f"{self._label(before)}-merge-bwd"
-            back = self._merged_step(before, self._submit(label, tasks.merge_bwd, *args, worker=self.home))
+            if i - 1 in passed.merged:
+                cuts = self._cuts(i - 1)
+                behind = passed.merged[i - 1], *self._behind(i - 1)
+                args = self._part(i - 1), dxs[self.home], passed.batches[self.home], lr, cuts, *behind
+                back = self._submit(f"{self._label(i - 1)}-merge-bwd", tasks.merge_bwd, *args, worker=self.home)
+                dxs = self._handed(self._merged_step(i - 1, back), self.home, cuts)
+            dys = dxs
 
-    def _shards_backward(self, i: int, back: Future, source: Sources, lr: float) -> list[Future]:
-        """The shards' parts of dx; the shards are the next step's from here on."""
-        parts, need_dx = [], i > 0
-        for j, (worker, shard) in enumerate(list(self.shards[i].items())):
-            at_home = worker == self.home
-            dy = back if at_home else self._take("take-dy", tasks.take_dy, back, j)
-            args = i, j, source[worker], dy, shard, lr, need_dx
-            result = self._submit(f"{self._label(i)}-bwd", tasks.conv_bwd, *args, worker=worker)
-            self.shards[i][worker] = result
-            if need_dx:
-                parts.append(result if at_home else self._take("take-dx", tasks.take_dx, result, worker=worker))
-        return parts
+    def _shards_backward(self, i: int, dys: dict[str, Sources], passed: Passed, lr: float) -> dict[str, Sources]:
+        """The shards' parts of the gradient, by who needs them; the shards are the next step's from here on."""
+        dxs: dict[str, Sources] = {}
+        merged = i > 0 and i - 1 in passed.merged
+        cuts = None if i == 0 else {self.home: slice(None)} if merged else self._cuts(i - 1)
+        for w, share in self.shares[i].items():
+            args = self._part(i, share), dys[w], passed.batches[w], lr, cuts, self.shards[i][w]
+            result = self._submit(f"{self._label(i)}-bwd", tasks.shard_bwd, *args, worker=w)
+            self.shards[i][w] = result
+            if self.stages[i].reach and self._at[0] == self._at[1] - 1:
+                self.edges[i][w] = self._edges_of(result, w, alone=cuts is None)
+            for worker, sources in self._handed(result, w, cuts or {}).items():
+                dxs.setdefault(worker, []).extend(sources)
+        return dxs
 
-    def _merged_step(self, i: int, back: Future) -> Future:
-        """The stage's merged layers after this step are what `back` holds, if they have weights."""
-        if self.merged[i] is not None:
+    def _edges_of(self, result: Result, worker: str, *, alone: bool) -> Result:
+        """Of a shard after its step: from the parcel itself where there is nothing else in it that travels."""
+        return result if alone else self._submit("take-edges", tasks.take_edges, result, worker=worker)
+
+    def _handed(self, result: Result, maker: str, cuts: Iterable[str]) -> dict[str, Sources]:
+        """Where each worker finds its part: cut out for it where several would else be sent to everybody."""
+        others = [w for w in cuts if w != maker]
+        if len(others) < 2:
+            return {w: [result] for w in cuts}
+        return {w: [result if w == maker else self._submit("take", tasks.take, result, w, worker=maker)] for w in cuts}
+
+    def _merged_step(self, i: int, back: Result) -> Result:
+        """The stage's merged layers have made their step behind `back`."""
+        if i in self._weighted:
             self.merged[i] = back
         return back
+
+    def _behind(self, i: int) -> Sources:
+        """What a stage's merged layers have done last."""
+        return [self.merged[i]] if i in self._weighted else []
+
+    # --- what the tasks are told ---
+
+    def _part(self, i: int, share: Share | None = None, *, away: int = 0) -> Part:
+        weighted = share is not None or i in self._weighted
+        return Part(i, len(self.stages[i].names), share, away, weighted)
+
+    def _away(self, i: int, worker: str) -> int:
+        """How many other workers a shard's output goes to."""
+        ahead = i < self._last and self.stages[i].rest is None
+        return len({*(self.shares[i + 1] if ahead else [self.home])} - {worker})
+
+    def _cuts(self, i: int) -> Cuts:
+        """Of which channels of a stage's outputs each worker needs the gradient."""
+        return {worker: share.graded for worker, share in self.shares[i].items()}
 
     def _label(self, i: int) -> str:
         return self.stages[i].name or "input"
 
-    def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
-        where = Where(self.context.name, worker == self.home)
-        return self.context.submit(label, function, where, *args, worker=worker)
-
-    def _take(self, label: str, function: Callable[..., Any], *args: Any, worker: str | None = None) -> Future:
-        return self.context.submit(label, function, *args, worker=worker or self.home)
+    def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Any:
+        where = Where(self.context.name, worker, self.generation, self._step, self.context.job.cluster.wire, *self._at)
+        submit = self._bundle.add if self._bundle else self.context.submit
+        return submit(label, function, where, *args, worker=worker)

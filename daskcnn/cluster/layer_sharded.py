@@ -2,7 +2,8 @@
 
 Steps (`layer_graph`) are submitted ahead; each chains to the one before through its shards. A snapshot gathers all
 pieces and sends them anew, which also cuts the scheduler's memory of the chain. A lost worker takes the run back to
-the last snapshot, on those that are left.
+the last snapshot, on those that are left. Where workers have become slower or faster than their shares were made for
+(`layer_balance`), a snapshot is taken at once and the kernels placed by what was measured since.
 """
 
 from __future__ import annotations
@@ -10,20 +11,27 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.context import NotYet, RunContext, TrainingState, WorkersLost
+from daskcnn.cluster.layer_balance import BETWEEN_MOVES, Drift, Move, added_up, adopt, fastest
 from daskcnn.cluster.layer_graph import LayerGraph, Step
+from daskcnn.cluster.link_speeds import measure_links
+from daskcnn.cluster.parcel import OutOfStep
+from daskcnn.cluster.worker import Counters
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.replica import Score, initial_weights, network_of, rate_of
-from daskcnn.sharded import stages_of
+from daskcnn.sharded import eq2_elements, stage_shapes, stages_of
 
+K = TypeVar("K")
 AHEAD = 3  # steps submitted before the oldest has ended
 SNAPSHOT_EVERY = 250  # steps between two snapshots at the most: what a lost worker costs, and the chain's length
 REPORT_EVERY = 25  # steps
@@ -38,23 +46,46 @@ class LayerSharded:
         self.layout, weights = initial_weights(self.job, context.dataset)
         self.stages = stages_of(network_of(self.job, context.dataset))
         self.rate = rate_of(self.job.train.schedule)
+        self._eq2 = self._numbers_by_eq2()
         self.steps_per_epoch = -(-context.samples // self.job.train.batch_size)
         self.steps = self.steps_per_epoch * self.job.train.epochs
         still = np.zeros(self.layout.parameter_size, self.layout.dtype)
         self.state = resumed or TrainingState(0, 0.0, weights, {MOMENTUM: still}, {})
         self.best, self.worse = float(self.state.book.get("best", 0.0)), int(self.state.book.get("worse", 0))
-        self._saved = self.state.step
+        self._saved, self._generation = self.state.step, 0
+        self._idle: Set[tuple[str, str]] = set()  # of which workers it was said that they get no kernels of a layer
+        self._move: Move | None = None
+        # of the epoch: since when and with what score, what was spent, what is asked for
+        self._epoch = (time.monotonic(), Score(0.0, 0, 0))
+        self._spent: dict[str, Counters] = {}
+        self._asked: dict[str, Future] = {}
+
+    def _numbers_by_eq2(self) -> int:
+        """What the papers' scheme would exchange in a step."""
+        shapes, batch = stage_shapes(self.stages, self.context.dataset.shape), self.job.train.batch_size
+        shaped = zip(self.stages, shapes, strict=True)
+        convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
+        return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
     def train(self) -> TrainingState:
         """Train to the end and return the last state.
 
         Raises Diverged, Lost, or Interrupted once the state after the last whole step is saved.
         """
+        self._begin_epoch()
         while not self._ended():
             try:
                 self._go_on()
+                continue
             except WorkersLost as lost:
                 self._drop(lost.names)
+            except OutOfStep as repeated:
+                self.context.emit({"event": "warning", "message": f"{repeated}: back to step {self.state.step}"})
+            except Lost:
+                if self.state.step > self._saved:
+                    self._save()
+                raise
+            self._begin_epoch()
         return self.state
 
     def _ended(self) -> bool:
@@ -69,25 +100,44 @@ class LayerSharded:
         self.context.emit({"event": "warning", "message": message})
 
     def _go_on(self) -> None:
-        """From the present state, a snapshot at a time, on the workers that are alive now."""
-        self.graph = LayerGraph(self.context, self.stages, self.layout)
-        self.context.emit({"event": "shards", "home": self.graph.home, "kernels": self.graph.by_worker()})
+        """From the present state, a snapshot at a time, on the workers that are alive; until kernels have to move."""
+        if not self.context.links and len(self.context.alive) > 1:
+            self.context.links = measure_links(self.context, fastest(self.context))
+        self._share_out()
         self._rated = (time.monotonic(), self.state.step)
-        self._epoch = (time.monotonic(), Score(0.0, 0, 0))
-        while not self._ended():
-            self.graph.place(self.state.weights, self.state.velocities[MOMENTUM])
+        while not self._ended() and self._move is None:
+            self._generation = self.graph.generation + 1  # even if placing fails half-way: what it left is older then
+            self.graph.place(self.state.weights, self.state.velocities[MOMENTUM], self.state.step)
             self._flight: deque[tuple[Step, Future]] = deque()
             self._submitted = self.state.step
             end = self._segment_end()
             try:
-                for number in range(self.state.step, end):
-                    self._submit(self._step(number))
+                while self._submitted < end and self._move is None:
+                    self._submit(self._step(self._submitted))
                     self._drain(AHEAD)
                 self._drain(0)
-                self._snapshot(end)
+                self._snapshot(self._submitted)
             except Interrupted:
                 self._finish_and_save()
                 raise
+        if self._move is not None:
+            self._take_counters()
+            adopt(self.context, self._move)
+
+    def _share_out(self) -> None:
+        """Cut the kernels over the workers by what is known of them now."""
+        self.graph = LayerGraph(self.context, self.stages, self.layout, generation=self._generation)
+        kernels = self.graph.by_worker()
+        self.context.emit({"event": "shards", "home": self.graph.home, "kernels": kernels, "eq2": self._eq2})
+        idle = self.graph.balance.idle(self.graph.kernels)
+        for (worker, layer), reason in idle.items():
+            if (worker, layer) not in self._idle:
+                message = f"worker {worker} gets no kernels of {layer}: {reason}"
+                self.context.emit({"event": "warning", "message": message})
+        self._idle = idle.keys()
+        self._drift = Drift(self.graph.balance, self.graph.kernels)
+        self._move = None
+        self._shared_out = self.state.step
 
     def _segment_end(self) -> int:
         """The next snapshot's step: an epoch's end, a checkpoint that is due, or as far as a chain may grow."""
@@ -101,7 +151,8 @@ class LayerSharded:
     def _step(self, number: int) -> Step:
         presentation, position = divmod(number, self.steps_per_epoch)
         lr = self.rate.rate(self.job.train.lr, number / self.steps, number / self.steps_per_epoch)
-        return Step(number, presentation, position, lr)
+        size = self.job.train.batch_size
+        return Step(number, presentation, position, lr, min(size, self.context.samples - position * size))
 
     def _submit(self, step: Step) -> None:
         self._flight.append((step, self.graph.submit(step)))
@@ -121,26 +172,33 @@ class LayerSharded:
 
     def _wait(self, step: Step, future: Future) -> Score:
         """The step's score. Raises Lost where it does not come within the stall timeout."""
+        score: Score = self._gathered({0: future}, f"step {step.number}")[0]
+        return score
+
+    def _gathered(self, futures: Mapping[K, Future], of: str) -> dict[K, Any]:
+        """Results by the same keys. Raises Lost, which says whom they wait for, after the stall timeout."""
         limit = self.job.cluster.stall_timeout
-        deadline = time.monotonic() + limit
-        while True:
+        deadline, found = time.monotonic() + limit, dict[K, Any]()
+        while left := [key for key in futures if key not in found]:
             self.context.look_round()
             if time.monotonic() > deadline:
-                raise Lost(f"step {step.number}: no progress for {limit:g} s, waiting for {self._busy()}")
-            if not self.context.turn([future]):
+                raise Lost(f"{of}: no progress for {limit:g} s, waiting for {self._awaited(limit)}")
+            if not self.context.turn([futures[left[0]]]):
                 with suppress(NotYet):
-                    score: Score = self.context.fetch(future)
-                    return score
+                    found[left[0]] = self.context.fetch(futures[left[0]])
+        return found
 
-    def _busy(self) -> str:
-        """Who has tasks to do."""
+    def _awaited(self, limit: float) -> str:
+        """Whom the scheduler has not heard of meanwhile, else who has tasks to do: those wait for each other's data."""
         processing = self.context.client.processing()
-        names = [name for name, member in self.context.alive.items() if processing.get(member.address)]
-        return ", ".join(names) or "the scheduler"
+        busy = [name for name, member in self.context.alive.items() if processing.get(member.address)]
+        return ", ".join(self.context.silent(limit / 2) or busy) or "the scheduler"
 
     def _count(self, step: Step, score: Score) -> None:
         begun, total = self._epoch
         self._epoch = (begun, total + score)
+        if self._asked and all(future.done() for future in self._asked.values()):
+            self._take_counters()
         done, (since, rated) = step.number + 1, self._rated
         if done - rated < REPORT_EVERY and done < self.steps:
             return
@@ -156,12 +214,31 @@ class LayerSharded:
                 "workers": [{"name": w, "kernels": own} for w, own in self.graph.by_worker().items()],
             }
         )
+        if not self._asked:
+            self._ask_for_counters()
+
+    # --- what steps take the workers ---
+
+    def _ask_for_counters(self) -> None:
+        """Between two tasks of steps; nobody waits for the answers."""
+        self._asked = {worker: self.graph.counters(worker) for worker in self.context.alive}
+
+    def _take_counters(self) -> None:
+        """What was asked for, once all of it is there: is there reason for other shares?"""
+        asked, self._asked = self._asked, {}
+        found: dict[str, Counters] = self._gathered(asked, "counters")
+        self._spent = {**self._spent, **{w: added_up(self._spent.get(w, Counters()), own) for w, own in found.items()}}
+        self._drift.take(found)
+        if self._submitted - self._shared_out >= BETWEEN_MOVES and self._move is None:
+            self._move = self._drift.move()
+            if self._move is not None:
+                self.context.emit({"event": "warning", "message": f"after step {self._submitted}: {self._move}"})
 
     # --- snapshots ---
 
     def _snapshot(self, step: int) -> None:
         """Gather the pieces after this step; at an epoch's end judge them. Kept on disk where a checkpoint is due."""
-        weights, velocity = self.graph.collect()
+        weights, velocity = self._collected(step)
         validation, better = None, False
         if step % self.steps_per_epoch == 0:
             lo, hi = self.context.samples, len(self.context.dataset.train)
@@ -172,6 +249,9 @@ class LayerSharded:
         self._remember(step, weights, velocity, validation)
         if better or step - self._saved >= self._between_checkpoints() or self._ended():
             self._save()
+
+    def _collected(self, step: int) -> tuple[Array, Array]:
+        return self.graph.collect(partial(self._gathered, of=f"weights after step {step}"))
 
     def _remember(self, step: int, weights: Array, velocity: Array, validation: Score | None) -> None:
         if not np.isfinite(weights).all():  # the last step may have spoilt what its own loss does not show yet
@@ -189,12 +269,13 @@ class LayerSharded:
         self.context.ignore_signals()
         with suppress(WorkersLost, Lost):
             self._drain(0)
-            self._remember(self._submitted, *self.graph.collect(), None)
+            self._remember(self._submitted, *self._collected(self._submitted), None)
         self._save()
 
     def _report_epoch(self, step: int, validation: Score) -> None:
         (begun, trained), now = self._epoch, time.monotonic()
-        self._epoch = (now, Score(0.0, 0, 0))
+        workers = self._counters(trained.samples, now - begun)
+        self._begin_epoch()
         self.context.emit(
             {
                 "event": "epoch",
@@ -207,14 +288,20 @@ class LayerSharded:
                 "samples_per_second": trained.samples / (now - begun),
                 "lr": self._step(step - 1).lr,
                 "seconds": now - begun,
-                "workers": self._counters(trained.samples, now - begun),
+                "workers": workers,
             }
         )
 
+    def _begin_epoch(self) -> None:
+        self._epoch = (time.monotonic(), Score(0.0, 0, 0))
+        self._spent, self._asked = {}, {}
+
     def _counters(self, samples: int, seconds: float) -> list[dict[str, Any]]:
         """What every worker spent and moved since the last epoch; its wait is all that it did not compute in."""
-        found = self.context.gather({w: self.graph.counters(w) for w in self.context.alive})
+        self._take_counters()
+        self._ask_for_counters()
+        self._take_counters()
         return [
             {"name": w, "samples": samples, "wait": max(0.0, seconds - own.busy), "communication": 0.0, **asdict(own)}
-            for w, own in found.items()
+            for w, own in self._spent.items()
         ]

@@ -1,13 +1,13 @@
 """The tasks of a layer-sharded step, as they run on a worker.
 
-A task takes what others returned: whole results on the worker that made them, and only the array that travels
-elsewhere (`take_…` tasks cut it out where it lies). So residuals and kernels never leave their worker.
+A task returns what travels, a `Parcel` of outputs or gradients; kernels, what is kept for the way back and the worker's
+own part of what it made stay on its shelf. Every worker loads its own minibatch, the same for all.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,74 +15,120 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
+from daskcnn.cluster.parcel import ALL, OutOfStep, Parcel, Shelf, arrays_of, wire_bytes
 from daskcnn.cluster.worker import Counters, Session, session_of
 from daskcnn.config import Job
-from daskcnn.nn import State
+from daskcnn.nn import Params, State
 from daskcnn.replica import Replica, Score, training_samples
 from daskcnn.sharded import (
+    Edge,
+    Edges,
     Piece,
+    Share,
+    Side,
     Stage,
-    conv_backward,
-    conv_forward,
+    added,
+    descended,
     loss_of,
     merged_backward,
     merged_forward,
-    shard_slices,
+    shard_backward,
+    shard_forward,
     stages_of,
 )
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 
+Cuts = Mapping[str, slice]
+"""Which channels go to which worker."""
+Sources = Sequence[Parcel | Batch]
+"""Where a task finds its inputs."""
+
 
 @dataclass(frozen=True)
 class Where:
-    """Which run's session on the worker, and whether stages are merged there."""
+    """Which run's session, which worker of it and which step; the dtype that activations and gradients travel in.
+
+    generation: how often the run has placed its pieces. sub: which of the minibatch's `subs` parts; samples: of all.
+    """
 
     run: str
-    home: bool
+    worker: str
+    generation: int
+    step: int
+    wire: str
+    sub: int = 0
+    subs: int = 1
+    samples: int = 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the gradients are those of the whole minibatch then."""
+        return self.sub == self.subs - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which stage, how many of its layers are spread, and which channels; None where all are put together.
+
+    away: other workers that need what is made. weighted: whether layers where all are put together have weights.
+    """
+
+    stage: int
+    spread: int
+    share: Share | None = None
+    away: int = 0
+    weighted: bool = False
+
+    @property
+    def piece(self) -> tuple[str, int]:
+        """The name of its weights on the shelf."""
+        return "merged" if self.share is None else "shard", self.stage
+
+    def kept(self, where: Where) -> tuple[str, int, int]:
+        """Of what is kept for the way back."""
+        return f"kept of {self.piece[0]}", self.stage, where.sub
+
+
+def gradient(stage: int, where: Where) -> tuple[str, int, int]:
+    """The name of the worker's own part of what goes back into a stage."""
+    return "gradient", stage, where.sub
 
 
 @dataclass(frozen=True)
 class Merged:
-    """Of a merged stage: its output, and what its backward pass needs."""
+    """Of a merged stage: what its way back needs."""
 
-    x: Array
     residual: Any
     state: State
 
 
-@dataclass(frozen=True)
-class ConvBack:
-    """Of a shard's backward pass: its part of dx, and the shard after its step."""
-
-    dx: Array | None
-    piece: Piece
-
-
-@dataclass(frozen=True)
-class MergedBack:
-    """Of a merged stage's backward pass: dy for every shard, the piece after its step, at the end a score."""
-
-    dys: list[Array]
-    piece: Piece | None
-    score: Score | None = None
-
-
 def take_counters(where: Where) -> Counters:
     """What this worker spent and moved since it was last asked."""
-    session = _session(where)
+    session = session_at(where)
     taken, session.counters = session.counters, Counters()
     return taken
 
 
-def _session(where: Where) -> Session:
+def session_at(where: Where) -> Session:
     return session_of(where.run)
 
 
+def shelf_at(where: Where) -> Shelf:
+    """This worker's, as of the pieces that were placed last."""
+    session = session_at(where)
+    if session.shelf is None or session.shelf.generation < where.generation:
+        session.shelf = Shelf(where.generation)
+    if session.shelf.generation > where.generation:
+        raise OutOfStep(f"step {where.step}: belongs to pieces that were placed anew since")
+    shelf: Shelf = session.shelf
+    return shelf
+
+
 @contextmanager
-def _working(where: Where, conv: str | None = None) -> Iterator[Replica]:
+def working(where: Where, conv: str | None = None) -> Iterator[Replica]:
     """The worker's replica, with one BLAS thread, its seconds counted."""
-    session = _session(where)
+    session = session_at(where)
     replica, counters = session.replica, session.counters
     begun = time.perf_counter()
     with single_threaded_blas():
@@ -92,40 +138,60 @@ def _working(where: Where, conv: str | None = None) -> Iterator[Replica]:
     counters.busy += seconds
     if conv is not None:
         counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds
+        one_way = where.samples / where.subs / 2
+        counters.conv_samples[conv] = counters.conv_samples.get(conv, 0.0) + one_way
 
 
-def _stage(replica: Replica, index: int) -> Stage:
-    return stages_of(replica.model)[index]
+def _stage(replica: Replica, part: Part) -> Stage:
+    return stages_of(replica.model)[part.stage].spread_to(part.spread)
 
 
-def _x_of(source: Batch | Merged | Array) -> Array:
-    return source.x if isinstance(source, Batch | Merged) else source
+def _name(where: Where, part: Part) -> str | None:
+    return stages_of(session_at(where).replica.model)[part.stage].name
 
 
-def _piece_of(source: Any) -> Any:
-    return source.piece if isinstance(source, ConvBack | MergedBack) else source
+def install(where: Where, part: Part, piece: Piece) -> Parcel:
+    """A piece from the driver, to the memory of this worker's device; the edges of a shard."""
+    with working(where) as replica:
+        piece = piece.on(replica.device)
+        shelf_at(where).put(part.piece, where.step, piece)
+        return Parcel(where.worker, {}, edges_of(replica, part, piece))
 
 
-def install(where: Where, piece: Piece | None) -> Piece | None:
-    """A piece from the driver, in the memory of this worker's device."""
-    with _working(where) as replica:
-        return piece and piece.on(replica.device)
+def collect(where: Where, part: Part, *behind: Any) -> Piece:
+    """The piece that the steps before this one left, on the host."""
+    with working(where) as replica:
+        piece: Piece = shelf_at(where).get(part.piece, where.step)
+        return piece.on_host(replica.device)
 
 
-def collect(where: Where, source: Any) -> Piece | None:
-    """The piece that a step left, on the host."""
-    with _working(where) as replica:
-        piece: Piece | None = _piece_of(source)
-        return piece and piece.on_host(replica.device)
+def edges_of(replica: Replica, part: Part, piece: Piece) -> dict[Side, Edge]:
+    """What a shard's neighbours need of it."""
+    reach = 2 * _stage(replica, part).reach
+    if part.share is None or not reach:
+        return {}
+    wanted: dict[Side, bool] = {"left": part.share.start > 0, "right": part.share.stop < part.share.total}
+    sides = [side for side, has_neighbour in wanted.items() if has_neighbour]
+    return {side: piece.edge(side, reach, replica.device) for side in sides}
+
+
+# --- the batch ---
 
 
 def load(where: Where, presentation: int, step: int) -> Batch:
-    """The batch of this step of a pass over all training samples."""
-    with _working(where) as replica:
-        job = replica.job
-        plan = batch_plan(job, training_samples(job, replica.dataset), presentation)
-        indices = _order(_session(where), plan)[step * plan.batch_size : (step + 1) * plan.batch_size]
-        return load_batch(replica.dataset, replica.dataset.train, plan, job.model.dtype, indices)
+    """The batch of this step of a pass over all training samples, or the part of it."""
+    replica = session_at(where).replica
+    plan = batch_plan(replica.job, training_samples(replica.job, replica.dataset), presentation)
+    return load_planned(where, plan, step * plan.batch_size, (step + 1) * plan.batch_size)
+
+
+def load_planned(where: Where, plan: BatchPlan, begin: int, end: int) -> Batch:
+    """The samples at these places of a plan's order, or the part of them."""
+    with working(where) as replica:
+        indices = _order(session_at(where), plan)[begin:end]
+        lo, hi = (len(indices) * part // where.subs for part in (where.sub, where.sub + 1))
+        indices = indices[lo:hi]
+        return load_batch(replica.dataset, replica.dataset.train, plan, replica.job.model.dtype, indices)
 
 
 def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
@@ -142,106 +208,180 @@ def _order(session: Session, plan: BatchPlan) -> Array:
     return session.order[1]
 
 
-def conv_fwd(where: Where, stage: int, source: Batch | Merged | Array, shard: Any) -> Array:
-    """A shard's kernels over the input of its stage."""
-    with _working(where, _name(where, stage)) as replica:
-        x = _x_of(source)
-        y = conv_forward(_stage(replica, stage), x, _piece_of(shard), replica.device)
-    _moved(where, up=y, down=x)
-    return y
+# --- shards ---
+
+Ends = Sequence[tuple[Side, int]]
+"""Of the neighbours whose channels a shard needs besides its own: at which end of theirs they are, and how many."""
 
 
-def conv_bwd(
-    where: Where, stage: int, index: int, source: Batch | Merged | Array, dy: Any, shard: Any, lr: float, need_dx: bool
-) -> ConvBack:
-    """A shard's part of the gradients, and its step."""
-    with _working(where, _name(where, stage)) as replica:
-        own = dy.dys[index] if isinstance(dy, MergedBack) else dy
-        step = replica.optimizer, lr, replica.device
-        dx, piece = conv_backward(_stage(replica, stage), _x_of(source), own, _piece_of(shard), *step, need_dx=need_dx)
-    _moved(where, up=dx, down=own)
-    return ConvBack(dx, piece)
+def shard_fwd(
+    where: Where, part: Part, sources: Sources, beside: Sequence[Parcel], ends: Ends, batch: Batch, *behind: Any
+) -> Parcel:
+    """A shard's kernels over the input of its stage, and through the spread layers.
+
+    behind: what has to be done before, the last step's way back.
+    """
+    share, shelf, xs = _share(part), shelf_at(where), _received(where, sources)
+    edges = _edges_beside(where, beside, ends)
+    piece = shelf.get(part.piece, where.step)
+    with working(where, _name(where, part)) as replica:
+        y, kept = shard_forward(_stage(replica, part), xs, piece, share, edges, batch.keys, replica.device)
+    shelf.put(part.kept(where), where.step, kept)
+    _sent(where, part.away, [y])
+    return Parcel(where.worker, {ALL: y}, wire=where.wire)
 
 
-def merge_fwd(where: Where, stage: int, ys: Sequence[Array], piece: Any, batch: Batch) -> Merged:
+def shard_bwd(
+    where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts | None, *behind: Any
+) -> Parcel:
+    """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step."""
+    share, shelf, dys = _share(part), shelf_at(where), _received(where, sources, gradient(part.stage, where))
+    kept, piece = shelf.take(part.kept(where), where.step), shelf.get(part.piece, where.step)
+    with working(where, _name(where, part)) as replica:
+        stage, device = _stage(replica, part), replica.device
+        dx, grads = shard_backward(stage, kept, dys, piece, share, batch.keys, device, need_dx=cuts is not None)
+        new = _step(where, part, piece, grads, kept.state, replica, lr)
+        edges = edges_of(replica, part, new) if new else {}
+    return _handed_on(where, part.stage - 1, dx, cuts or {}, edges)
+
+
+def _step(
+    where: Where, part: Part, piece: Piece, grads: Params, state: State, replica: Replica, lr: float
+) -> Piece | None:
+    """Add the gradients up; with the minibatch's last ones the piece makes its step, and is the next step's."""
+    shelf, name = shelf_at(where), ("gradients of", *part.piece)
+    if where.sub:
+        grads = added(shelf.take(name, where.step), grads)
+    if not where.last:
+        shelf.put(name, where.step, grads)
+        return None
+    new = descended(piece, grads, state, replica.optimizer, lr, replica.device)
+    shelf.put(part.piece, where.step + 1, new)
+    return new
+
+
+def _share(part: Part) -> Share:
+    assert part.share is not None, "a shard has channels"
+    return part.share
+
+
+def take(where: Where, source: Parcel, worker: str) -> Parcel:
+    """One worker's part, where several would else be sent to each of them."""
+    return source.only(worker)
+
+
+def take_edges(where: Where, source: Parcel) -> Parcel:
+    """A shard's edges, without what else is in the parcel."""
+    return Parcel(where.worker, {}, source.edges)
+
+
+# --- where all is put together ---
+
+
+def merge_fwd(where: Where, part: Part, sources: Sources, batch: Batch, *behind: Any) -> Parcel:
     """The shards' outputs put together, through the stage's other layers."""
-    with _working(where) as replica:
-        found = merged_forward(_stage(replica, stage), ys, _piece_of(piece), batch.keys, replica.device)
-        return Merged(*found)
+    shelf, ys = shelf_at(where), _received(where, sources)
+    with working(where) as replica:
+        stage = _stage(replica, part)
+        x, residual, state = merged_forward(stage, ys, _piece(where, part), batch.keys, replica.device)
+    shelf.put(part.kept(where), where.step, Merged(residual, state))
+    _sent(where, part.away, [x])
+    return Parcel(where.worker, {ALL: x}, wire=where.wire)
 
 
-def head(
-    where: Where, stage: int, ys: Sequence[Array], piece: Any, batch: Batch, kernels: Sequence[int], lr: float
-) -> MergedBack:
-    """The last stage, the loss, and back through the stage."""
-    with _working(where) as replica:
-        last, own = _stage(replica, stage), _piece_of(piece)
-        scores, residual, state = merged_forward(last, ys, own, batch.keys, replica.device)
-        dscores, score = loss_of(replica.loss, scores, batch.labels, replica.device)
-        step = replica.optimizer, lr, replica.device
-        dy, new = merged_backward(last, residual, [dscores], own, state, batch.keys, *step, need_dx=bool(kernels))
-        return MergedBack(_cut(dy, kernels), new, score)
+def head(where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
+    """The last stage, the loss, and back to what the shards get."""
+    shelf, ys = shelf_at(where), _received(where, sources)
+    with working(where) as replica:
+        stage, device = _stage(replica, part), replica.device
+        piece = _piece(where, part)
+        scores, residual, state = merged_forward(stage, ys, piece, batch.keys, device)
+        dscores, score = loss_of(replica.loss, scores, batch.labels, device, len(batch.labels) / where.samples)
+        dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=bool(cuts))
+        if piece is not None:
+            _step(where, part, piece, grads, state, replica, lr)
+    shelf.put("score", where.step, score + shelf.take("score", where.step) if where.sub else score)
+    return _handed_on(where, part.stage, dy, cuts)
 
 
-def merge_bwd(
-    where: Where,
-    stage: int,
-    merged: Merged,
-    parts: Sequence[Any],
-    piece: Any,
-    batch: Batch,
-    kernels: Sequence[int],
-    lr: float,
-) -> MergedBack:
+def merge_bwd(where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
     """The shards' parts of the gradient added up, and back through the stage's other layers."""
-    with _working(where) as replica:
-        dxs: list[Any] = [part.dx if isinstance(part, ConvBack) else part for part in parts]
-        step = replica.optimizer, lr, replica.device
-        dy, new = merged_backward(
-            _stage(replica, stage),
-            merged.residual,
-            dxs,
-            _piece_of(piece),
-            merged.state,
-            batch.keys,
-            *step,
-            need_dx=bool(kernels),
-        )
-        return MergedBack(_cut(dy, kernels), new)
+    dxs = _received(where, sources, gradient(part.stage, where))
+    merged = shelf_at(where).take(part.kept(where), where.step)
+    with working(where) as replica:
+        stage, piece = _stage(replica, part), _piece(where, part)
+        args = stage, merged.residual, dxs, piece, batch.keys, replica.device
+        dy, grads = merged_backward(*args, need_dx=bool(cuts))
+        if piece is not None:
+            _step(where, part, piece, grads, merged.state, replica, lr)
+    return _handed_on(where, part.stage, dy, cuts)
 
 
-def take_input(source: Batch | Merged | Array) -> Array:
-    return _x_of(source)
+def take_score(where: Where, head: Parcel) -> Score:
+    """The batch's score."""
+    score: Score = shelf_at(where).take("score", where.step)
+    return score
 
 
-def take_x(merged: Merged) -> Array:
-    return merged.x
+def _piece(where: Where, part: Part) -> Piece | None:
+    """The weights of a merged stage's layers, if they have any."""
+    piece: Piece | None = shelf_at(where).get(part.piece, where.step) if part.weighted else None
+    return piece
 
 
-def take_dx(back: ConvBack) -> Array | None:
-    return back.dx
+# --- what travels ---
 
 
-def take_dy(back: MergedBack, index: int) -> Array:
-    return back.dys[index]
+def _received(where: Where, sources: Sources, own: Any = None) -> list[Array]:
+    """This worker's parts, and first the one of its own making where there is one on the shelf of this name."""
+    shelf, arrays = shelf_at(where), []
+    for source in sources:
+        if isinstance(source, Batch):
+            arrays.append(source.x)
+        elif own is not None and source.maker == where.worker:
+            arrays.append(shelf.take(own, where.step))
+        else:
+            arrays.append(source.part(where.worker))
+            counted = wire_bytes(arrays[-1], where.wire) if source.arrived else 0
+            session_at(where).counters.bytes_down += counted
+    return arrays
 
 
-def take_score(back: MergedBack) -> Score | None:
-    return back.score
+def _handed_on(
+    where: Where, stage: int, dy: Array | None, cuts: Cuts, edges: Mapping[Side, Edge] | None = None
+) -> Parcel:
+    """The gradient of a stage's outputs, in one contiguous part for each; the worker's own goes to its shelf."""
+    parts = {}
+    for worker, cut in cuts.items():
+        assert dy is not None, "asked for"
+        if worker == where.worker:
+            shelf_at(where).put(gradient(stage, where), where.step, dy[..., cut])
+        else:
+            parts[worker] = np.ascontiguousarray(dy[..., cut])
+    _sent(where, 1, [*parts.values(), *(a for edge in (edges or {}).values() for a in arrays_of(edge))])
+    return Parcel(where.worker, parts, edges, where.wire)
 
 
-def _cut(dy: Array | None, kernels: Sequence[int]) -> list[Array]:
-    """dy in one contiguous part a shard."""
-    return [] if dy is None else [np.ascontiguousarray(dy[..., cut]) for cut in shard_slices(kernels)]
+def _edges_beside(where: Where, beside: Sequence[Parcel], ends: Ends) -> Edges:
+    """Of a shard's neighbours: those before it give channels at their right end."""
+    found = [(side, _edge(where, source, side, count)) for source, (side, count) in zip(beside, ends, strict=True)]
+    before, after = ([edge for at, edge in found if at == side] for side in ("right", "left"))
+    return Edges(before, after)
 
 
-def _name(where: Where, stage: int) -> str | None:
-    return _stage(_session(where).replica, stage).name
+def _edge(where: Where, source: Parcel, side: Side, count: int) -> Edge:
+    """So many channels at a neighbour's end."""
+    edge = source.edges[side]
+    session_at(where).counters.bytes_down += sum(array.nbytes for array in arrays_of(edge))
+    cut = slice(None, count) if side == "left" else slice(-count, None)
+    params, state = (_tree_cut(tree, cut) for tree in edge)
+    return params, state
 
 
-def _moved(where: Where, *, up: Array | None, down: Array) -> None:
-    """Count what crossed the network: nothing did on the worker where stages are merged."""
-    if not where.home:
-        counters = _session(where).counters
-        counters.bytes_up += 0 if up is None else up.nbytes
-        counters.bytes_down += down.nbytes
+def _tree_cut(tree: Any, cut: slice) -> Any:
+    return {k: _tree_cut(v, cut) if isinstance(v, dict) else v[..., cut] for k, v in tree.items()}
+
+
+def _sent(where: Where, times: int, arrays: Sequence[Array]) -> None:
+    """Count what others get."""
+    session_at(where).counters.bytes_up += times * sum(wire_bytes(array, where.wire) for array in arrays)

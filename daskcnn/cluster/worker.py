@@ -27,9 +27,11 @@ from daskcnn.cluster.actor import Link
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.config import Job
 from daskcnn.errors import ClusterError, DataError
+from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Join, Local, Pull, Push, Reply, UpdateRule
 from daskcnn.ps.half import cast
 from daskcnn.replica import Replica, Score, Stopped, Trained
+from daskcnn.sharded import stage_seconds
 from daskcnn.store import BatchPlan, Dataset, open_dataset
 
 THROTTLE = "DASKCNN_THROTTLE"
@@ -38,10 +40,14 @@ THROTTLE = "DASKCNN_THROTTLE"
 
 @dataclass
 class Counters:
-    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes."""
+    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes.
+
+    conv_seconds of each stage, for conv_samples that went there and back.
+    """
 
     busy: float = 0.0
     conv_seconds: dict[str, float] = field(default_factory=dict)
+    conv_samples: dict[str, float] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -53,9 +59,11 @@ class Session:
     replica: Replica
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
+    shelf: Any = None  # what stays here between the tasks of sharded steps
     seq: int = 0
     local: Local | None = None
     peer: Any = None  # where it meets others without a server
+    at_home: Any = None  # a round of the group of workers that this one speaks for
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
 
 
@@ -150,6 +158,8 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
     with single_threaded_blas():
         session.replica.tune()
         seconds, convs = session.replica.calibrate()
+        if job.train.strategy == "layer" or job.train.replica_size > 1:  # a shard's share goes by all that it does
+            convs = stage_seconds(session.replica)
     return Calibration(seconds, convs, profile.threads, profile.name, profile.memory)
 
 
@@ -233,16 +243,18 @@ class Exchanges:
         due = self.rule.due(self.steps, round_end=last)
         if self._under_way and (due or last or self._under_way.replies.done()):
             self._settle(self._under_way)
-        if not due:
-            return
-        overlap = self.overlap and not last
-        push = self._prepared(so_far, keep=overlap) if Action.PUSH in due else None
-        if overlap:
+        if due and self.overlap and not last:
+            push = self._prepared(so_far, keep=True) if Action.PUSH in due else None
             replies = self.session.sender.submit(self._exchange, push, Action.PULL in due)
             self._under_way = Exchange(replies, self.local.weights.copy())
-        else:
-            with _timing(self.seconds, "communication"):
-                self._take_in(self._exchange(push, Action.PULL in due))
+        elif due:
+            self.meet(due, so_far)
+
+    def meet(self, due: frozenset[Action], so_far: Trained) -> None:
+        """Push and pull as is due, and go on from what comes back."""
+        push = self._prepared(so_far, keep=False) if Action.PUSH in due else None
+        with _timing(self.seconds, "communication"):
+            self._take_in(self._exchange(push, Action.PULL in due))
 
     def judge_center(self) -> Score | None:
         """The score of the center on the order's part of the validation samples, if it has one."""
@@ -306,6 +318,32 @@ class Exchanges:
             self.wait += reply.waited
             self.gamma, self.staleness = reply.gamma, max(self.staleness, reply.staleness)
 
+    def report(self, round_: Round, trained: Trained, center: Score | None) -> RoundReport:
+        """How the round went; `center` is the score of the center, if it was judged."""
+        return RoundReport(
+            worker=round_.worker,
+            number=round_.number,
+            samples=round_.samples,
+            loss=trained.score.loss,
+            accuracy=trained.score.accuracy,
+            lr=trained.lr,
+            busy=trained.load + trained.compute,
+            load=trained.load,
+            wait=self.wait,
+            communication=max(0.0, self.seconds.get("communication", 0.0) - self.wait),
+            evaluation=self.seconds.get("evaluation", 0.0),
+            bytes_up=self.link.bytes_up,
+            bytes_down=self.link.bytes_down,
+            pushes=self.pushes,
+            version=self.version,
+            base_version=self.base_version,
+            staleness=self.staleness,
+            gamma=self.gamma,
+            q=self.quality,
+            center=center,
+            velocity=self.session.replica.host_velocity(),
+        )
+
 
 def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
     replica, round_ = session.replica, order.round
@@ -323,30 +361,7 @@ def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
         after=exchanges.after_step,
         scale=rule.rate(order.replicas),
     )
-    center = exchanges.judge_center()
-    return RoundReport(
-        worker=round_.worker,
-        number=round_.number,
-        samples=round_.samples,
-        loss=trained.score.loss,
-        accuracy=trained.score.accuracy,
-        lr=trained.lr,
-        busy=trained.load + trained.compute,
-        load=trained.load,
-        wait=exchanges.wait,
-        communication=max(0.0, exchanges.seconds.get("communication", 0.0) - exchanges.wait),
-        evaluation=exchanges.seconds.get("evaluation", 0.0),
-        bytes_up=link.bytes_up,
-        bytes_down=link.bytes_down,
-        pushes=exchanges.pushes,
-        version=exchanges.version,
-        base_version=exchanges.base_version,
-        staleness=exchanges.staleness,
-        gamma=exchanges.gamma,
-        q=exchanges.quality,
-        center=center,
-        velocity=replica.host_velocity(),
-    )
+    return exchanges.report(round_, trained, exchanges.judge_center())
 
 
 def _quality(rule: UpdateRule, session: Session, so_far: Trained) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
+from daskcnn.errors import DataError
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulated import constants_of
 from daskcnn.launch.simulating import Scenario, learner_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.report.tables import Report
-from daskcnn.sim.cluster import Cluster, Server, kinds
+from daskcnn.sim.cluster import Cluster, Server, Worker, kinds
 from daskcnn.sim.layers import ceiling
 from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
@@ -47,7 +49,9 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 class Figure:
     """Curves by name over one axis. like: the figures of the papers that it repeats. doubling: x goes in powers of 2.
 
-    levels: lines across, by name; marks: lines up, by name. Nothing is below 0.
+    stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
+    the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
+    curves, of which each point stands by itself. Nothing is below 0.
     """
 
     name: str
@@ -59,6 +63,10 @@ class Figure:
     doubling: bool = False
     levels: Mapping[str, float] = field(default_factory=dict)
     marks: Mapping[str, float] = field(default_factory=dict)
+    stacked: bool = False
+    rates: bool = False
+    ticks: Sequence[str] = ()
+    points: Mapping[str, Curve] = field(default_factory=dict)
 
 
 def figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
@@ -68,6 +76,7 @@ def figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
     yield from _by_workers(chosen, seed)
     yield _time_by_threads(chosen, seed)
     yield from _layer_speedups(chosen)
+    yield from _layer_steps(chosen)
     yield _downpour_saturation(chosen, seed)
 
 
@@ -171,12 +180,11 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
         alone = pattern.model_copy(update={"count": 1, "bandwidth": None, "latency": 0.0})
         curves = {}
         for link in LINKS:
-            server = Server(bandwidth=link)
-            clusters = [Cluster(server=server, worker=[alone]).of_size(devices) for devices in DEVICES]
-            sharded = [chosen.sharding(cluster) for cluster in clusters]
-            curves[f"{link / 1e6:g} MB/s"] = DEVICES, [each.speedup() for each in sharded]
+            clusters = [equal_devices(alone, link, devices) for devices in DEVICES]
+            curves[f"{link / 1e6:g} MB/s"] = DEVICES, [chosen.sharding(each).speedup() for each in clusters]
             if link == LINKS[0]:
-                curves["as the paper sends, 5 MB/s"] = DEVICES, [each.paper_speedup(link) for each in sharded]
+                stars = [chosen.star(each) for each in clusters]
+                curves["as the paper sends, 5 MB/s"] = DEVICES, [each.paper_speedup(link) for each in stars]
         serial = chosen.sharding(Cluster(worker=[alone])).serial
         yield Figure(
             f"layer-speedup-{kind}",
@@ -187,6 +195,49 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
             curves,
             levels={f"1/f, f = {100 * serial:.0f} %": ceiling(serial)},
         )
+
+
+def equal_devices(pattern: Worker, link: float, devices: int) -> Cluster:
+    """So many workers like this one, each behind a link of so many bytes a second."""
+    update = {"count": 1, "bandwidth": None if link == inf else link}
+    return Cluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
+
+
+PARTS = ("communication", "convolutions", "the rest")
+
+
+def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
+    """What a step is made of, by the number of equal devices of each kind, over the slowest link."""
+    for kind, pattern in kinds(chosen.cluster).items():
+        steps = [chosen.sharding(equal_devices(pattern, LINKS[0], devices)).step() for devices in DEVICES]
+        bars = {f"{devices}": (step.comm, step.conv, step.comp) for devices, step in zip(DEVICES, steps, strict=True)}
+        title = f"A step's parts over {LINKS[0] / 1e6:g} MB/s, devices like {pattern.name}"
+        yield stacked(f"layer-step-{kind}", title, "Marques et al. fig. 9 and 10", f"{kind} devices", bars)
+
+
+def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequence[float]]) -> Figure:
+    """Bars by what stands below them: seconds of communication, of the slowest convolutions, of the rest."""
+    xs = range(len(bars))
+    curves = {part: (xs, [bar[i] for bar in bars.values()]) for i, part in enumerate(PARTS)}
+    return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
+
+
+def breakdown(events: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
+    """Seconds a step of communication, convolutions and the rest, as the papers define them, of a sharded run's log.
+
+    Convolutions: of the worker that takes the longest for its shards. The rest: of home, besides its shards.
+    Communication is what remains. Raises DataError where the log has no epoch.
+    """
+    log = list(events)
+    home = next((event["home"] for event in log if event["event"] == "shards"), None)
+    epochs = [event for event in log if event["event"] == "epoch"]
+    if home is None or not epochs:
+        raise DataError("this log has no epoch of sharded layers; give a run of strategy 'layer' that ended one")
+    rows = [row for event in epochs for row in event["workers"]]
+    conv = sum(max(sum(row["conv_seconds"].values()) for row in event["workers"]) for event in epochs)
+    comp = sum(max(0.0, row["busy"] - sum(row["conv_seconds"].values())) for row in rows if row["name"] == home)
+    seconds, steps = sum(event["seconds"] for event in epochs), epochs[-1]["step"]
+    return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
 
 
 # --- Hegde and Usmani ---

@@ -49,7 +49,7 @@ def draw(figure: Figure, path: Path) -> Path:
     with matplotlib.rc_context({"svg.hashsalt": figure.name, "font.size": 9, "svg.fonttype": "none"}):
         canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
         axes = canvas.add_subplot()
-        _curves(axes, figure)
+        (_bars if figure.stacked else _curves)(axes, figure)
         _lines(axes, figure)
         axes.set_title(f"{figure.title}\n(as {figure.like})", fontsize=10)
         axes.set_xlabel(figure.x)
@@ -65,14 +65,28 @@ def draw(figure: Figure, path: Path) -> Path:
 
 def _curves(axes: Axes, figure: Figure) -> None:
     styles = zip(COLOURS, MARKERS, cycle(STROKES), strict=False)
-    for (name, (xs, ys)), (colour, marker, stroke) in zip(figure.curves.items(), styles, strict=False):
-        axes.plot(
-            xs, ys, stroke, label=name, color=colour, marker=marker, markersize=5, fillstyle="none", linewidth=1.4
-        )
+    drawn = [(curve, True) for curve in figure.curves.items()] + [(curve, False) for curve in figure.points.items()]
+    for ((name, (xs, ys)), joined), (colour, marker, stroke) in zip(drawn, styles, strict=False):
+        line, mark = stroke if joined else "none", "none" if figure.rates and joined else marker
+        look: dict[str, Any] = {"marker": mark, "markersize": 5, "fillstyle": "none", "linewidth": 1.4}
+        axes.plot(xs, ys, linestyle=line, label=name, color=colour, **look)
+    if figure.rates:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
     if figure.doubling:
         axes.set_xscale("log", base=2)
         ticks = next(iter(figure.curves.values()))[0]
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_xticks(ticks, figure.ticks or [f"{x:g}" for x in ticks])
+
+
+def _bars(axes: Axes, figure: Figure) -> None:
+    """One on top of the other."""
+    xs = next(iter(figure.curves.values()))[0]
+    below = [0.0] * len(xs)
+    for (name, (_, ys)), colour in zip(figure.curves.items(), COLOURS, strict=False):
+        axes.bar(xs, ys, bottom=below, label=name, color=colour, width=0.7)
+        below = [b + y for b, y in zip(below, ys, strict=True)]
+    axes.set_xticks(xs, figure.ticks or [f"{x:g}" for x in xs])
 
 
 def _lines(axes: Axes, figure: Figure) -> None:
@@ -80,4 +94,5 @@ def _lines(axes: Axes, figure: Figure) -> None:
         axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=name)
     for name, mark in figure.marks.items():
         axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
-    axes.set_ylim(bottom=0)
+    if not figure.rates:
+        axes.set_ylim(bottom=0)

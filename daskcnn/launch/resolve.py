@@ -14,8 +14,10 @@ from daskcnn.config import Data, Job, Train, parse_job
 from daskcnn.conv import ConvPlan, ConvSpec, plan
 from daskcnn.errors import DataError, JobError
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
+from daskcnn.nn.layers import BatchNorm
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps.admm import ADMM
 from daskcnn.ps.bsp import BSP
 from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
 from daskcnn.report.run_dir import RunDirectory
@@ -78,6 +80,7 @@ def _rule(job: Job) -> UpdateRule | None:
 def _unfit_for(rule: UpdateRule, job: Job) -> Iterator[str]:
     """What the rest of the job asks of the rule that it cannot do."""
     strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
+    yield from _unfit_for_groups(rule, job)
     if 0 < given < rule.fewest:
         yield (
             f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
@@ -93,6 +96,30 @@ def _unfit_for(rule: UpdateRule, job: Job) -> Iterator[str]:
         yield (
             f"train.increments = {train.increments}: the rounds of {strategy!r} end before the last one is given; "
             f"use at most {most}, or more rounds"
+        )
+
+
+def _unfit_for_groups(rule: UpdateRule, job: Job) -> Iterator[str]:
+    """What groups of workers cannot do."""
+    strategy, given, size = job.train.strategy, sum(job.cluster.workers.given.values()), job.train.replica_size
+    if size == 1:
+        return
+    if 0 < given < size:
+        yield f"train.replica_size = {size}: more than the workers, cluster.workers = {given}; lower it, or raise cpu"
+    elif rule.fewest <= given < size * rule.fewest:
+        yield (
+            f"train.replica_size = {size}: strategy {strategy!r} joins replicas, so it needs {rule.fewest} groups, and "
+            f"{given} workers make {given // size}; lower it, or raise cpu"
+        )
+    if isinstance(rule, BSP) and rule.exchange != "allreduce":
+        yield (
+            f"rule.exchange = {rule.exchange!r}: groups of workers (train.replica_size = {size}) meet through the "
+            "server; use allreduce, or a replica_size of 1"
+        )
+    if isinstance(rule, ADMM) and rule.rho > 0:
+        yield (
+            f"rule.rho = {rule.rho:g}: its term in every step is not built for groups of workers (train.replica_size = "
+            f"{size}); use 0, another strategy, or a replica_size of 1"
         )
 
 
@@ -193,6 +220,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         layout, weights = initial_weights(job, dataset)
         if (most := weights.size) < job.cluster.ps_shards:
             problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
+        problems += _uncuttable(job, dataset)
         _check_workspace(job, dataset)
     except ValueError as error:
         problems.append(f"model: {error}")
@@ -201,6 +229,16 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
     if problems:
         raise JobError(problems)
     return Prepared(job, dataset, layout)
+
+
+def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Layers that look at a whole minibatch, where it is cut."""
+    layers = network_of(job, dataset).layers if job.train.sub_batches > 1 else ()
+    if names := [name for name, layer in layers if isinstance(layer, BatchNorm)]:
+        yield (
+            f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
+            "use 1, or a network without batch normalising"
+        )
 
 
 def _check_workspace(job: Job, dataset: Dataset) -> None:
@@ -258,9 +296,10 @@ def _strategy(prepared: Prepared) -> str:
     batches = -(-prepared.samples // train.batch_size)
     if train.strategy == "layer":
         return f"layer: kernels of every convolution sharded by measured speed, {batches * train.epochs:,} steps"
+    groups = f", groups of {train.replica_size} workers that shard kernels" if train.replica_size > 1 else ""
     return (
-        f"{train.strategy} with {train.partition}: samples given out by measured speed, {train.increments} increments, "
-        f"{prepared.samples * train.epochs:,} presentations"
+        f"{train.strategy} with {train.partition}{groups}: samples given out by measured speed, "
+        f"{train.increments} increments, {prepared.samples * train.epochs:,} presentations"
     )
 
 

@@ -22,6 +22,7 @@ from daskcnn.classifier import Classifier, Facts
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext, TrainingState
 from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.groups import Grouped
 from daskcnn.cluster.layer_sharded import LayerSharded
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.peer import PeerToPeer
@@ -244,6 +245,7 @@ def _start_event(recorder: Recorder) -> Event:
         "strategy": job.train.strategy,
         "partition": job.train.partition,
         "increments": job.train.increments,
+        "replica_size": job.train.replica_size,
         "rule": job.rule,
         "dataset": prepared.dataset.name,
         "model": job.model.name or f"{len(job.model.layers or ())} layers",
@@ -296,6 +298,8 @@ def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
     """What drives a run of this job."""
     if job.train.strategy == "layer":
         return LayerSharded
+    if job.train.replica_size > 1:
+        return Grouped
     rule = RULES[job.train.strategy].model_validate(job.rule)
     return PeerToPeer if isinstance(rule, BSP) and rule.exchange != "allreduce" else DataParallel
 

@@ -12,8 +12,9 @@ from daskcnn.launch.simulating import Scenario, Simulated
 from daskcnn.ps.downpour import Downpour
 from daskcnn.report.table_text import format_report
 from daskcnn.report.text import aligned, count, duration, number, percent, size
+from daskcnn.sharded import eq2_elements
 from daskcnn.sim.costs import Constants, Cost, costs
-from daskcnn.sim.layers import ceiling, eq2_elements
+from daskcnn.sim.layers import ceiling
 
 
 def to_dict(result: Simulated) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from daskcnn.report.events import read_events
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.report.tables import Report, tables
 from daskcnn.sim.cluster import Cluster, Costs, read_cluster, to_toml
+from daskcnn.sim.direct import Direct
 from daskcnn.sim.layers import Sharding, sharded_events
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
@@ -72,14 +73,40 @@ class Scenario:
         model = self.job.model
         return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
 
-    def sharding(self, cluster: Cluster) -> Sharding:
-        """The job's convolutions over this cluster, kernels sharded."""
+    def sharding(self, cluster: Cluster) -> Direct:
+        """The job's kernels over this cluster, as this package shards them."""
+        job = self.job
+        return Direct(
+            **self._convolutions(cluster),
+            itemsize=min(np.dtype(each).itemsize for each in (job.model.dtype, *self._wire)),
+            model=network_of(job, self.images),
+            shape=self.images.shape,
+            sub_batches=job.train.sub_batches,
+            per_task=cluster.costs.task,
+        )
+
+    def star(self, cluster: Cluster) -> Sharding:
+        """The same as the papers shard them: home takes part in every layer."""
+        return Sharding(**self._convolutions(cluster))
+
+    @property
+    def _wire(self) -> list[str]:
+        """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
+        return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
+
+    def _convolutions(self, cluster: Cluster) -> dict[str, Any]:
         named = conv_layers(self.job, self.images)
         names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
         workers = tuple(cluster.members())
         if not all(w.conv_seconds and w.conv_seconds.keys() >= set(names) for w in workers):
             workers = tuple(w.model_copy(update={"conv_seconds": None}) for w in workers)
-        return Sharding(specs, names, workers, cluster.server.bandwidth or np.inf, cluster.costs.dispatch)
+        return {
+            "specs": specs,
+            "names": names,
+            "workers": workers,
+            "bandwidth": cluster.server.bandwidth or np.inf,
+            "overhead": cluster.costs.dispatch,
+        }
 
 
 @dataclass(frozen=True)
@@ -102,11 +129,14 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     if cluster is None and not path.is_dir():
         raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
     resolved = resolve(raw)
+    if (size := resolved.train.replica_size) > 1:
+        raise JobError([f"train.replica_size = {size}: groups of workers are not simulated; set it to 1"])
     source = cluster or job
-    return _scenario(resolved, _cluster(source), source)
+    return scenario_of(resolved, _cluster(source), source)
 
 
-def _scenario(job: Job, cluster: Cluster, source: str) -> Scenario:
+def scenario_of(job: Job, cluster: Cluster, source: str) -> Scenario:
+    """The same for a resolved job and a cluster from anywhere. Raises UserError."""
     images, train = _images(job)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
@@ -137,7 +167,7 @@ def _cluster(source: str) -> Cluster:
     run = RunDirectory.open(path)
     events, job = read_events(path / "events.jsonl"), resolve(run.job())
     if job.train.strategy == "layer":
-        return _with_overhead(_scenario(job, sharded_cluster(events), source), step_seconds(events))
+        return _with_overhead(scenario_of(job, sharded_cluster(events), source), step_seconds(events))
     return measured_cluster(events, _workload_of_log(job, events))
 
 

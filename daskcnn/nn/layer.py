@@ -35,7 +35,8 @@ class Context:
 
     `keys` (N,) uint64 on the host identify presentations of samples and `salt` the layer's path; random layers draw
     from the two. With `need_dx = False` backward may return None for dx: the first layer's is of no use.
-    Passes with the same weights may share a dict `kept`, for what is made of the weights alone.
+    Passes with the same weights may share a dict `kept`, for what is made of the weights alone. `channel` is the number
+    of the first channel, where the map is a part of a whole one.
     """
 
     device: Device
@@ -44,6 +45,7 @@ class Context:
     salt: int = 0
     need_dx: bool = True
     kept: dict[Any, Any] | None = None
+    channel: int = 0
 
     def child(self, name: str, *, need_dx: bool = True) -> Context:
         """The context of the child of this name, salted with its path."""
@@ -70,6 +72,13 @@ class Layer(ABC):
     ) -> tuple[Params, State, Shape]:
         """Return (params, state, out_shape), float64 on the host, weights drawn by `initial`. Here: no parameters."""
         return {}, {}, self.out_shape(in_shape)
+
+    @property
+    def reach(self) -> int | None:
+        """On how many channels to each side an output channel depends, besides its own: 0 for a layer that may be cut
+        by channels. Its parameters and state then lie along the channels too. None: on any.
+        """
+        return None
 
     def initial_before(self, after: Initializer) -> Initializer:
         """The initializer for weights in front of this layer, where `after` is the one behind it.

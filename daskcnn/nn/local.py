@@ -95,7 +95,7 @@ class Block:
     def __init__(self, ctx: Context, x: Array, *, goes_back: bool) -> None:
         """For a map or vectors x; `goes_back` says whether residuals are wanted."""
         self.xp, self.dtype, self.training, self.goes_back = ctx.device.xp, x.dtype, ctx.training, goes_back
-        self.vectors = x.ndim == 2
+        self.vectors, self.channel = x.ndim == 2, ctx.channel
         self.arena = arena(ctx.device, x.nbytes)
         self.link: Link
         self.target: Any = None

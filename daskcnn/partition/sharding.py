@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 
@@ -30,6 +31,48 @@ def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
     A slow worker may get none. Raises ValueError for no workers or seconds that are not finite and above 0.
     """
     return proportional(num_kernels, speeds(seconds))
+
+
+def balanced_shards(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
+    """Kernels for each worker so that the slowest is done as early as whole kernels allow; they add up to the number.
+
+    A worker with n of K kernels takes n/K · seconds + fixed, and nothing at all without any: `seconds` grow with its
+    share (its work on all kernels, and what goes out with them), `fixed` do not (the input that any kernel needs). So
+    a worker whose share is not worth its fixed seconds gets none. Of cuts that take as long, eq. 1's.
+
+    Raises ValueError as `kernel_shards` does, and for fixed seconds that are not finite and 0 or more, one a worker.
+    """
+    paper = kernel_shards(num_kernels, seconds)
+    if len(fixed) != len(seconds) or not all(math.isfinite(each) and each >= 0 for each in fixed):
+        raise ValueError(
+            f"fixed={list(fixed)}: need finite seconds of 0 or more, one for each of {len(seconds)} workers"
+        )
+    return min(paper, _earliest(num_kernels, seconds, fixed), key=lambda cut: longest_share(cut, seconds, fixed))
+
+
+def longest_share(shares: Sequence[int], seconds: Sequence[float], fixed: Sequence[float]) -> float:
+    """Seconds until the last worker is done with its share, as `balanced_shards` counts them."""
+    total = sum(shares)
+    return max((_taken(n, total, *cost) for n, *cost in zip(shares, seconds, fixed, strict=True)), default=0.0)
+
+
+def _taken(n: int, total: int, seconds: float, fixed: float) -> float:
+    return seconds * (n / total) + fixed if n else 0.0
+
+
+def _earliest(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
+    """One kernel after the other to the worker that is done with one more the earliest.
+
+    A worker's time only grows with its kernels, so that the largest of these times is the least there is.
+    """
+    costs, shares = list(zip(seconds, fixed, strict=True)), [0] * len(seconds)
+    ends = [(_taken(1, max(1, num_kernels), *cost), w) for w, cost in enumerate(costs)]
+    heapq.heapify(ends)
+    for _ in range(num_kernels):
+        w = ends[0][1]
+        shares[w] += 1
+        heapq.heapreplace(ends, (_taken(shares[w] + 1, num_kernels, *costs[w]), w))
+    return shares
 
 
 def speeds(seconds: Sequence[float]) -> list[float]:

@@ -23,12 +23,12 @@ _FLOATS = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32
 
 
 def cast(vector: Any, dtype: npt.DTypeLike) -> Any:
-    """The vector in this dtype, itself where it has it. Overflow gives infinity, without a warning."""
+    """The array in this dtype, itself where it has it. Overflow gives infinity, without a warning."""
     if isinstance(vector, np.ndarray) and vector.flags.c_contiguous:
         if (vector.dtype.name, np.dtype(dtype).name) == ("float32", "float16"):
-            return _to_half(vector)
+            return _to_half(vector.reshape(-1)).reshape(vector.shape)
         if (vector.dtype.name, np.dtype(dtype).name) == ("float16", "float32"):
-            return _from_half(vector)
+            return _from_half(vector.reshape(-1)).reshape(vector.shape)
     with np.errstate(over="ignore"):
         return vector.astype(dtype, copy=False)
 

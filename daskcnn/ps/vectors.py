@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -41,9 +42,9 @@ def sample_weights(pushes: Sequence[Push]) -> list[float]:
 def all_finite(vector: Vector) -> bool:
     """No NaN, no infinity. One pass without temporaries for a sane vector."""
     with np.errstate(all="ignore"):
-        total = vector.sum()
+        squares = vector.dot(vector)  # at the speed of BLAS, twice that of a sum
     # a sum of finite values may overflow
-    return bool(np.isfinite(total)) or all(bool(np.isfinite(vector[b]).all()) for b in _blocks(vector.size))
+    return math.isfinite(squares) or all(bool(np.isfinite(vector[b]).all()) for b in _blocks(vector.size))
 
 
 def misfit(payload: Vector, center: Vector) -> tuple[Code, str] | None:

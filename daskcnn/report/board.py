@@ -92,6 +92,14 @@ class Board:
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
+    def _groups(self, event: Event) -> None:
+        """Groups take the place of their members."""
+        for group in event["groups"]:
+            for member in group["members"]:
+                self.workers.pop(member, None)
+            row = self.worker(group["name"])
+            row.device, row.state = group["device"], ""
+
     def _resume(self, event: Event) -> None:
         self._resumed, self._origin, self.step = True, None, event["step"]
 
@@ -145,6 +153,7 @@ class Board:
     _HANDLERS: ClassVar[dict[str, Callable[[Board, Event], None]]] = {
         "start": _start,
         "calibration": _calibration,
+        "groups": _groups,
         "resume": _resume,
         "round": _round,
         "epoch": _epoch,

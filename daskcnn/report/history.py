@@ -90,6 +90,7 @@ class History:
     looks: list[Look] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    eq2: int | None = None
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
@@ -133,12 +134,21 @@ class History:
         self.devices |= {worker.name: worker.device for worker in event.workers}
         self.present = frozenset(worker.name for worker in event.workers)
 
+    def _on_groups(self, event: record.Groups) -> None:
+        """Groups take the place of their members."""
+        members = {member for group in event.groups for member in group.members} | {*event.left_out}
+        own = {group.name: group.device for group in event.groups}
+        self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
+        self.present = frozenset(own)
+
     def _on_round(self, event: record.Round) -> None:
         number = event.round + 1
         if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
             self._begin_life()
         given = None if self.start.increments is None else min(number, self.start.increments)
-        measured = event.model_dump(exclude={"at", "round", "worker"})
+        for member in event.members:
+            self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
+        measured = event.model_dump(exclude={"at", "round", "worker", "members"})
         self._add(RoundRow(self._life, number, given, event.worker, self.now, **measured))
 
     def _on_epoch(self, event: record.Epoch) -> None:
@@ -183,7 +193,7 @@ class History:
         self.notes += [Note(self.now, line) for line in describe({"event": event.kind, **event.model_dump()})]
 
     def _on_shards(self, event: record.Shards) -> None:
-        self.kernels = event.kernels
+        self.kernels, self.eq2 = event.kernels, event.eq2
 
     def _on_server(self, event: record.Server) -> None:
         self.servers[self._life, event.server] = event
@@ -198,6 +208,7 @@ class History:
         record.Start: _on_start,
         record.Resume: _on_resume,
         record.Calibration: _on_calibration,
+        record.Groups: _on_groups,
         record.Round: _on_round,
         record.Epoch: _on_epoch,
         record.Shards: _on_shards,

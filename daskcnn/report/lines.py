@@ -31,6 +31,14 @@ def _calibration(e: Event) -> list[str]:
     ]
 
 
+def _groups(e: Event) -> list[str]:
+    return [
+        f"group {g['name']}: {', '.join(g['members'])} (home {g['home']}), {count(g['images_per_second'])} images/s "
+        "together"
+        for g in e["groups"]
+    ]
+
+
 def _epoch(e: Event) -> list[str]:
     validation = e.get("validation")
     parts = [
@@ -51,6 +59,13 @@ def _steps(e: Event) -> list[str]:
     return [f"epoch {e['epoch']:.4g}  step {count(e['step'])}  loss {number(e['loss'])}  {pace}"]
 
 
+def _links(e: Event) -> list[str]:
+    return [
+        f"link of worker {w['name']}: {size(w['bandwidth'])}/s, {1e3 * w['latency']:.1f} ms a message"
+        for w in e["workers"]
+    ]
+
+
 def _worker_lost(e: Event) -> list[str]:
     moved = f"; {count(e['samples_moved'])} samples moved to the others" if e["samples_moved"] else ""
     return [f"warning: worker {e['worker']} lost: {e['reason']}{moved}"]
@@ -59,8 +74,10 @@ def _worker_lost(e: Event) -> list[str]:
 _DESCRIBERS: dict[str, Callable[[Event], list[str]]] = {
     "start": _start,
     "calibration": _calibration,
+    "groups": _groups,
     "epoch": _epoch,
     "steps": _steps,
+    "links": _links,
     "worker-lost": _worker_lost,
     "worker-ignored": lambda e: [f"warning: worker {e['address']} joined late and is ignored"],
     "warning": lambda e: [f"warning: {e['message']}"],

@@ -55,13 +55,32 @@ class Calibrated(BaseModel):
     device: str = ""
 
 
+class Grouped(Calibrated):
+    members: list[str] = []
+
+
 class Calibration(Logged):
     kind = "calibration"
     workers: list[Calibrated]
 
 
+class Groups(Logged):
+    """Workers that train together: from here on it is groups that have rounds. left_out: who is in none."""
+
+    kind = "groups"
+    groups: list[Grouped]
+    left_out: list[str] = []
+
+
+class Member(BaseModel):
+    """What a worker did in a round of its group."""
+
+    name: str
+    conv_seconds: dict[str, float] = {}
+
+
 class Round(Logged):
-    """A worker's round, as `cluster.protocol.RoundReport` says it; seconds, bytes."""
+    """A worker's round, as `cluster.protocol.RoundReport` says it, or a group's; seconds, bytes."""
 
     kind = "round"
     worker: str
@@ -83,6 +102,7 @@ class Round(Logged):
     staleness: int | None = None
     gamma: float | None = None
     q: float | None = None
+    members: list[Member] = []
 
 
 class Judged(BaseModel):
@@ -119,8 +139,11 @@ class Epoch(Logged):
 
 
 class Shards(Logged):
+    """Who has which kernels. eq2: numbers that a step would exchange by Marques et al., eq. 2."""
+
     kind = "shards"
     kernels: dict[str, dict[str, int]]
+    eq2: int | None = None
 
 
 class Server(Logged):
@@ -175,7 +198,7 @@ class End(Logged):
 _KINDS: dict[str, type[Logged]] = {
     model.kind: model
     for model in (
-        *(Start, Calibration, Round, Epoch, Shards, Server),
+        *(Start, Calibration, Groups, Round, Epoch, Shards, Server),
         *(Checkpoint, Resume, WorkerLost, WorkerIgnored, Warned, End),
     )
 }

@@ -62,6 +62,11 @@ def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
         if event["event"] == "calibration":
             for worker in event["workers"]:
                 _total(totals, worker["name"])["device"] = worker["device"]
+        elif event["event"] == "groups":  # which take the place of their members
+            for group in event["groups"]:
+                for member in group["members"]:
+                    totals.pop(member, None)
+                _total(totals, group["name"])["device"] = group["device"]
         elif event["event"] == "round":
             _add(_total(totals, event["worker"]), event)
         elif event["event"] == "epoch":

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from daskcnn.report import record
 from daskcnn.report.history import Look, Note, RoundRow
-from daskcnn.report.tables import Balance, Counted, Report, Traffic, WorkerRow
+from daskcnn.report.tables import WEIGHT, Balance, Counted, Report, Traffic, WorkerRow
 from daskcnn.report.text import aligned, clean, count, duration, number, percent, size
 
 Row = TypeVar("Row")
@@ -246,7 +246,10 @@ def _traffic(traffic: Traffic) -> list[str]:
     if traffic.foreseen and traffic.share is not None:
         vector = f"2 x {size(traffic.vector_bytes)} x {count(traffic.pushes)} pushes"
         foreseen += f" ({vector}), measured {traffic.share:.3f} of it"
-    return _labelled([("traffic", f"{size(traffic.up)} up, {size(traffic.down)} down{pace}{foreseen}")])
+    a_step = f", {size(traffic.a_step)} a step" if traffic.a_step else ""
+    if a_step and traffic.eq2:
+        a_step += f"; by Eq. 2: {count(traffic.eq2)} numbers, {size(WEIGHT * traffic.eq2)}"
+    return _labelled([("traffic", f"{size(traffic.up)} up, {size(traffic.down)} down{pace}{foreseen}{a_step}")])
 
 
 def _server(counted: Counted | None) -> list[str]:
@@ -260,12 +263,21 @@ def _server(counted: Counted | None) -> list[str]:
 
 
 def _sharding(report: Report) -> list[str]:
-    """Kernels of each layer by worker, and the seconds of convolution that they took."""
+    """Kernels of each layer by worker, the seconds that they took, and what a step of each worker is made of."""
     layers = list(dict.fromkeys(layer for kernels in report.kernels.values() for layer in kernels))
     columns: list[Column[str]] = [("worker", clean, str)]
     columns += [(f"{clean(layer)} kernels", _of(report.kernels, layer), count) for layer in layers]
     columns += [(f"{clean(layer)} time", _of(report.conv_seconds, layer), duration) for layer in layers]
+    columns += [(f"{part} a step", _part(report, part), _milliseconds) for part in ("comm", "conv", "comp")]
     return _table(list(report.kernels), columns)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms"
+
+
+def _part(report: Report, part: str) -> Callable[[str], Any]:
+    return lambda worker: getattr(report.breakdown.get(worker), part, None)
 
 
 def _of(values: Any, layer: str) -> Callable[[str], Any]:

@@ -19,7 +19,7 @@ from daskcnn.report import record
 from daskcnn.report.history import History, Look, Note, RoundRow
 
 UNFINISHED, LAYER = "not ended", "layer"
-WEIGHT = 4  # bytes, where a log does not say how long the vector is
+WEIGHT = 4  # bytes of a number, where a log does not say otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Traffic:
     """Bytes and seconds of all exchanges of the rounds. foreseen: 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes.
 
     vector_bytes: of one vector on the wire. foreseen, share (measured ÷ foreseen): None where no vector is exchanged.
+    a_step: bytes sent in a step of a layer-sharded run; eq2: numbers of one by Marques et al., eq. 2.
     """
 
     up: int
@@ -86,6 +87,8 @@ class Traffic:
     vector_bytes: int | None
     foreseen: int | None
     share: float | None
+    a_step: float | None = None
+    eq2: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +101,24 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class StepParts:
+    """Where a worker's time goes in a step of a layer-sharded run, in seconds (Marques et al., fig. 6 and 8).
+
+    conv: its kernels, and the layers that are spread with them; comp: whatever else it computes; comm: the rest of the
+    step, in which it sends, receives and waits.
+    """
+
+    comm: float
+    conv: float
+    comp: float
+
+
+@dataclass(frozen=True)
 class Report:
     """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
-    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run.
+    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; breakdown: of its steps, by worker.
     """
 
     start: record.Start
@@ -123,6 +139,7 @@ class Report:
     notes: tuple[Note, ...]
     kernels: dict[str, dict[str, int]]
     conv_seconds: dict[str, dict[str, float]]
+    breakdown: dict[str, StepParts]
 
     @property
     def utilisation(self) -> float | None:
@@ -151,6 +168,7 @@ class Report:
             **{name: _dict_or_none(getattr(self, name)) for name in one},
             "kernels": self.kernels,
             "conv_seconds": self.conv_seconds,
+            "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
         }
 
@@ -187,7 +205,21 @@ def tables(events: Iterable[Mapping[str, Any]]) -> Report:
         notes=tuple(run.notes),
         kernels=run.kernels,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
+        breakdown=_breakdown(run),
     )
+
+
+def _breakdown(run: History) -> dict[str, StepParts]:
+    """Of the mean step, from all epochs that have ended."""
+    steps = run.looks[-1].step if run.looks else 0
+    if not (_sharded(run) and steps):
+        return {}
+    parts = {}
+    for name, rows in _by_worker(run).items():
+        busy, conv = sum(row.busy for row in rows), sum(run.conv_seconds.get(name, {}).values())
+        comm = sum(row.wait + (row.communication or 0.0) for row in rows)
+        parts[name] = StepParts(comm / steps, conv / steps, max(0.0, busy - conv) / steps)
+    return parts
 
 
 # --- workers ---
@@ -338,7 +370,11 @@ def _traffic(run: History) -> Traffic:
     up, down = sum(row.bytes_up for row in run.rows), sum(row.bytes_down for row in run.rows)
     foreseen = 2 * vector * pushes if vector and pushes else None
     share = (up + down) / foreseen if foreseen else None
-    return Traffic(up, down, _sum(row.communication for row in run.rows), pushes, vector, foreseen, share)
+    seconds = _sum(row.communication for row in run.rows)
+    if not _sharded(run):
+        return Traffic(up, down, seconds, pushes, vector, foreseen, share)
+    steps = run.looks[-1].step if run.looks else 0
+    return Traffic(up, down, seconds, pushes, vector, foreseen, share, up / steps if steps else None, run.eq2)
 
 
 def _counted(run: History) -> Counted | None:

@@ -50,13 +50,14 @@ class Server(Options):
 
 class Costs(Options):
     """`[costs]`: what comes on top. dispatch: seconds between a round's report and the next one's first step; where
-    kernels are sharded, of handing out a step's tasks.
+    kernels are sharded, of handing out a step's tasks, and task: of each one of them besides.
 
     exchange: seconds that every exchange with the server takes besides its bytes' way. start: once, in the first round,
     for what is made or found only then.
     """
 
     dispatch: float = Field(default=0.0, ge=0)
+    task: float = Field(default=0.0, ge=0)
     exchange: float = Field(default=0.0, ge=0)
     start: float = Field(default=0.0, ge=0)
 
@@ -66,9 +67,10 @@ class Worker(Options):
 
     images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
-    shorten. conv_seconds: seconds a sample of each convolution, forward and backward, where kernels are sharded;
-    conv_share: without those, the part of a step that convolutions take. bandwidth (bytes a second), latency (seconds
-    a message): of its link. speed: how it goes with time.
+    shorten. conv_seconds: seconds a sample of each convolution and what is spread with it, forward and backward, where
+    kernels are sharded; conv_share: without those, the part of a step that they take; spread_share: the part of them
+    that is not the convolution's, for where it is not spread. bandwidth (bytes a second), latency (seconds a message):
+    of its link. speed: how it goes with time.
     """
 
     name: str = Field(pattern=_NAME)
@@ -79,6 +81,7 @@ class Worker(Options):
     threads: int = Field(default=1, ge=1)
     serial: float = Field(default=0.1, ge=0, le=1)
     conv_share: float = Field(default=0.85, gt=0, lt=1)
+    spread_share: float = Field(default=0.2, ge=0, lt=1)
     conv_seconds: dict[str, float] | None = None
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0)
@@ -171,6 +174,7 @@ _REMEDIES = {
     "merge_rate": "give bytes a second, or leave it out for no limit",
     "latency": "give seconds, 0 or more",
     "dispatch": "give seconds, 0 or more",
+    "task": "give seconds, 0 or more",
     "exchange": "give seconds, 0 or more",
     "start": "give seconds, 0 or more",
     "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",

@@ -2,7 +2,8 @@
 
 Marques, Falcao and Alexandre model a step as comm + max_i conv_i + comp, where comp, the other layers at home, is not
 shortened by more workers. With f its part of one worker's step, no number of workers is more than 1/f times as fast.
-Kernels go by eq. 1 over the very function that the cluster shards by.
+Kernels go by eq. 1 over the very function that the cluster shards by. Their scheme is here, a star with home in its
+middle; `direct` has ours.
 """
 
 from __future__ import annotations
@@ -15,24 +16,11 @@ from typing import Any
 
 from daskcnn.conv import ConvSpec
 from daskcnn.partition.sharding import kernel_shards
+from daskcnn.sharded.traffic import eq2_elements
 from daskcnn.sim.cluster import Worker
 
 PAPER_ITEMSIZE = 8
 """Bytes of the doubles that the paper sends."""
-
-
-def eq2_elements(specs: Sequence[ConvSpec]) -> int:
-    """Numbers exchanged in a step by Marques et al., eq. 2.
-
-    Every layer's inputs once, however many workers need them; all kernels, and all outputs, the home's own too; nothing
-    of the backward pass.
-    """
-    return sum(
-        spec.H * spec.W * spec.C * spec.N
-        + spec.R * spec.S * spec.K * spec.C
-        + spec.out_H * spec.out_W * spec.K * spec.N
-        for spec in specs
-    )
 
 
 def ceiling(serial: float) -> float:
@@ -42,14 +30,15 @@ def ceiling(serial: float) -> float:
 
 @dataclass(frozen=True)
 class ShardedStep:
-    """Seconds of a step and its parts. kernels: of each layer and worker; up, down: bytes that each worker sends home
-    and gets from there; busy: seconds each computes.
+    """Seconds of a step and its parts. kernels: of each layer and worker, and taken: the seconds that they take there;
+    up, down: bytes that each worker sends and gets; busy: seconds each computes.
     """
 
     comm: float
     conv: float
     comp: float
     kernels: tuple[tuple[int, ...], ...]
+    taken: tuple[tuple[float, ...], ...]
     up: tuple[int, ...]
     down: tuple[int, ...]
     busy: tuple[float, ...]
@@ -105,17 +94,19 @@ class Sharding:
     def step(self) -> ShardedStep:
         """A step of all workers."""
         per_worker = [self.conv_seconds(worker) for worker in self.workers]
-        kernels, conv, busy = [], 0.0, [0.0] * len(self.workers)
+        kernels, taken = [], []
         for spec, seconds in zip(self.specs, zip(*per_worker, strict=True), strict=True):
             shares = kernel_shards(spec.K, seconds)
-            taken = [s * n / spec.K for s, n in zip(seconds, shares, strict=True)]
-            busy = [b + t for b, t in zip(busy, taken, strict=True)]
-            conv += max(taken)
+            taken.append(tuple(s * n / spec.K for s, n in zip(seconds, shares, strict=True)))
             kernels.append(tuple(shares))
-        home, rest = self.home, self.rest_seconds(self.workers[self.home])
-        busy[home] += rest
+        rest = self.rest_seconds(self.workers[self.home])
         comm, up, down = self._communication(kernels)
-        return ShardedStep(comm, conv, rest, tuple(kernels), up, down, tuple(busy))
+        conv, busy = sum(map(max, taken)), self._busy(taken, rest)
+        return ShardedStep(comm, conv, rest, tuple(kernels), tuple(taken), up, down, busy)
+
+    def _busy(self, taken: Sequence[Sequence[float]], alone: float) -> tuple[float, ...]:
+        """Seconds of each worker: its shards', and at home what is done there alone."""
+        return tuple(sum(own) + (alone if w == self.home else 0.0) for w, own in enumerate(zip(*taken, strict=True)))
 
     def speedup(self) -> float:
         """Against the home alone."""
@@ -193,8 +184,11 @@ def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epoc
             "communication": 0.0,
             "bytes_up": steps * up,
             "bytes_down": steps * down,
+            "conv_seconds": {name: steps * own for name, own in zip(sharding.names, taken, strict=True)},
         }
-        for worker, busy, up, down in zip(sharding.workers, step.busy, step.up, step.down, strict=True)
+        for worker, busy, up, down, taken in zip(
+            sharding.workers, step.busy, step.up, step.down, zip(*step.taken, strict=True), strict=True
+        )
     ]
     return {
         "event": "epoch",

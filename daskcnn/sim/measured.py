@@ -71,8 +71,15 @@ def calibrated_worker(row: Mapping[str, Any]) -> Worker:
 
 
 def sharded_cluster(events: Iterable[Event]) -> Cluster:
-    """The cluster of a layer-sharded run, by its calibration alone. Raises DataError where its log has none."""
-    return Cluster(worker=[calibrated_worker(row) for row in calibration(list(events))])
+    """The cluster of a layer-sharded run, by its calibration and its links where it measured those.
+
+    Raises DataError where its log has no calibration.
+    """
+    log = list(events)
+    links: list[Event] = next((event["workers"] for event in reversed(log) if event["event"] == "links"), [])
+    by_name = {row["name"]: {key: row[key] for key in ("bandwidth", "latency")} for row in links}
+    workers = map(calibrated_worker, calibration(log))
+    return Cluster(worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers])
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:

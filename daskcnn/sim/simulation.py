@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ Event = dict[str, Any]
 
 
 class Simulation:
-    """One run. `emit` takes its events; `learner` makes each worker's arithmetic, none by default.
+    """One run. `emit` takes its events, if a log is wanted; `learner` makes each worker's arithmetic, none by default.
 
     about: what the first event says besides: run, dataset, model. Raises ValueError where the rule needs more workers.
     """
@@ -43,7 +44,7 @@ class Simulation:
         *,
         seed: int = 0,
         learner: Callable[[], Learner] = TimingOnly,
-        emit: Callable[[Event], None] = lambda event: None,
+        emit: Callable[[Event], None] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
         self._about = {"run": "simulated", "seed": seed, **(about or {})}
@@ -107,11 +108,8 @@ class Simulation:
         self._log(self._start_event())
         self._log({"event": "calibration", "workers": [_calibrated(member) for member in self.members]})
         self._issue(())
-        gc.freeze()  # the collector is to look at what comes and goes, not at thousands of replicas each time
-        try:
+        with _seldom_collected():
             self._agenda.run()
-        finally:
-            gc.unfreeze()
         assert self.rounds.ended or self._stopping_early(), "nobody goes on"
         snapshot = self.server.snapshot()
         self._log({"event": "server", "server": EPOCH, **_counted(snapshot)})
@@ -204,7 +202,8 @@ class Simulation:
     def _record(self, report: Report) -> None:
         self._version = max(self._version, report.version)
         self._interval.add(report)
-        self._log(report.event(self._epochs_done()))
+        if self._emit is not None:
+            self._log(report.event(self._epochs_done()))
         round_ended = not self.rounds.running if self.rule.barrier else report.judged > 0
         if round_ended and self._interval.judged:
             self._look_at_center(report.learnt.lr)
@@ -255,8 +254,22 @@ class Simulation:
         }
 
     def _log(self, event: Event) -> None:
-        event["at"] = self._agenda.now
-        self._emit(event)
+        if self._emit is not None:
+            event["at"] = self._agenda.now
+            self._emit(event)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """The garbage collector looks at what comes and goes, seldom, and not at thousands of replicas each time."""
+    usual = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
 
 
 class _Interval:

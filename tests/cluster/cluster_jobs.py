@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 from distributed import Client
 
+from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.config import Cluster, Workers
 from daskcnn.launch import runner
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.runner import Result, train_job
+from daskcnn.replica import Replica, training_samples
+from daskcnn.store import open_dataset
 
 runner.SETTLE = 0.0  # the clusters made here are complete
 
@@ -83,3 +87,19 @@ def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Call
     pids = client.run(os.getpid)
     by_name = {info["name"]: address for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
     return lambda: os.kill(pids[by_name[name]], signum)
+
+
+def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
+    """Loss of every step of plain SGD in this process, and the replica at the end."""
+    job = resolve(tables)
+    dataset = open_dataset(job.data.path or "", limit=job.data.limit)
+    replica = Replica(job, dataset, Device(), clock=time.perf_counter)
+    losses: list[float] = []
+    step = replica.step
+    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
+    n, epochs = training_samples(job, dataset), job.train.epochs
+    with single_threaded_blas():
+        for epoch in range(epochs):
+            progress = (epoch / epochs, (epoch + 1) / epochs)
+            replica.train(((0, n),), n, presentation=epoch, progress=progress)
+    return losses, replica

@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, run, small_job
+from cluster_jobs import Watch, one_process, run, small_job
 from distributed import Client
 
-from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster import layer_sharded
-from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
-from daskcnn.replica import Replica, training_samples
-from daskcnn.store import open_dataset
 
 pytestmark = pytest.mark.cluster
-
-
-def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
-    """Loss of every step of plain SGD in this process, and the replica at the end."""
-    job = resolve(tables)
-    dataset = open_dataset(job.data.path or "", limit=job.data.limit)
-    replica = Replica(job, dataset, Device(), clock=time.perf_counter)
-    losses: list[float] = []
-    step = replica.step
-    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
-    n, epochs = training_samples(job, dataset), job.train.epochs
-    with single_threaded_blas():
-        for epoch in range(epochs):
-            progress = (epoch / epochs, (epoch + 1) / epochs)
-            replica.train(((0, n),), n, presentation=epoch, progress=progress)
-    return losses, replica
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
-def test_layer_sharding_follows_one_process_for_50_steps(
-    three_workers: Client,
-    synthetic: str,
-    runs: str,
-    workers: int,
-    dtype: str,
-    tolerance: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
-    # at 0.01 a rounding error may flip a near-tie of a max pool, which float32 does not forgive within 50 steps
-    job = small_job(synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
-    expected, _ = one_process(job)
-    job["train"]["strategy"] = "layer"
-    watch = Watch()
-    run(three_workers, job, watch)
-    losses = [event["loss"] for event in watch.of("steps")]
-    assert len(losses) == len(expected) == 50
-    np.testing.assert_allclose(losses, expected, rtol=tolerance)
-    kernels = watch.of("shards")[0]["kernels"]
-    assert len(kernels) == workers
-    assert sum(k["conv1"] for k in kernels.values()) == 6
-    assert sum(k["conv2"] for k in kernels.values()) == 9
 
 
 def test_sgwu_with_one_worker_is_plain_sgd(three_workers: Client, synthetic: str, runs: str) -> None:

@@ -61,6 +61,14 @@ def test_totals_add_up_over_rounds_and_a_resume() -> None:
     assert second == {**second, "name": "w1", "device": "cpu", "samples": 0, "busy": 0.0}
 
 
+def test_groups_take_the_place_of_their_members() -> None:
+    formed = {"event": "groups", "groups": [{"name": "group-0", "members": ["w0", "w2"], "device": "2 cpu"}]}
+    left_out, group = worker_totals([calibration("w0", "w1", "w2"), formed, round_of("group-0"), round_of("group-0")])
+    assert (left_out["name"], left_out["samples"]) == ("w1", 0)
+    assert (group["name"], group["device"]) == ("group-0", "2 cpu")
+    assert group["samples"] == 2 * round_of("w0")["samples"]
+
+
 def test_people_see_results_workers_and_what_to_do_next() -> None:
     assert format_summary(summary()).splitlines() == [
         "status      done",

@@ -14,7 +14,7 @@ from run_events import Event, asynchronous, calibration, data_parallel, epoch, l
 from daskcnn.errors import DataError
 from daskcnn.report.files import jsonable
 from daskcnn.report.summary import worker_totals
-from daskcnn.report.tables import UNFINISHED, Report, tables
+from daskcnn.report.tables import UNFINISHED, Report, StepParts, tables
 
 VECTOR = 1000
 Busy = list[list[float]]
@@ -177,8 +177,9 @@ def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() 
         {"name": "w1", "busy": 2.0, "wait": 3.0, "conv_seconds": {"conv1": 1.0}, **part},
     ]
     shards = {"event": "shards", "home": "w1", "kernels": {"w0": {"conv1": 20}, "w1": {"conv1": 12}}}
-    looks = [epoch(epoch=float(k), workers=workers) for k in (1, 2)]
+    looks = [epoch(epoch=float(k), step=10 * k, workers=workers) for k in (1, 2)]
     report = tables([*layer_sharded(), shards, *looks])
+    assert report.breakdown == {"w0": StepParts(0.1, 0.3, 0.1), "w1": StepParts(0.3, 0.1, 0.1)}
     assert [b.balance for b in report.by_round] == [0.75, 0.75]
     assert (report.total.samples, report.total.busy, report.total.communication) == (200, 12.0, None)
     assert (report.traffic.up, report.traffic.foreseen) == (40, None)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from daskcnn.conv import ConvSpec
 from daskcnn.partition.sharding import speeds
 from daskcnn.report.tables import tables
+from daskcnn.sharded import eq2_elements
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.costs import Constants, costs
-from daskcnn.sim.layers import Sharding, best_count, ceiling, eq2_elements, flattens_at, sharded_events
+from daskcnn.sim.layers import Sharding, best_count, ceiling, flattens_at, sharded_events
 
 FIRST = ConvSpec(64, 32, 32, 3, 500, 5, 5, pad=(2, 2))
 SECOND = ConvSpec(64, 16, 16, 500, 1500, 5, 5, pad=(2, 2))

@@ -12,7 +12,7 @@ from sim_cases import WITHIN, cluster, run, workload
 from daskcnn.errors import DataError
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import parse_cluster, to_toml
-from daskcnn.sim.measured import measured_cluster, step_seconds, weighted_median
+from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds, weighted_median
 
 every = pytest.mark.parametrize("name", RULES)
 
@@ -97,6 +97,23 @@ def test_the_weighted_median_is_that_of_the_weight() -> None:
     assert weighted_median([(5.0, 1), (4.0, 1), (3.0, 1)]) == 4.0
     with pytest.raises(ValueError, match="no values"):
         weighted_median([])
+
+
+def test_a_sharded_run_s_workers_have_the_links_it_measured_last() -> None:
+    rows = [{"name": n, "device": "cpu", "threads": 1, "images_per_second": 10.0, "conv_seconds": {}} for n in "ab"]
+    links = [
+        {
+            "event": "links",
+            "workers": [
+                {"name": "a", "bandwidth": speed, "latency": 0.01},
+                {"name": "c", **dict.fromkeys(("bandwidth", "latency"), 1.0)},
+            ],
+        }
+        for speed in (9.0, 5.0)
+    ]
+    a, b = sharded_cluster([{"event": "calibration", "workers": rows}, *links]).worker
+    assert (a.bandwidth, a.latency) == (5.0, 0.01)
+    assert (b.bandwidth, b.latency) == (None, 0.0)
 
 
 def test_a_step_s_seconds_leave_the_first_out() -> None:

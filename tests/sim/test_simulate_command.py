@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
+from daskcnn.errors import DataError
 from daskcnn.launch import figures, pictures, planning, simulating
 from daskcnn.launch.figures import Figure
 from daskcnn.report.events import read_events
@@ -267,7 +269,7 @@ def test_every_figure_is_drawn_and_has_its_curves(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(figures, "POINTS", 500)
     chosen = simulating.scenario("job.toml", "cluster.toml", [])
     drawn = list(figures.figures(chosen))
-    assert len({figure.name for figure in drawn}) == len(drawn) == 10
+    assert len({figure.name for figure in drawn}) == len(drawn) == 12
     for figure in drawn:
         assert figure.curves
         for xs, ys in figure.curves.values():
@@ -291,6 +293,21 @@ def test_a_picture_is_what_its_ending_says_and_the_same_every_time(curve: Figure
     with Image.open(pictures.draw(curve, Path("a.png"))) as image:
         assert image.format == "PNG"
         assert min(image.size) > 300
+
+
+def test_bars_stand_on_one_another_and_rates_go_in_powers_of_ten(curve: Figure) -> None:
+    bars = figures.stacked("bars", "Parts", "nobody", "workers", {"one": (0.0, 4.0, 1.0), "two": (1.0, 2.0, 1.0)})
+    assert bars.curves["convolutions"] == (range(2), [4.0, 2.0])
+    roof = Figure("roof", "Roof", "nobody", "x", "y", {"roof": ([1, 10], [1.0, 10.0])}, rates=True)
+    points = replace(roof, points={"here": ([2.0], [1.5])})
+    for figure, parts in ((bars, ("convolutions", "one", "two")), (points, ("roof", "here"))):
+        text = "".join(ElementTree.fromstring(pictures.draw(figure, Path("x.svg")).read_bytes()).itertext())
+        assert all(part in text for part in parts)
+
+
+def test_a_log_without_an_epoch_of_sharded_layers_has_no_breakdown() -> None:
+    with pytest.raises(DataError, match="give a run of strategy 'layer' that ended one"):
+        figures.breakdown([{"event": "shards", "home": "w0"}])
 
 
 def test_figures_go_into_a_folder_that_is_made(curve: Figure, monkeypatch: pytest.MonkeyPatch) -> None:

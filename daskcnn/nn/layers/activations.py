@@ -19,6 +19,10 @@ class _Activation(Local):
     def window(self, in_shape: Shape) -> int | None:
         return 1
 
+    @property
+    def reach(self) -> int | None:
+        return 0
+
 
 @dataclass(frozen=True)
 class ReLU(_Activation):

@@ -32,6 +32,10 @@ class Dropout(Local):
     def window(self, in_shape: Shape) -> int | None:
         return 1
 
+    @property
+    def reach(self) -> int | None:
+        return 0
+
     def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
         if not block.training:
             return x, None
@@ -50,8 +54,10 @@ class Dropout(Local):
         """Write which numbers (h, w, n, C) are kept; `sides`: pixels to one of the chain's output."""
         if block.keys is None:
             raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
-        xp = block.xp
-        keys = _spread(xp, derive(xp, block.keys, salt)[:, None], xp.arange(out.shape[-1], dtype=xp.uint64))
+        xp, first = block.xp, block.channel
+        keys = _spread(
+            xp, derive(xp, block.keys, salt)[:, None], xp.arange(first, first + out.shape[-1], dtype=xp.uint64)
+        )
         for pixels, side in zip((block.part.columns, block.part.rows), sides, strict=False):
             numbers = xp.arange(pixels.start * side, pixels.stop * side, dtype=xp.uint64)
             keys = _spread(xp, keys, numbers.reshape(-1, *(1,) * keys.ndim))

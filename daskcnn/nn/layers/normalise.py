@@ -39,6 +39,10 @@ class LRN(Local):
     def window(self, in_shape: Shape) -> int | None:
         return 1
 
+    @property
+    def reach(self) -> int | None:
+        return self.size // 2
+
     def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
         """The residual is x, y, s and s^-β."""
         xp, do = block.xp, block.do
@@ -152,6 +156,10 @@ class BatchNorm(Layer):
 
     def out_shape(self, in_shape: Shape) -> Shape:
         return in_shape
+
+    @property
+    def reach(self) -> int | None:
+        return 0
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform

@@ -40,6 +40,10 @@ class _Pool(Local):
         """Pixels from one window to the next."""
         return self.size if self.stride is None else self.stride
 
+    @property
+    def reach(self) -> int | None:
+        return 0
+
     def out_shape(self, in_shape: Shape) -> Shape:
         H, W, C = map_shape(self, in_shape)
         if self.size > min(H, W):

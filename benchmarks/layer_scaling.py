@@ -1,0 +1,228 @@
+"""Layer sharding measured: a step of two one-thread workers against one, for the papers' networks and batches.
+
+    python benchmarks/layer_scaling.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256] [--json FILE]
+
+In each round one worker makes whole steps by itself, then both do at the same time (the machine's own ceiling), then
+they make sharded steps together. Medians count. Figures go to FILE as each configuration is done, in place of older
+ones of the same configuration. Exit 1 where a network misses its bar in its best batch. --simulate goes on from the
+figures in FILE to more devices and other links, without measuring anew (`layer_study`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from distributed import Client, Future
+from layer_study import simulate
+
+from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.layer_graph import LayerGraph, Step
+from daskcnn.cluster.layer_sharded import AHEAD, MOMENTUM, LayerSharded
+from daskcnn.cluster.layer_tasks import Where, load
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.start import calibrate_all
+from daskcnn.cluster.worker import Counters, session_of
+from daskcnn.config import Cluster, Workers
+from daskcnn.launch.resolve import find_dataset, fitted, resolve
+
+MODELS = ("50:500", "150:800", "300:1000", "500:1500")
+BATCHES = (64, 128, 256, 512, 1024)
+BARS = {"50:500": 1.45, "150:800": 1.65, "300:1000": 1.75, "500:1500": 1.85}
+OF_CEILING = 0.92
+"""Of the machine's own ceiling, where the bar is higher than that."""
+TINY = "8:8"
+"""A network that computes next to nothing: what a step takes is Dask's."""
+RESULTS = Path(__file__).parent / "results" / "layer_scaling.json"
+WARM = 10
+"""Steps that are not counted."""
+
+
+def _silent(stage: str, done: int, total: int) -> None:
+    return None
+
+
+@contextmanager
+def opened(
+    client: Client, data: str, model: str, batch: int, wire: str, *, workers: int = 2, parts: int = 1
+) -> Iterator[RunContext]:
+    """A run of this network on so many workers, calibrated; minibatches in so many parts."""
+    job = resolve(
+        {
+            "data": {"name": "cifar10", "path": data},
+            "model": {"name": model},
+            "train": {"strategy": "layer", "batch_size": batch, "threads": 1, "sub_batches": parts},
+            "cluster": {"workers": {"cpu": workers}, "wire": wire, "stall_timeout": 900.0},
+        }
+    )
+    prepared = fitted(job, find_dataset(job, progress=_silent, warn=print))
+    members = wait_for_members(client, job.cluster.workers, job.cluster.wait, lambda: None)
+    name = f"scaling-{time.time_ns():x}"
+    context = RunContext(
+        client, name, job, prepared.dataset, members, {}, lambda event: None, lambda state: None, lambda: None
+    )
+    try:
+        calibrate_all(context)
+        yield context
+    finally:
+        context.close()
+
+
+def alone(where: Where, seconds: float) -> list[float]:
+    """When each whole step of this worker by itself ended, for about so many seconds."""
+    replica = session_of(where.run).replica
+    batch = load(where, 0, 0)
+    ends = []
+    with single_threaded_blas():
+        for _ in range(WARM):
+            replica.step(batch, 1e-4)
+        begun = time.time()
+        ends.append(begun)
+        while time.time() - begun < seconds or len(ends) < 4:
+            replica.step(batch, 1e-4)
+            ends.append(time.time())
+    return ends
+
+
+def alone_on(context: RunContext, workers: Sequence[str], seconds: float) -> list[float]:
+    """Steps a second of each of these workers, all at once; where they overlap."""
+    wheres = {w: Where(context.name, w, 0, 0, "float32") for w in workers}
+    futures = {w: context.submit("alone", alone, where, seconds, worker=w) for w, where in wheres.items()}
+    ends = context.gather(futures)
+    first, last = max(own[0] for own in ends.values()), min(own[-1] for own in ends.values())
+    inside = [[t for t in own if first <= t <= last] for own in ends.values()]
+    return [(len(own) - 1) / (own[-1] - own[0]) for own in inside]
+
+
+class Sharded:
+    """Steps of all workers together."""
+
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
+        driver = LayerSharded(context, None)
+        self.graph = LayerGraph(context, driver.stages, driver.layout)
+        self.graph.place(driver.state.weights, driver.state.velocities[MOMENTUM], 0)
+        self.batch = context.job.train.batch_size
+        self.steps_per_epoch = context.samples // self.batch
+        self.number = 0
+
+    def seconds(self, seconds: float) -> tuple[list[float], dict[str, Counters], int]:
+        """Of each step, for about so many seconds; what the workers counted meanwhile, over how many steps."""
+        flight: deque[Future] = deque()
+        for _ in range(WARM):
+            self._submit(flight)
+        while flight:
+            self.context.result(flight.popleft())
+        self._counters()
+        first, begun, ends = self.number, time.monotonic(), [time.monotonic()]
+        while time.monotonic() - begun < seconds or len(ends) < 4:
+            while len(flight) < AHEAD:
+                self._submit(flight)
+            self.context.result(flight.popleft())
+            ends.append(time.monotonic())
+        while flight:
+            self.context.result(flight.popleft())
+            ends.append(time.monotonic())
+        return [b - a for a, b in itertools.pairwise(ends)], self._counters(), self.number - first
+
+    def _submit(self, flight: deque[Future]) -> None:
+        presentation, position = divmod(self.number, self.steps_per_epoch)
+        flight.append(self.graph.submit(Step(self.number, presentation, position, 1e-4, self.batch)))
+        self.number += 1
+
+    def _counters(self) -> dict[str, Counters]:
+        return self.context.gather({w: self.graph.counters(w) for w in self.context.alive})
+
+
+def measure(client: Client, data: str, model: str, batch: int, *, rounds: int, seconds: float, wire: str) -> Any:
+    """One configuration: seconds of a step, and what they are made of."""
+    with opened(client, data, model, batch, wire) as context:
+        workers, sharded = list(context.alive), Sharded(context)
+        one, both, together, busy, conv, moved = [], [], [], [], [], []
+        for _ in range(rounds):
+            one.append(alone_on(context, workers[:1], seconds)[0])
+            both.append(sum(alone_on(context, workers, seconds)))
+            steps, counters, count = sharded.seconds(seconds)
+            together.append(median(steps))
+            busy.append(max(c.busy for c in counters.values()) / count)
+            conv.append(max(sum(c.conv_seconds.values()) for c in counters.values()) / count)
+            moved.append(sum(c.bytes_up for c in counters.values()) / count)
+        found: dict[str, Any] = {
+            "one": 1 / median(one),
+            "ceiling": median(both) / median(one),
+            "step": median(together),
+            "busy": median(busy),
+            "shards": median(conv),
+            "bytes": median(moved),
+            "kernels": sharded.graph.by_worker(),
+        }
+    return {**found, "speedup": found["one"] / found["step"]}
+
+
+def bar(model: str, found: dict[str, Any]) -> float:
+    """What the speed-up is to be."""
+    return min(BARS.get(model, 0.0), OF_CEILING * found["ceiling"])
+
+
+def show(model: str, batch: int, found: dict[str, Any]) -> None:
+    """A line."""
+    print(
+        f"{model:9} batch {batch:5}: one {1e3 * found['one']:7.0f} ms, two {1e3 * found['step']:7.0f} ms = "
+        f"{found['speedup']:.2f} (ceiling {found['ceiling']:.2f}, bar {bar(model, found):.2f}); busiest "
+        f"{1e3 * found['busy']:.0f} ms, the rest {1e3 * (found['step'] - found['busy']):.0f} ms, "
+        f"{found['bytes'] / 1e6:.1f} MB",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Exit code 1 where a bar is missed."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--models", nargs="+", default=[*MODELS, TINY])
+    options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--seconds", type=float, default=10.0, help="of each part of a round; four steps at least")
+    options.add_argument("--wire", choices=("float32", "float16"), default="float32")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    options.add_argument("--simulate", action="store_true", help="tables and pictures from what FILE has")
+    given = options.parse_args()
+    if given.simulate:
+        simulate(given.json or RESULTS)
+        return 0
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"measured": {}}
+    kept["machine"] = {"processor": device_profile("cpu", cpu_count()).name, "cores": cpu_count()}
+    with connect(Cluster(workers=Workers(cpu=2))) as client:
+        for model in given.models:
+            for batch in given.batches:
+                args = client, given.data, model, batch
+                found = measure(*args, rounds=given.rounds, seconds=given.seconds, wire=given.wire)
+                show(model, batch, found)
+                kept["measured"][f"{model} {batch} {given.wire}"] = found
+                if given.json:
+                    given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    best = {
+        m: max((kept["measured"][k] for k in kept["measured"] if k.split()[0] == m), key=_by_bar(m))
+        for m in given.models
+    }
+    missed = [m for m, found in best.items() if m in BARS and found["speedup"] < bar(m, found)]
+    print("missed: " + ", ".join(missed) if missed else "every bar is met")
+    return int(bool(missed))
+
+
+def _by_bar(model: str) -> Any:
+    return lambda found: found["speedup"] - bar(model, found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""How fast each worker's link to the others is: measured with parcels, as training sends them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import numpy as np
+from distributed import get_worker
+
+from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.parcel import ALL, Parcel
+from daskcnn.sharded import Link
+
+SMALLEST, LARGEST = 64 << 10, 4 << 20
+"""Bytes of the parcels: the first one's, and the most."""
+LONG = 0.1  # seconds of a transfer that is long enough to be measured by
+TIMES = 3
+
+
+def measure_links(context: RunContext, home: str) -> dict[str, Link]:
+    """Every worker's link, measured to home and back, the slower way; home's own is as good as the best of them.
+
+    Emits what was found. One after the other, for home's link is everybody's. Raises WorkersLost, also for a worker
+    whose parcels do not arrive within the stall timeout.
+    """
+    links = {worker: _link(context, home, worker) for worker in context.alive if worker != home}
+    if links:
+        bandwidth, latency = (
+            max(each.bandwidth for each in links.values()),
+            min(each.latency for each in links.values()),
+        )
+        links[home] = Link(bandwidth, latency)
+    rows = [{"name": worker, "bandwidth": own.bandwidth, "latency": own.latency} for worker, own in links.items()]
+    context.emit({"event": "links", "home": home, "workers": rows})
+    return links
+
+
+def _link(context: RunContext, home: str, worker: str) -> Link:
+    ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
+    return Link(min(way.bandwidth for way in ways), max(way.latency for way in ways))
+
+
+def _way(seconds: Callable[[int], float]) -> Link:
+    """Empty parcels first, of which one makes the connection; then larger ones, as long as they are there at once."""
+    seconds(0)
+    latency = median(seconds(0) for _ in range(TIMES))
+    nbytes, first = SMALLEST, seconds(SMALLEST)
+    while first < LONG and nbytes < LARGEST:
+        nbytes *= 4
+        first = seconds(nbytes)
+    whole = median([first, *(seconds(nbytes) for _ in range(TIMES - 1))])
+    return Link(nbytes / max(whole - latency, whole / 10), latency)
+
+
+def _transfer(context: RunContext, measured: str, sender: str, receiver: str, nbytes: int) -> float:
+    """Seconds that a parcel of so many bytes takes."""
+    parcel = context.submit("link-parcel", _parcel, sender, nbytes, worker=sender)
+    took = context.submit("link", _took, parcel, parcel.key, worker=receiver)
+    found = context.gather({measured: took}, within=context.job.cluster.stall_timeout)
+    return float(found[measured])
+
+
+def _parcel(maker: str, nbytes: int) -> Parcel:
+    return Parcel(maker, {ALL: np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)})
+
+
+def _took(parcel: Parcel, key: object) -> float:
+    """Seconds from asking for the parcel to having it, as this worker has noted them."""
+    log = list(get_worker().transfer_incoming_log)
+    return next(float(entry["duration"]) for entry in reversed(log) if key in entry["keys"])

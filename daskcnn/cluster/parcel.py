@@ -1,0 +1,138 @@
+"""What a task of a sharded step hands on to other workers, and what it leaves on its own.
+
+Dask may copy a result to any worker and forget the first copy, so a result is only what travels: a parcel. The rest, a
+shard and what is kept for the way back, lies on the worker's shelf, marked with the step it belongs to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array
+from daskcnn.errors import ClusterError
+from daskcnn.ps.half import cast
+from daskcnn.sharded import Edge, Side
+
+ALL = ""
+"""In place of a worker's name: the part that everybody gets."""
+_LARGEST = 2.0**15
+"""What the largest number of an array is brought near to before it is cut to float16: a power of two below its end."""
+_MOST = 120
+"""Exponent of the factor at most: float32 has it and its inverse, but no factor for numbers near its own least one."""
+
+
+class OutOfStep(ClusterError):
+    """A worker does not have what a task needs, for Dask ran a task again: the run goes back to its last snapshot."""
+
+
+class Shelf:
+    """What stays on a worker, by name, with the step it belongs to.
+
+    generation: how often the run has placed its pieces; what tasks of an older one leave behind is not taken.
+    """
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self._things: dict[Any, tuple[int, Any]] = {}
+
+    def put(self, name: Any, step: int, thing: Any) -> None:
+        """In the place of what was there."""
+        self._things[name] = step, thing
+
+    def get(self, name: Any, step: int) -> Any:
+        """What was put there for this step. Raises OutOfStep."""
+        found, thing = self._things.get(name, (None, None))
+        if found != step:
+            raise OutOfStep(f"step {step}: {name} is of step {found}; a task was run twice")
+        return thing
+
+    def take(self, name: Any, step: int) -> Any:
+        """The same, which leaves the shelf."""
+        thing = self.get(name, step)
+        del self._things[name]
+        return thing
+
+
+class Parcel:
+    """maker: the worker it is from. parts: of the workers of these names, or of `ALL`. edges: channels at both ends of
+    a shard, for its neighbours. wire: the dtype that parts travel in. arrived: whether it came over the wire.
+    """
+
+    __slots__ = ("arrived", "edges", "maker", "parts", "wire")
+
+    def __init__(
+        self,
+        maker: str,
+        parts: Mapping[str, Array],
+        edges: Mapping[Side, Edge] | None = None,
+        wire: str = "float32",
+        arrived: bool = False,
+    ) -> None:
+        self.maker, self.parts, self.edges = maker, dict(parts), dict(edges or {})
+        self.wire, self.arrived = wire, arrived
+
+    def part(self, worker: str) -> Array:
+        """What is for this worker."""
+        return self.parts[worker] if worker in self.parts else self.parts[ALL]
+
+    def only(self, worker: str) -> Parcel:
+        """A parcel of nothing but this worker's part."""
+        return Parcel(self.maker, {worker: self.parts[worker]}, wire=self.wire)
+
+    def __sizeof__(self) -> int:
+        return sum(array.nbytes for array in self.parts.values())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts = {worker: _packed(array, self.wire) for worker, array in self.parts.items()}
+        return _arrived, (self.maker, parts, self.edges, self.wire)
+
+
+def _arrived(maker: str, packed: dict[str, tuple[Array, str, float]], edges: dict[Side, Edge], wire: str) -> Parcel:
+    parts = {worker: _unpacked(*part) for worker, part in packed.items()}
+    return Parcel(maker, parts, edges, wire, arrived=True)
+
+
+def wire_bytes(array: Array, wire: str) -> int:
+    """Bytes that an array takes on its way."""
+    return int(array.nbytes if wire == "float32" else array.size * np.dtype(wire).itemsize)
+
+
+def _packed(array: Array, wire: str) -> tuple[Array, str, float]:
+    """In the wire's dtype, what it was, and the factor that brings it back. float64 stays what it is on float32."""
+    if wire == "float32":
+        return array, array.dtype.name, 1.0
+    factor = _factor(array)
+    return cast(array * array.dtype.type(factor), wire), array.dtype.name, 1 / factor
+
+
+def _unpacked(array: Array, dtype: str, factor: float) -> Array:
+    if array.dtype.name == dtype:
+        return array
+    whole: Array = cast(array, dtype)
+    return whole if factor == 1 else np.multiply(whole, whole.dtype.type(factor), out=whole)
+
+
+def _factor(array: Array) -> float:
+    """The power of two that makes the most of float16's range: gradients are far smaller than its least number."""
+    largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+    if not (math.isfinite(largest) and largest > 0):
+        return 1.0
+    return float(2.0 ** min(_MOST, math.floor(math.log2(_LARGEST) - math.log2(largest))))
+
+
+def arrays_of(edge: Edge) -> Iterator[Array]:
+    """The arrays of a shard's edge."""
+    for tree in edge:
+        yield from _leaves(tree)
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[Array]:
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield value

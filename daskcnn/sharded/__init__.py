@@ -1,0 +1,56 @@
+"""A network cut for layer sharding: every convolution's kernels spread over workers (Marques et al.; thesis, ch. 4).
+
+The network becomes *stages*: a convolution, whose kernels are in shards, and the layers behind it up to the next one.
+Layers that go by channel run on the shards too, each worker its own channels (`Stage.spread`); what is left runs where
+the shards' outputs are put together (`Stage.rest`). `cluster` sends about what travels: outputs of shards, gradients.
+"""
+
+from daskcnn.sharded.balance import FREE, Balance, Link
+from daskcnn.sharded.calibration import stage_seconds
+from daskcnn.sharded.passes import (
+    Kept,
+    added,
+    descended,
+    loss_of,
+    merged_backward,
+    merged_forward,
+    shard_backward,
+    shard_forward,
+)
+from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces
+from daskcnn.sharded.stages import Share, Side, Stage, neighbours, shares_of, stages_of
+from daskcnn.sharded.traffic import Flow, Kernels, Traffic, edge_traffic, eq2_elements, flows, stage_shapes, traffic
+
+__all__ = [
+    "FREE",
+    "Balance",
+    "Edge",
+    "Edges",
+    "Flow",
+    "Kept",
+    "Kernels",
+    "Link",
+    "Piece",
+    "Share",
+    "Side",
+    "Stage",
+    "Traffic",
+    "added",
+    "cut_pieces",
+    "descended",
+    "edge_traffic",
+    "eq2_elements",
+    "flows",
+    "join_pieces",
+    "loss_of",
+    "merged_backward",
+    "merged_forward",
+    "neighbours",
+    "shard_backward",
+    "shard_forward",
+    "shares_of",
+    "stage_seconds",
+    "stage_shapes",
+    "stages_of",
+    "traffic",
+]

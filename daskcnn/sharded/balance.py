@@ -1,0 +1,203 @@
+"""Who gets how many kernels of every stage: the cut whose step should be the shortest, transfers counted.
+
+A step is, stage after stage, what the slowest worker computes and what the slowest link carries, one after the other
+(Marques et al.'s comm + max conv + comp, with a link a worker). Stages hang together: their outputs go to whoever has
+kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes, once from eq. 1's
+shares and once from everything at home, and the best that was met is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+
+from daskcnn.nn import Shape
+from daskcnn.partition.sharding import balanced_shards, kernel_shards
+from daskcnn.sharded.stages import Stage
+from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, takers
+
+ROUNDS = 4
+"""In which each stage is cut anew; what was cut last has settled by then, or goes to and fro."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A worker's way to the others: bytes a second each way, seconds a message."""
+
+    bandwidth: float = math.inf
+    latency: float = 0.0
+
+    def seconds(self, nbytes: float) -> float:
+        """For a message of so many bytes; for none, where there is none."""
+        return nbytes / self.bandwidth + self.latency if nbytes else 0.0
+
+
+FREE = Link()
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What shares go by.
+
+    compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; links
+    by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on its way; rest:
+    seconds a sample of all that is done at home.
+    """
+
+    stages: Sequence[Stage]
+    in_shape: Shape
+    home: str
+    compute: Mapping[str, Mapping[str, float]]
+    links: Mapping[str, Link] = field(default_factory=dict)
+    samples: int = 1
+    itemsize: int = 4
+    rest: float = 0.0
+
+    def kernels(self) -> list[dict[str, int]]:
+        """Of each stage, how many kernels each worker gets; without those that get none. Of equals, eq. 1's."""
+        found = [cut for start in (self.by_compute, self._at_home()) for cut in self._improved(start)]
+        return min(found, key=self.step_seconds)
+
+    @cached_property
+    def by_compute(self) -> list[dict[str, int]]:
+        """The same by computing alone (Marques et al., eq. 1)."""
+        return [
+            self._given(kernel_shards(stage.conv.kernels, [self._computing(w, stage) for w in self.compute]))
+            if stage.conv
+            else {}
+            for stage in self.stages
+        ]
+
+    def step_seconds(self, kernels: Kernels) -> float:
+        """Seconds of a step that is cut like this."""
+        computing = sum(
+            max(self._computing(w, stage) * n / sum(own.values()) for w, n in own.items())
+            for stage, own in zip(self.stages, kernels, strict=True)
+            if own
+        )
+        return self.rest * self.samples + computing + self._carrying(self._spread(kernels))
+
+    def idle(self, kernels: Kernels) -> dict[tuple[str, str], str]:
+        """Why workers get no kernels of layers, by worker and layer."""
+        untransferred = replace(self, links={}).kernels()
+        return {
+            (worker, stage.name): self._reason(i, worker, kernels, transfers=worker in untransferred[i])
+            for i, (stage, own) in enumerate(zip(self.stages, kernels, strict=True))
+            if stage.name
+            for worker in self.compute
+            if worker not in own
+        }
+
+    def measured(self, compute: Mapping[str, Mapping[str, float]]) -> Balance:
+        """The same by other seconds a sample, where they are given."""
+        return replace(self, compute={w: {**own, **compute.get(w, {})} for w, own in self.compute.items()})
+
+    # --- seconds of a step ---
+
+    def _computing(self, worker: str, stage: Stage) -> float:
+        """With all kernels of the stage."""
+        return self.samples * self.compute[worker][stage.name or ""]
+
+    def _carrying(self, cut: _Cut) -> float:
+        """All messages of the same kind go at once; the links carry both ways at the same time."""
+        in_order = sorted(flows(cut.stages, cut.shapes, cut.kernels, self.home), key=_kind)
+        return sum(self._phase(list(together)) for _, together in groupby(in_order, key=_kind))
+
+    def _phase(self, together: Sequence[Flow]) -> float:
+        loads: dict[tuple[str, str], int] = {}
+        for flow in together:
+            for end in (("up", flow.sender), ("down", flow.receiver)):
+                loads[end] = loads.get(end, 0) + flow.numbers
+        return max(self._link(worker).seconds(self._bytes(numbers)) for (_, worker), numbers in loads.items())
+
+    def _link(self, worker: str) -> Link:
+        return self.links.get(worker, FREE)
+
+    def _bytes(self, numbers: float) -> float:
+        return numbers * self.samples * self.itemsize
+
+    # --- one stage for the others as they are ---
+
+    def _at_home(self) -> list[dict[str, int]]:
+        return [{self.home: stage.conv.kernels} if stage.conv else {} for stage in self.stages]
+
+    def _improved(self, kernels: list[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
+        yield kernels
+        for _ in range(ROUNDS):
+            before, kernels = kernels, list(kernels)
+            for i, stage in enumerate(self.stages):
+                kernels[i] = self._cut(i, stage, kernels)
+            if kernels == before:
+                return
+            yield kernels
+
+    def _cut(self, i: int, stage: Stage, kernels: Kernels) -> dict[str, int]:
+        if stage.conv is None:
+            return {}
+        cut = self._spread(kernels)
+        seconds = [self._computing(w, stage) + self._outgoing(i, w, cut) for w in self.compute]
+        fixed = [self._fixed(i, w, cut) for w in self.compute]
+        return self._given(balanced_shards(stage.conv.kernels, seconds, fixed))
+
+    def _given(self, shares: Sequence[int]) -> dict[str, int]:
+        return {w: n for w, n in zip(self.compute, shares, strict=True) if n}
+
+    def _spread(self, kernels: Kernels) -> _Cut:
+        stages = [stage.spread_for(list(own.values())) for stage, own in zip(self.stages, kernels, strict=True)]
+        return _Cut(stages, stage_shapes(stages, self.in_shape), kernels)
+
+    def _outgoing(self, i: int, worker: str, cut: _Cut) -> float:
+        """Seconds on the worker's link for the outputs of all of a stage's kernels, and for their gradients."""
+        conv = cut.stages[i].conv
+        assert conv is not None, "a stage that is cut has a convolution"
+        others = len(takers(cut.stages, cut.kernels, self.home, i) - {worker})
+        return 2 * self._bytes(others * conv.kernels * cut.size(i)) / self._link(worker).bandwidth
+
+    def _fixed(self, i: int, worker: str, cut: _Cut) -> float:
+        """Seconds for a stage's inputs, which any kernel needs, for their gradients, and of the messages' own."""
+        link = self._link(worker)
+        away = bool(takers(cut.stages, cut.kernels, self.home, i) - {worker})
+        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (link.latency if away else 0.0))
+
+    def _missing(self, i: int, worker: str, cut: _Cut) -> int:
+        """Numbers a sample of a stage's input that the worker has not itself."""
+        if i == 0:
+            return 0
+        if cut.stages[i - 1].rest is not None:
+            return 0 if worker == self.home else math.prod(cut.shapes[i])
+        return cut.size(i - 1) * sum(n for w, n in cut.kernels[i - 1].items() if w != worker)
+
+    # --- why ---
+
+    def _reason(self, i: int, worker: str, kernels: Kernels, *, transfers: bool) -> str:
+        """transfers: whether they are why."""
+        conv, link = self.stages[i].conv, self._link(worker)
+        assert conv is not None, "asked for stages with kernels"
+        if not transfers:
+            return f"{conv.kernels} are few for {len(self.compute)} workers, and others are faster"
+        cut = self._spread(kernels)
+        seconds = self._fixed(i, worker, cut) + self._outgoing(i, worker, cut) / len(self.compute)
+        return (
+            f"its share is not worth what it takes to send, about {seconds:.2g} s a step over its link "
+            f"({link.bandwidth / 1e6:.3g} MB/s, {1e3 * link.latency:.2g} ms)"
+        )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The network cut: stages as they are spread for these kernels, the shapes of their inputs."""
+
+    stages: Sequence[Stage]
+    shapes: Sequence[Shape]
+    kernels: Kernels
+
+    def size(self, i: int) -> int:
+        """Numbers a sample of one channel of a stage's outputs."""
+        return channel_size(self.stages[i], self.shapes[i])
+
+
+def _kind(flow: Flow) -> tuple[int, str]:
+    return flow.stage, flow.way

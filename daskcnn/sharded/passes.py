@@ -1,0 +1,186 @@
+"""One stage's work on one worker: pure, but for the device's scratch memory.
+
+Activations and their gradients come and go as host arrays, for they travel between workers; pieces and what is kept for
+the way back stay on the device. A network that diverges gives a score that is not finite, and no warnings, as in
+`nn.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import Context, Loss, Params, State, correct, map_leaves
+from daskcnn.nn.layer import Keys
+from daskcnn.nn.optimizer import SGD
+from daskcnn.replica import Score
+from daskcnn.sharded.pieces import Edges, Piece
+from daskcnn.sharded.stages import Share, Stage
+
+_QUIET = np.errstate(over="ignore", invalid="ignore")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a shard's way back needs of its way there. x: its input; params: of the spread layers; state: its own, new.
+
+    held: the shape of what its convolution made.
+    """
+
+    x: Array
+    residual: Any
+    params: Params
+    state: State
+    held: tuple[int, ...]
+
+
+@_QUIET
+def shard_forward(
+    stage: Stage,
+    xs: Sequence[Array],
+    piece: Piece,
+    share: Share,
+    edges: Edges,
+    keys: Keys | None,
+    device: Device,
+) -> tuple[Array, Kept]:
+    """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
+
+    edges: of the neighbours, for the channels that it holds besides its own. Returns y (…, N, own kernels).
+    """
+    assert stage.conv is not None
+    assert stage.name is not None
+    x = device.backend.from_host(_together(xs))
+    params, state = piece.widened(edges, device)
+    y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device))
+    held, residual = y.shape, None
+    if stage.spread is not None:
+        ctx = Context(device, training=True, keys=keys, channel=share.held.start)
+        y, state, residual = stage.spread.forward(params, state, y, ctx)
+    cut = share.within(share.own)
+    own = {name: params[name] for name in stage.names if name in params}
+    kept = Kept(x, residual, own, _cut(state, cut), held)
+    return device.backend.to_host(y if share.alone else y[..., cut]), kept
+
+
+@_QUIET
+def shard_backward(
+    stage: Stage,
+    kept: Kept,
+    dys: Sequence[Array],
+    piece: Piece,
+    share: Share,
+    keys: Keys | None,
+    device: Device,
+    *,
+    need_dx: bool,
+) -> tuple[Array | None, Params]:
+    """This shard's part of dx (the shards' parts add up) and its gradients.
+
+    dys: parts of the gradient of its graded channels, which add up.
+    """
+    assert stage.conv is not None
+    assert stage.name is not None
+    backend = device.backend
+    dy = backend.from_host(_sum(dys))
+    spread: Params = {}
+    cut = share.within(share.own)
+    if stage.spread is not None:
+        if not share.alone:
+            dy = _padded(dy, share, device)
+        ctx = Context(device, training=True, keys=keys, channel=share.held.start)
+        back, found = stage.spread.backward(kept.params, kept.residual, dy, ctx)
+        assert back is not None, "asked for"
+        spread = _cut(found, cut)
+        dy = back if share.alone else device.xp.ascontiguousarray(back[..., cut])
+    ctx = Context(device, training=True, need_dx=need_dx)
+    residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
+    dx: Array | None
+    dx, own = stage.conv.backward(piece.params[stage.name], residual, dy, ctx)
+    return None if dx is None else backend.to_host(dx), {stage.name: own, **spread}
+
+
+def _padded(dy: Array, share: Share, device: Device) -> Array:
+    """The gradient of the channels that are held, 0 where it is not needed."""
+    held = share.held.stop - share.held.start
+    whole = device.xp.zeros((*dy.shape[:-1], held), dy.dtype)
+    whole[..., share.within(share.graded)] = dy
+    return whole
+
+
+def _cut(tree: dict[str, Any], channels: slice) -> dict[str, Any]:
+    return map_leaves(lambda a: a[..., channels], tree)
+
+
+def _together(parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    """The parts added up, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    total = np.add(parts[0], parts[1])
+    for part in parts[2:]:
+        total += part
+    return total
+
+
+@_QUIET
+def merged_forward(
+    stage: Stage, ys: Sequence[Array], piece: Piece | None, keys: Keys | None, device: Device
+) -> tuple[Array, Any, State]:
+    """Outputs of the shards, side by side, through the layers that are not spread: (what follows, residual, state)."""
+    x = _together(ys)
+    if stage.rest is None:
+        return x, None, {}
+    params, state = (piece.params, piece.state) if piece else ({}, {})
+    ctx = Context(device, training=True, keys=keys)
+    y, new_state, residual = stage.rest.forward(params, state, device.backend.from_host(x), ctx)
+    return device.backend.to_host(y), residual, new_state
+
+
+@_QUIET
+def merged_backward(
+    stage: Stage,
+    residual: Any,
+    dxs: Sequence[Array],
+    piece: Piece | None,
+    keys: Keys | None,
+    device: Device,
+    *,
+    need_dx: bool = True,
+) -> tuple[Array | None, Params]:
+    """The shards' parts of the gradient added up and taken back through the layers that are not spread; theirs."""
+    dy = _sum(dxs)
+    if stage.rest is None:
+        return dy, {}
+    params = piece.params if piece else {}
+    ctx = Context(device, training=True, keys=keys, need_dx=need_dx)
+    dx, grads = stage.rest.backward(params, residual, device.backend.from_host(dy), ctx)
+    return None if dx is None else device.backend.to_host(dx), grads
+
+
+@_QUIET
+def descended(piece: Piece, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
+    """The piece after one step of the optimizer."""
+    return piece.descended(grads, state, optimizer, lr, device)
+
+
+def added(grads: Params, more: Params) -> Params:
+    """Gradients of two parts of a batch."""
+    return {k: added(v, more[k]) if isinstance(v, dict) else v + more[k] for k, v in grads.items()}
+
+
+@_QUIET
+def loss_of(loss: Loss, scores: Array, labels: Array, device: Device, part: float = 1.0) -> tuple[Array, Score]:
+    """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is."""
+    backend, n = device.backend, len(labels)
+    own, targets = backend.from_host(scores), backend.from_host(labels)
+    value, dscores = loss(own, targets, backend.xp)
+    score = Score(backend.scalar(value) * n, int(backend.scalar(correct(own, targets))), n)
+    return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score

@@ -1,0 +1,176 @@
+"""Pieces of a network's weights and momentum: kernel shards, and the layers that stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import Layout, Params, State, map_leaves
+from daskcnn.nn.optimizer import SGD
+from daskcnn.sharded.stages import Side, Stage, shares_of
+
+Edge: TypeAlias = tuple[Params, State]
+"""Parameters and state of a few channels."""
+
+
+class Edges(NamedTuple):
+    """Of the neighbours: those before a shard's own channels and those after, in their order."""
+
+    before: Sequence[Edge] = ()
+    after: Sequence[Edge] = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Parameters, state and momentum of a kernel shard or of a stage's merged layers, by layer; host or device arrays.
+
+    A step makes a new piece: old ones stay what they were, so a step can be taken again.
+    """
+
+    params: Params
+    state: State
+    velocity: Array
+    layout: Layout
+
+    @classmethod
+    def of(cls, params: Params, state: State, momentum: Params) -> Piece:
+        """The piece of these host arrays; `momentum` is nested like `params`."""
+        layout = Layout.of(params, state)
+        return cls(params, state, layout.flatten(momentum, {}), layout)
+
+    @property
+    def momentum(self) -> Params:
+        """The momentum of a piece on the host, nested like `params`."""
+        return _nested(self.layout, self.velocity)
+
+    @property
+    def nbytes(self) -> int:
+        return self.layout.nbytes + self.velocity.nbytes
+
+    def on(self, device: Device) -> Piece:
+        """The same piece in the device's memory."""
+        return self._moved(device.backend.from_host)
+
+    def on_host(self, device: Device) -> Piece:
+        """The same piece in the host's memory."""
+        return self._moved(device.backend.to_host)
+
+    def _moved(self, move: Callable[[Array], Array]) -> Piece:
+        params, state = map_leaves(move, self.params), map_leaves(move, self.state)
+        return Piece(params, state, move(self.velocity), self.layout)
+
+    def edge(self, side: Side, count: int, device: Device) -> Edge:
+        """The first or last so many channels of a shard, or all if it has fewer, on the host."""
+        cut = slice(None, count) if side == "left" else slice(-count, None)
+        return _each(lambda a: np.ascontiguousarray(device.backend.to_host(a[..., cut])), self.params, self.state)
+
+    def widened(self, edges: Edges, device: Device) -> Edge:
+        """Parameters and state of a shard and of the channels next to it, which come from the host."""
+        if not edges.before and not edges.after:
+            return self.params, self.state
+        before, after = ([_each(device.backend.from_host, *edge) for edge in side] for side in edges)
+        whole = [*before, (self.params, self.state), *after]
+        params, state = zip(*whole, strict=True)
+        return _side_by_side(params, device.xp), _side_by_side(state, device.xp)
+
+    def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
+        """The piece after one step of the optimizer; `grads` as backward returns them."""
+        xp = device.xp
+        vector = self.layout.flatten(self.params, state, xp=xp)
+        velocity = self.velocity.copy()
+        size = self.layout.parameter_size
+        optimizer.step(vector[:size], self.layout.flatten(grads, {}, xp=xp), velocity, lr, device)
+        return Piece(*self.layout.views(vector), velocity, self.layout)
+
+
+def _each(function: Callable[[Array], Array], params: Params, state: State) -> Edge:
+    return map_leaves(function, params), map_leaves(function, state)
+
+
+def _side_by_side(trees: Sequence[dict[str, Any]], xp: Any) -> dict[str, Any]:
+    """Trees of arrays, put together along the channels."""
+    return {
+        name: _side_by_side([tree[name] for tree in trees], xp)
+        if isinstance(value, dict)
+        else xp.concatenate([tree[name] for tree in trees], axis=-1)
+        for name, value in trees[0].items()
+    }
+
+
+def cut_pieces(
+    stages: Sequence[Stage], layout: Layout, weights: Array, velocity: Array, kernels: Sequence[Sequence[int]]
+) -> tuple[list[list[Piece]], list[Piece | None]]:
+    """Kernel shards (per stage, per worker) and merged pieces (per stage) of flat weights and momentum.
+
+    `kernels` says, per stage, how many each worker gets; weights (size,), velocity (parameter_size,).
+    """
+    params, state = layout.views(weights)
+    whole = params, state, _nested(layout, velocity)
+    shards = [
+        [_shard(stage, whole, share.own) for share in shares_of(own)] if stage.name else []
+        for stage, own in zip(stages, kernels, strict=True)
+    ]
+    return shards, [_merged(stage, whole) for stage in stages]
+
+
+_Trees = tuple[Params, State, Params]
+"""Parameters, state, momentum."""
+
+
+def _nested(layout: Layout, velocity: Array) -> Params:
+    """Momentum (parameter_size,), nested like the parameters of the layout."""
+    without_state = np.zeros(layout.size - layout.parameter_size, layout.dtype)
+    return layout.views(np.concatenate([velocity, without_state]))[0]
+
+
+def _named(trees: _Trees, names: Iterable[str]) -> _Trees:
+    own = tuple({name: tree[name] for name in names if name in tree} for tree in trees)
+    return own[0], own[1], own[2]
+
+
+def _shard(stage: Stage, whole: _Trees, cut: slice) -> Piece:
+    assert stage.name is not None
+    params, state, momentum = (
+        map_leaves(lambda a: np.ascontiguousarray(a[..., cut]), tree)
+        for tree in _named(whole, [stage.name, *stage.names])
+    )
+    return Piece.of(params, state, momentum)
+
+
+def _merged(stage: Stage, whole: _Trees) -> Piece | None:
+    own = _named(whole, [name for name, _ in stage.rest.layers] if stage.rest else [])
+    return Piece.of(*own) if own[0] or own[1] else None
+
+
+def join_pieces(
+    stages: Sequence[Stage], layout: Layout, shards: Sequence[Sequence[Piece]], merged: Sequence[Piece | None]
+) -> tuple[Array, Array]:
+    """The inverse of `cut_pieces`: flat weights (size,) and momentum (parameter_size,)."""
+    weights, velocity = np.empty(layout.size, layout.dtype), np.zeros(layout.size, layout.dtype)
+    params, state = layout.views(weights)
+    momentum, _ = layout.views(velocity)
+    for stage, own, piece in zip(stages, shards, merged, strict=True):
+        if stage.name:
+            for whole, parts in (
+                (params, [s.params for s in own]),
+                (state, [s.state for s in own]),
+                (momentum, [s.momentum for s in own]),
+            ):
+                _copy_into(whole, _side_by_side(parts, np))
+        if piece is not None:
+            _copy_into(params, piece.params)
+            _copy_into(state, piece.state)
+            _copy_into(momentum, piece.momentum)
+    return weights, velocity[: layout.parameter_size]
+
+
+def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:
+    for name, value in part.items():
+        if isinstance(value, dict):
+            _copy_into(whole[name], value)
+        else:
+            whole[name][...] = value

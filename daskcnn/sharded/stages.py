@@ -1,0 +1,133 @@
+"""Stages of a network, and who has which channels of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+from typing import Literal, TypeAlias
+
+from daskcnn.nn import Layer, Sequential
+from daskcnn.nn.layers.conv import Conv
+
+Side: TypeAlias = Literal["left", "right"]
+Named: TypeAlias = tuple[str, Layer]
+
+MOST_TWICE = 0.25
+"""Channels that are computed twice, beside those of the stage, for its normalising to be spread as well."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A convolution by name (None: the network starts without one), the layers behind it that shards go through with
+    their own channels, and those that come where all is put together (None: there are none).
+    """
+
+    name: str | None
+    conv: Conv | None
+    spread: Sequential | None
+    rest: Sequential | None
+
+    @property
+    def reach(self) -> int:
+        """On how many channels to each side an output of the spread layers depends."""
+        return sum(layer.reach or 0 for _, layer in self.spread.layers) if self.spread else 0
+
+    @property
+    def names(self) -> list[str]:
+        """The layers that shards go through."""
+        return [name for name, _ in self.spread.layers] if self.spread else []
+
+    def spread_to(self, layers: int) -> Stage:
+        """The same stage with only the first so many of its spread layers spread."""
+        if self.spread is None or layers >= len(self.spread.layers):
+            return self
+        cut = self.spread.layers[:layers], self.spread.layers[layers:] + (self.rest.layers if self.rest else ())
+        return Stage(self.name, self.conv, *(Sequential(part) if part else None for part in cut))
+
+    def spread_for(self, kernels: Sequence[int]) -> Stage:
+        """The same stage with as many layers spread as pays for shards of these sizes.
+
+        Layers that reach over to other channels need those too: the convolution makes them twice.
+        """
+        stage = self
+        while stage.reach and _twice(kernels, stage.reach) > MOST_TWICE * sum(kernels):
+            reaching = [i for i, (_, layer) in enumerate(stage.spread.layers if stage.spread else ()) if layer.reach]
+            stage = stage.spread_to(reaching[-1])
+        return stage
+
+
+def _twice(kernels: Sequence[int], reach: int) -> int:
+    """Channels that more than one worker computes, counted as often as they are computed again."""
+    return sum(share.held.stop - share.held.start - (share.stop - share.start) for share in shares_of(kernels, reach))
+
+
+def stages_of(model: Sequential) -> tuple[Stage, ...]:
+    """The network in stages. Convolutions inside composite layers stay whole: they belong to what is put together."""
+    cuts = [i for i, (_, layer) in enumerate(model.layers) if isinstance(layer, Conv)]
+    edges = [*([0] if not cuts or cuts[0] > 0 else []), *cuts, len(model.layers)]
+    return tuple(_stage(model.layers[a:b]) for a, b in pairwise(edges))
+
+
+def _stage(layers: Sequence[Named]) -> Stage:
+    name, first = layers[0]
+    if not isinstance(first, Conv):
+        return Stage(None, None, None, Sequential(tuple(layers)))
+    spread = tuple(takewhile(lambda named: named[1].reach is not None, layers[1:]))
+    parts = spread, tuple(layers[1 + len(spread) :])
+    return Stage(name, first, *(Sequential(part) if part else None for part in parts))
+
+
+@dataclass(frozen=True)
+class Share:
+    """Channels start…stop of `total` belong to a worker; `reach` is the stage's.
+
+    An output depends on inputs up to `reach` channels away, and an input's gradient on outputs as far away, each of
+    which depends on inputs again. So the worker computes the convolution's outputs up to twice that away (`held`) and
+    is given gradients up to once that (`graded`); what it makes of them is right for its own.
+    """
+
+    start: int
+    stop: int
+    total: int
+    reach: int = 0
+
+    @property
+    def own(self) -> slice:
+        return slice(self.start, self.stop)
+
+    @property
+    def graded(self) -> slice:
+        return self._widened(self.reach)
+
+    @property
+    def held(self) -> slice:
+        return self._widened(2 * self.reach)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it needs nothing of its neighbours."""
+        return self.held == self.own
+
+    def within(self, part: slice) -> slice:
+        """Where a part lies among the channels that are held."""
+        return slice(part.start - self.held.start, part.stop - self.held.start)
+
+    def _widened(self, by: int) -> slice:
+        return slice(max(0, self.start - by), min(self.total, self.stop + by))
+
+
+def shares_of(kernels: Sequence[int], reach: int = 0) -> list[Share]:
+    """Everybody's channels, one after the other, from how many each has."""
+    total = sum(kernels)
+    return [Share(a, b, total, reach) for a, b in pairwise(accumulate(kernels, initial=0))]
+
+
+def neighbours(shares: Mapping[str, Share], worker: str) -> Iterator[tuple[str, Side, int]]:
+    """Whose channels a worker holds besides its own, from the first to the last: at which end of theirs, how many."""
+    mine = shares[worker]
+    for other, share in shares.items():
+        if share.stop <= mine.start and (count := share.stop - max(share.start, mine.held.start)) > 0:
+            yield other, "right", count
+        elif share.start >= mine.stop and (count := min(share.stop, mine.held.stop) - share.start) > 0:
+            yield other, "left", count

@@ -1,0 +1,139 @@
+"""What travels in a layer-sharded step, counted from who has which kernels.
+
+A stage's outputs go from who made them to all workers of the next stage, or to *home* where layers of it that are not
+spread put them together, or the loss is behind; what is put together goes from home to the next stage's workers. On the
+way back every one of these workers returns its part of the gradient. The first stage's input is loaded by everybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from daskcnn.conv import ConvSpec
+from daskcnn.nn import Shape, leaves
+from daskcnn.sharded.stages import Share, Stage, neighbours, shares_of
+
+Kernels: TypeAlias = Sequence[Mapping[str, int]]
+"""How many each worker has, stage by stage; without those that have none."""
+Way: TypeAlias = Literal["outputs", "gradients", "merged outputs", "merged gradients"]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A message in a step, from one worker to another: numbers a sample. stage: whose outputs they are, or gradients of
+    its outputs; merged: behind what puts them together.
+    """
+
+    stage: int
+    way: Way
+    sender: str
+    receiver: str
+    numbers: int
+
+
+class Traffic(NamedTuple):
+    """Numbers that a worker sends and is sent."""
+
+    up: int
+    down: int
+
+
+def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
+    """The shape of each stage's input without N, for the network's."""
+    return list(accumulate(stages[:-1], _behind, initial=in_shape))
+
+
+def _behind(in_shape: Shape, stage: Stage) -> Shape:
+    for layer in (stage.conv, stage.spread, stage.rest):
+        in_shape = in_shape if layer is None else layer.out_shape(in_shape)
+    return in_shape
+
+
+def eq2_elements(specs: Sequence[ConvSpec]) -> int:
+    """Numbers exchanged in a step by Marques et al., eq. 2.
+
+    Every layer's inputs once, however many workers need them; all kernels, and all outputs, the home's own too; nothing
+    of the backward pass.
+    """
+    return sum(
+        spec.H * spec.W * spec.C * spec.N
+        + spec.R * spec.S * spec.K * spec.C
+        + spec.out_H * spec.out_W * spec.K * spec.N
+        for spec in specs
+    )
+
+
+def channel_size(stage: Stage, in_shape: Shape) -> int:
+    """Numbers a sample that one kernel's output has as it leaves its shard; 0 for a stage without a convolution."""
+    if stage.conv is None:
+        return 0
+    out = stage.conv.out_shape(in_shape)
+    return math.prod((stage.spread.out_shape(out) if stage.spread else out)[:-1])
+
+
+def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[str]:
+    """To whom the outputs of a stage's shards go."""
+    together = stages[i].rest is not None or i == len(stages) - 1
+    return {home} if together else set(kernels[i + 1])
+
+
+def flows(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Flow]:
+    """Every message of a step with activations or their gradients. Stages as they are spread for the kernels."""
+    for i, (stage, in_shape) in enumerate(zip(stages, in_shapes, strict=True)):
+        size, to = channel_size(stage, in_shape), takers(stages, kernels, home, i)
+        for maker, share in _shares(stage, kernels[i]).items():
+            for taker in sorted(to - {maker}):
+                yield Flow(i, "outputs", maker, taker, size * (share.stop - share.start))
+                yield Flow(i, "gradients", taker, maker, size * (share.graded.stop - share.graded.start))
+        if stage.rest is not None and i + 1 < len(stages):
+            whole = math.prod(in_shapes[i + 1])
+            for worker in sorted({*kernels[i + 1]} - {home}):
+                yield Flow(i, "merged outputs", home, worker, whole)
+                yield Flow(i, "merged gradients", worker, home, whole)
+
+
+def traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> dict[str, Traffic]:
+    """Numbers a sample that each worker sends up and gets down: activations and their gradients, both ways.
+
+    stages as they are spread for the kernels (`Stage.spread_for`), in_shapes as `stage_shapes` has them.
+    """
+    found = {worker: Traffic(0, 0) for own in kernels for worker in own} | {home: Traffic(0, 0)}
+    for flow in flows(stages, in_shapes, kernels, home):
+        _add(found, flow.sender, flow.receiver, flow.numbers)
+    return found
+
+
+def edge_traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels) -> dict[str, Traffic]:
+    """Numbers a step: kernels and what goes with them that neighbours need, of stages with layers that reach over."""
+    found = {worker: Traffic(0, 0) for own in kernels for worker in own}
+    for stage, in_shape, own in zip(stages, in_shapes, kernels, strict=True):
+        if stage.reach:
+            shares, each = _shares(stage, own), _numbers_of_a_kernel(stage, in_shape)
+            for worker in own:
+                for other, _, _ in neighbours(shares, worker):
+                    _add(found, other, worker, each * min(2 * stage.reach, own[other]))
+    return found
+
+
+def _add(found: dict[str, Traffic], sender: str, receiver: str, numbers: int) -> None:
+    found[sender] = found[sender]._replace(up=found[sender].up + numbers)
+    found[receiver] = found[receiver]._replace(down=found[receiver].down + numbers)
+
+
+def _shares(stage: Stage, kernels: Mapping[str, int]) -> dict[str, Share]:
+    return dict(zip(kernels, shares_of(list(kernels.values()), stage.reach), strict=True))
+
+
+def _numbers_of_a_kernel(stage: Stage, in_shape: Shape) -> int:
+    """Parameters and state of one kernel and of its channel in the spread layers."""
+    assert stage.conv is not None, "a stage that reaches over has a convolution"
+    rng = np.random.default_rng(0)  # of what is drawn only the size counts
+    params, state, shape = replace(stage.conv, kernels=1).init(rng, in_shape)
+    more = stage.spread.init(rng, shape)[:2] if stage.spread else ()
+    return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree))

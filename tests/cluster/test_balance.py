@@ -1,0 +1,278 @@
+"""Shares of kernels on real processes: unequal workers, slow links, speeds that change, devices that differ."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_jobs import LAYERS, Watch, kill_worker, local_cluster, one_process, run, small_job
+from distributed import Client
+from test_layer_sharding import REACHING, losses_of
+
+from daskcnn.cluster import context as run_context
+from daskcnn.cluster import layer_sharded, link_speeds
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.worker import THROTTLE
+from daskcnn.config import Cluster, Workers
+from daskcnn.errors import ClusterError, Lost
+from daskcnn.nn import sequential_from_spec
+from daskcnn.sharded import Link, edge_traffic, stage_shapes, stages_of, traffic
+
+pytestmark = pytest.mark.cluster
+
+WIDE: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 40, "size": 5, "pad": 2},
+    {"layer": "maxpool", "size": 4},
+    {"layer": "conv", "kernels": 40, "size": 5, "pad": 2},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+
+
+def layer_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    job = small_job(path, runs, **sections)
+    job["train"]["strategy"] = "layer"
+    return job
+
+
+def kernels_of(event: dict[str, Any], worker: str) -> int:
+    return sum(event["kernels"][worker].values())
+
+
+def messages(watch: Watch) -> list[str]:
+    return [event["message"] for event in watch.of("warning")]
+
+
+def address_of(client: Client, name: str) -> str:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    return next(address for address, info in workers.items() if info["name"] == name)
+
+
+def set_throttle(factor: float) -> None:
+    os.environ[THROTTLE] = str(factor)
+
+
+def count_seconds() -> None:
+    """On a worker: whatever is measured there takes a second, but for its throttle."""
+    from daskcnn.cluster import worker
+
+    ticks = count()
+    worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+
+
+def change_throttle(factor: float) -> None:
+    from daskcnn.cluster import worker
+
+    for session in worker._sessions.values():
+        session.replica._throttle = factor
+
+
+# --- links ---
+
+
+def test_links_are_measured_with_parcels_and_logged(
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_sharded, "measure_links", link_speeds.measure_links)
+    watch = Watch()
+    run(three_workers, layer_job(synthetic, runs, train={"epochs": 1}, cluster={"workers": {"cpu": 3}}), watch)
+    (links,) = watch.of("links")
+    assert {row["name"] for row in links["workers"]} == {"cpu-0", "cpu-1", "cpu-2"}
+    assert all(0 < row["bandwidth"] < float("inf") and row["latency"] > 0 for row in links["workers"])
+    home = next(row for row in links["workers"] if row["name"] == links["home"])
+    assert home["bandwidth"] == max(row["bandwidth"] for row in links["workers"])
+
+
+def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: {"cpu-1": Link(1e3, 0.01)})
+    monkeypatch.setattr("daskcnn.cluster.layer_balance.fastest", lambda context: "cpu-0")
+    monkeypatch.setattr("daskcnn.cluster.layer_graph.fastest", lambda context: "cpu-0")
+    watch = Watch()
+    result = run(three_workers, layer_job(synthetic, runs, cluster={"workers": {"cpu": 2}}), watch)
+    assert result.summary["status"] == "done"
+    assert kernels_of(watch.of("shards")[0], "cpu-1") == 0
+    assert result.summary["bytes"] == {"up": 0, "down": 0}
+    told = messages(watch)
+    for layer in ("conv1", "conv2"):
+        (line,) = [each for each in told if each.startswith(f"worker cpu-1 gets no kernels of {layer}")]
+        assert "0.001 MB/s" in line
+
+
+@pytest.mark.parametrize(("layers", "workers"), [(LAYERS, 2), (LAYERS, 3), (REACHING, 2)])
+def test_counted_bytes_are_those_of_the_scheme(
+    three_workers: Client, synthetic: str, runs: str, layers: list[dict[str, Any]], workers: int
+) -> None:
+    watch = Watch()
+    model = {"name": None, "layers": layers}
+    run(three_workers, layer_job(synthetic, runs, model=model, cluster={"workers": {"cpu": workers}}), watch)
+    (shards,) = watch.of("shards")
+    by_worker = shards["kernels"]
+    stages = stages_of(sequential_from_spec(layers))
+    kernels = [{w: own[s.name] for w, own in by_worker.items() if own[s.name]} for s in stages]
+    stages = tuple(s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True))
+    shapes = stage_shapes(stages, (32, 32, 3))
+    epoch = watch.of("epoch")[0]
+    expected = traffic(stages, shapes, kernels, shards["home"])
+    edges = edge_traffic(stages, shapes, kernels)
+    for row in epoch["workers"]:
+        a_sample, a_step = expected[row["name"]], edges.get(row["name"], (0, 0))
+        assert row["bytes_up"] == 4 * (800 * a_sample.up + epoch["step"] * a_step[0])
+        assert row["bytes_down"] == 4 * (800 * a_sample.down + epoch["step"] * a_step[1])
+
+
+# --- speeds ---
+
+
+def test_workers_of_one_and_three_times_the_seconds_get_kernels_three_to_one(synthetic: str, runs: str) -> None:
+    with local_cluster(2) as client:
+        client.run(count_seconds)
+        client.run(set_throttle, 3.0, workers=[address_of(client, "cpu-1")])
+        watch = Watch()
+        run(client, layer_job(synthetic, runs, model={"layers": WIDE}, train={"epochs": 1}), watch)
+    shards = watch.of("shards")[0]
+    assert shards["kernels"] == {"cpu-0": {"conv1": 30, "conv2": 30}, "cpu-1": {"conv1": 10, "conv2": 10}}
+    assert shards["home"] == "cpu-0"
+
+
+def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_not_notice(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their momentum, of which nothing may be lost."""
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003, "epochs": 3})
+    expected, _ = one_process(job)
+    job["train"]["strategy"] = "layer"
+    with local_cluster(2) as client:
+        where = [address_of(client, "cpu-1")]
+        slow_down = lambda: client.run(change_throttle, 20.0, workers=where)  # noqa: E731
+        watch = Watch("steps", slow_down)
+        run(client, job, watch)
+    first, *moved = watch.of("shards")
+    assert moved
+    assert kernels_of(moved[-1], "cpu-1") < kernels_of(first, "cpu-1")
+    assert kernels_of(moved[-1], "cpu-0") + kernels_of(moved[-1], "cpu-1") == 15
+    assert any("shares no longer fit" in message for message in messages(watch))
+    steps = [event["step"] for event in watch.of("steps")]
+    assert steps == list(range(1, 76))
+    np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
+    epochs = watch.of("epoch")
+    assert [event["step"] for event in epochs] == [25, 50, 75]
+    assert all(row["conv_seconds"] for event in epochs for row in event["workers"] if row["name"] == "cpu-0")
+
+
+# --- devices ---
+
+
+@contextmanager
+def cpus_and_gpus(cpus: int, gpus: int) -> Iterator[Client]:
+    with connect(Cluster(workers=Workers(cpu=cpus, gpu=gpus))) as client:
+        client.wait_for_workers(cpus + gpus + 1, timeout=60)
+        yield client
+
+
+def stand_in_for_a_gpu() -> None:
+    """On a worker: its GPU is the strict stand-in."""
+    from standin import STANDIN
+
+    from daskcnn import arrays
+    from daskcnn.cluster import worker
+
+    arrays.BACKENDS["gpu"] = lambda: STANDIN
+    worker.device_profile = lambda kind, threads: arrays.DeviceProfile("gpu", "stand-in", 1, 1 << 30)
+
+
+def without_a_gpu() -> None:
+    """On a worker: there is none, whatever the machine has."""
+    from daskcnn import arrays
+
+    def missing() -> Any:
+        raise ClusterError("device gpu: no usable GPU on this worker")
+
+    arrays.BACKENDS["gpu"] = missing
+
+
+def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    model = {"name": None, "layers": REACHING, "dtype": "float64"}
+    job = small_job(
+        synthetic, runs, model=model, train={"lr": 0.003, "epochs": 1}, cluster={"workers": {"cpu": 2, "gpu": 1}}
+    )
+    expected, _ = one_process(job)
+    job["train"]["strategy"] = "layer"
+    with cpus_and_gpus(2, 1) as client:
+        client.run(stand_in_for_a_gpu, workers=[address_of(client, "gpu-0")])
+        client.run(count_seconds)
+        client.run(set_throttle, 4.0, workers=[address_of(client, f"cpu-{i}") for i in range(2)])
+        watch = Watch()
+        run(client, job, watch)
+    assert {row["name"]: row["device"] for row in watch.of("calibration")[0]["workers"]} == {
+        "cpu-0": "cpu",
+        "cpu-1": "cpu",
+        "gpu-0": "gpu",
+    }
+    shards = watch.of("shards")[0]
+    assert shards["home"] == "gpu-0"
+    assert {worker: own["conv1"] for worker, own in shards["kernels"].items()} == {"cpu-0": 4, "cpu-1": 4, "gpu-0": 16}
+    np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
+
+
+def test_a_gpu_that_is_advertised_but_absent_is_left_out(synthetic: str, runs: str) -> None:
+    with cpus_and_gpus(1, 1) as client:
+        client.run(without_a_gpu, workers=[address_of(client, "gpu-0")])
+        watch = Watch()
+        result = run(client, layer_job(synthetic, runs, cluster={"workers": {"cpu": 1, "gpu": 1}}), watch)
+    assert result.summary["status"] == "done"
+    assert "worker gpu-0 is left out: device gpu: no usable GPU on this worker" in messages(watch)
+    assert watch.of("shards")[0]["kernels"].keys() == {"cpu-0"}
+
+
+# --- bad input ---
+
+
+def test_more_workers_than_kernels_is_said_and_trains(three_workers: Client, synthetic: str, runs: str) -> None:
+    layers = [
+        {"layer": "conv", "kernels": 2, "size": 3},
+        {"layer": "maxpool", "size": 4},
+        {"layer": "dense", "units": 10},
+    ]
+    watch = Watch()
+    job = layer_job(synthetic, runs, model={"layers": layers}, train={"epochs": 1}, cluster={"workers": {"cpu": 3}})
+    assert run(three_workers, job, watch).summary["status"] == "done"
+    idle = [w for w, own in watch.of("shards")[0]["kernels"].items() if not own["conv1"]]
+    assert idle
+    told = messages(watch)
+    for worker in idle:
+        assert f"worker {worker} gets no kernels of conv1: 2 are few for 3 workers, and others are faster" in told
+
+
+def test_a_worker_that_stands_still_ends_the_run_by_its_name(
+    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP: its connections stay open, and nothing comes through them any more. The last snapshot is kept."""
+    monkeypatch.setattr(run_context, "FREED", 1.0)
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 4)
+    monkeypatch.setattr(layer_sharded, "SNAPSHOT_EVERY", 5)
+    job = layer_job(synthetic, runs, train={"epochs": 40}, cluster={"stall_timeout": 4.0, "workers": {"cpu": 3}})
+    with local_cluster(3) as client:
+        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
+        stop = kill_worker(client, "cpu-1", signal.SIGSTOP)
+        watch = Watch("steps", stop, lambda event: event["step"] >= 12)
+        try:
+            with pytest.raises(Lost, match=r"no progress for 4 s, waiting for cpu-1\n") as caught:
+                run(client, job, watch)
+        finally:
+            go_on()
+    assert caught.value.exit_code == 5
+    assert "last good checkpoint: " in str(caught.value)
+    assert watch.of("checkpoint")[-1]["step"] == 10

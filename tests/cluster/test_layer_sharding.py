@@ -1,0 +1,90 @@
+"""Layer sharding on real processes, against one process that does the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cluster_jobs import Watch, one_process, run, small_job
+from distributed import Client
+
+from daskcnn.cluster import layer_sharded
+
+pytestmark = pytest.mark.cluster
+
+REACHING: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 24, "size": 5, "pad": 2},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "dropout", "rate": 0.2},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "conv", "kernels": 16, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+"""Every shard needs its neighbours' channels, and draws its own part of dropout's mask."""
+
+
+def losses_of(watch: Watch) -> list[float]:
+    return [event["loss"] for event in watch.of("steps")]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
+def test_layer_sharding_follows_one_process_for_50_steps(
+    three_workers: Client,
+    synthetic: str,
+    runs: str,
+    workers: int,
+    dtype: str,
+    tolerance: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    # at 0.01 a rounding error may flip a near-tie of a max pool, which float32 does not forgive within 50 steps
+    job = small_job(synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
+    expected, _ = one_process(job)
+    job["train"]["strategy"] = "layer"
+    watch = Watch()
+    run(three_workers, job, watch)
+    losses = [event["loss"] for event in watch.of("steps")]
+    assert len(losses) == len(expected) == 50
+    np.testing.assert_allclose(losses, expected, rtol=tolerance)
+    kernels = watch.of("shards")[0]["kernels"]
+    assert len(kernels) == workers
+    assert sum(k["conv1"] for k in kernels.values()) == 6
+    assert sum(k["conv2"] for k in kernels.values()) == 9
+
+
+@pytest.mark.parametrize(("workers", "sub_batches"), [(2, 1), (3, 1), (2, 3), (3, 2)])
+def test_spread_layers_and_parts_of_minibatches_change_nothing(
+    three_workers: Client,
+    synthetic: str,
+    runs: str,
+    workers: int,
+    sub_batches: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    model = {"name": None, "layers": REACHING, "dtype": "float64"}
+    job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
+    expected, _ = one_process(job)
+    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches}
+    watch = Watch()
+    run(three_workers, job, watch)
+    np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
+
+
+def test_float16_on_the_wire_halves_what_travels(three_workers: Client, synthetic: str, runs: str) -> None:
+    bytes_up, losses = {}, {}
+    for wire in ("float32", "float16"):
+        job = small_job(synthetic, runs, train={"strategy": "layer"}, cluster={"workers": {"cpu": 2}, "wire": wire})
+        watch = Watch()
+        result = run(three_workers, job, watch)
+        bytes_up[wire], losses[wire] = result.summary["bytes"]["up"], losses_of(watch)
+        assert result.summary["bytes"]["down"] == pytest.approx(bytes_up[wire], rel=0.01)
+    # shards are measured anew for each run
+    assert bytes_up["float16"] == pytest.approx(bytes_up["float32"] / 2, rel=0.1)
+    np.testing.assert_allclose(losses["float16"], losses["float32"], rtol=0.02)

@@ -1,0 +1,196 @@
+"""What travels in a sharded step, and who gets which kernels for it."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from daskcnn.nn import build_model, sequential_from_spec
+from daskcnn.nn.sequential import Sequential
+from daskcnn.sharded import (
+    Balance,
+    Link,
+    Stage,
+    Traffic,
+    edge_traffic,
+    flows,
+    stage_shapes,
+    stages_of,
+    traffic,
+)
+
+IN_SHAPE = (8, 8, 3)
+
+
+def network(*layers: dict[str, Any]) -> tuple[Stage, ...]:
+    return stages_of(sequential_from_spec(list(layers)))
+
+
+def conv(kernels: int, size: int = 3) -> dict[str, Any]:
+    return {"layer": "conv", "kernels": kernels, "size": size, "pad": size // 2}
+
+
+POOL, DENSE = {"layer": "maxpool", "size": 2}, {"layer": "dense", "units": 10}
+ALL_TO_ALL = network(conv(6), POOL, conv(4), POOL, DENSE)
+TOGETHER = network(conv(6), {"layer": "dense", "units": 5}, {"layer": "relu"})
+
+
+def totals(stages: tuple[Stage, ...], kernels: list[dict[str, int]]) -> dict[str, Traffic]:
+    spread = [s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True)]
+    return traffic(spread, stage_shapes(spread, IN_SHAPE), kernels, "a")
+
+
+# --- what travels ---
+
+
+def test_one_worker_sends_nothing() -> None:
+    assert totals(ALL_TO_ALL, [{"a": 6}, {"a": 4}]) == {"a": Traffic(0, 0)}
+
+
+def test_outputs_go_to_every_worker_of_the_next_stage_and_gradients_the_same_way_back() -> None:
+    """4×4 pixels a channel behind the first pool, 2×2 behind the second; only a has the loss."""
+    found = totals(ALL_TO_ALL, [{"a": 4, "b": 2}, {"a": 1, "b": 3}])
+    first, second = 16, 4
+    a_up = first * 4 + first * 2 + second * 3  # its outputs; its part of the gradient of b's; the loss's gradient
+    b_up = first * 2 + first * 4 + second * 3  # its outputs; its part of the gradient of a's; its last outputs
+    assert found == {"a": Traffic(a_up, b_up), "b": Traffic(b_up, a_up)}
+
+
+def test_who_has_no_kernels_of_the_next_stage_is_not_sent_its_inputs() -> None:
+    found = totals(ALL_TO_ALL, [{"a": 4, "b": 2}, {"a": 4}])
+    assert found == {"a": Traffic(32, 32), "b": Traffic(32, 32)}
+
+
+def test_what_is_put_together_at_home_goes_out_whole() -> None:
+    """The local contrast of all channels is normalised at home: 8×8 pixels in, 8×8 pixels of all 6 channels out."""
+    stages = network(conv(6), {"layer": "lrn", "size": 5}, conv(4), DENSE)
+    assert stages[0].spread_for([2, 2, 2]).rest is not None  # more than a quarter would be made twice
+    found = totals(stages, [{"a": 2, "b": 2, "c": 2}, {"b": 4}])
+    assert found["c"] == Traffic(64 * 2, 64 * 2)
+    assert found["b"] == Traffic(64 * 2 + 64 * 6 + 64 * 4, 64 * 2 + 64 * 6 + 64 * 4)
+    assert found["a"] == Traffic(found["b"].down + found["c"].down, found["b"].up + found["c"].up)
+
+
+def test_a_network_that_begins_without_a_convolution_sends_its_input_from_home() -> None:
+    stages = network({"layer": "averagepool", "size": 2}, conv(4), DENSE)
+    found = totals(stages, [{}, {"a": 2, "b": 2}])
+    inputs, outputs = 4 * 4 * 3, 4 * 4 * 2
+    assert found == {"a": Traffic(inputs + outputs, inputs + outputs), "b": Traffic(inputs + outputs, inputs + outputs)}
+
+
+def test_neighbours_that_are_reached_over_get_gradients_and_kernels_of_the_edge_as_well() -> None:
+    stages = network(conv(40), {"layer": "lrn", "size": 3}, POOL, DENSE)
+    kernels = [{"a": 20, "b": 20}]
+    found = totals(stages, kernels)
+    assert found["b"] == Traffic(16 * 20, 16 * 21)
+    weights = 3 * 3 * 3 + 1
+    assert edge_traffic(stages, stage_shapes(stages, IN_SHAPE), kernels) == {
+        "a": Traffic(2 * weights, 2 * weights),
+        "b": Traffic(2 * weights, 2 * weights),
+    }
+
+
+WORKERS = ("a", "b", "c")
+shares = st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any)
+
+
+@given(st.lists(shares, min_size=2, max_size=2))
+def test_what_one_sends_another_gets(cut: list[list[int]]) -> None:
+    kernels = [{w: n for w, n in zip(WORKERS, own, strict=True) if n} for own in cut]
+    stages = network(conv(sum(cut[0])), POOL, conv(sum(cut[1])), DENSE)
+    found = totals(stages, kernels)
+    assert sum(each.up for each in found.values()) == sum(each.down for each in found.values())
+    assert all(
+        f.sender != f.receiver and f.numbers > 0 for f in flows(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
+    )
+
+
+# --- who gets which kernels ---
+
+
+def balance(stages: tuple[Stage, ...], seconds: dict[str, float], **options: Any) -> Balance:
+    compute = {w: {s.name: own for s in stages if s.name} for w, own in seconds.items()}
+    return Balance(stages, IN_SHAPE, "a", compute, **options)
+
+
+def test_without_links_shares_are_the_paper_s() -> None:
+    found = balance(network(conv(40), POOL, conv(24), DENSE), {"a": 1.0, "b": 3.0})
+    assert found.kernels() == found.by_compute == [{"a": 30, "b": 10}, {"a": 18, "b": 6}]
+    assert not found.idle(found.kernels())
+
+
+def test_a_worker_behind_a_slow_link_gets_none_and_it_is_said_why() -> None:
+    found = balance(ALL_TO_ALL, {"a": 1.0, "b": 1.0}, links={"b": Link(10.0, 0.001)})
+    assert found.kernels() == [{"a": 6}, {"a": 4}]
+    reasons = found.idle(found.kernels())
+    assert reasons.keys() == {("b", "conv1"), ("b", "conv2")}
+    assert all("its link (1e-05 MB/s, 1 ms)" in reason for reason in reasons.values())
+
+
+def test_the_faster_the_link_the_more_kernels() -> None:
+    stages = network(conv(100), POOL, conv(100), DENSE)
+    given = []
+    for bandwidth in (1e3, 1e5, 1e6, 1e9):
+        kernels = balance(stages, {"a": 1.0, "b": 1.0}, links={"b": Link(bandwidth)}).kernels()
+        given.append(sum(own.get("b", 0) for own in kernels))
+    assert given == sorted(given)
+    assert given[0] == 0
+    assert given[-1] >= 99
+
+
+def test_more_workers_than_kernels_leave_some_without_and_it_is_said() -> None:
+    found = balance(network(conv(2), POOL, conv(24), DENSE), {"a": 1.0, "b": 1.0, "c": 1.0})
+    assert found.kernels() == [{"a": 1, "b": 1}, {"a": 8, "b": 8, "c": 8}]
+    assert found.idle(found.kernels()) == {("c", "conv1"): "2 are few for 3 workers, and others are faster"}
+
+
+def test_whole_kernels_that_leave_a_worker_without_any_are_not_blamed_on_its_link() -> None:
+    found = balance(network(conv(2), POOL, DENSE), {"a": 1.0, "b": 2.1, "c": 2.2})
+    assert found.kernels() == [{"a": 2}]  # eq. 1 would give b one of them
+    assert set(found.idle(found.kernels()).values()) == {"2 are few for 3 workers, and others are faster"}
+
+
+def test_latency_alone_may_not_be_worth_it() -> None:
+    slow = balance(ALL_TO_ALL, {"a": 0.01, "b": 0.01}, links={"b": Link(latency=1.0)})
+    assert slow.kernels() == [{"a": 6}, {"a": 4}]
+
+
+times = st.floats(0.01, 10)
+
+
+@given(st.lists(times, min_size=3, max_size=3), st.floats(1e2, 1e8), st.floats(0, 0.1))
+def test_never_slower_than_the_paper_s_shares_or_home_alone(
+    seconds: list[float], bandwidth: float, late: float
+) -> None:
+    links = {w: Link(bandwidth, late) for w in WORKERS}
+    found = balance(ALL_TO_ALL, dict(zip(WORKERS, seconds, strict=True)), links=links, samples=8)
+    taken = found.step_seconds(found.kernels())
+    assert [sum(own.values()) for own in found.kernels()] == [6, 4]
+    assert taken <= found.step_seconds(found.by_compute)
+    assert taken <= found.step_seconds([{"a": 6}, {"a": 4}])
+
+
+@given(st.lists(times, min_size=2, max_size=2), st.floats(1e2, 1e6))
+def test_within_a_fifth_of_the_best_of_all_cuts(seconds: list[float], bandwidth: float) -> None:
+    """Stages are cut one after the other, so that it need not be the best of all. Home is the fastest."""
+    links = {w: Link(bandwidth) for w in "ab"}
+    found = balance(ALL_TO_ALL, dict(zip("ab", sorted(seconds), strict=True)), links=links, samples=8)
+    cuts = [[{w: n for w, n in zip("ab", (k, own - k), strict=True) if n} for k in range(own + 1)] for own in (6, 4)]
+    best = min(found.step_seconds(list(cut)) for cut in product(*cuts))
+    assert best * (1 - 1e-9) <= found.step_seconds(found.kernels()) <= best * 1.2
+
+
+def test_the_papers_network_over_five_megabytes_a_second() -> None:
+    """50:500 on CIFAR-10's images, batch 64: two equal workers, half a second a step of the one."""
+    model: Sequential = build_model("50:500", None, (32, 32, 3), 10, True)
+    compute = {w: {"conv1": 0.1 / 64, "conv2": 0.4 / 64} for w in "ab"}
+    slow, fast = (
+        Balance(stages_of(model), (32, 32, 3), "a", compute, {w: Link(rate, 0.001) for w in "ab"}, samples=64)
+        for rate in (5e6, 1e9)
+    )
+    alone = [{"a": 50}, {"a": 500}]
+    assert fast.step_seconds(fast.kernels()) < 0.75 * fast.step_seconds(alone)
+    assert slow.kernels() == alone
