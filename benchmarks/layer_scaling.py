@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 from distributed import Client, Future
 from layer_study import simulate
 
@@ -29,12 +30,14 @@ from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.layer_graph import LayerGraph, Step
 from daskcnn.cluster.layer_sharded import AHEAD, MOMENTUM, LayerSharded
-from daskcnn.cluster.layer_tasks import Where, load
+from daskcnn.cluster.layer_tasks import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.start import calibrate_all
 from daskcnn.cluster.worker import Counters, session_of
 from daskcnn.config import Cluster, Workers
 from daskcnn.launch.resolve import find_dataset, fitted, resolve
+from daskcnn.replica import training_samples
+from daskcnn.store import load_batch
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)
@@ -54,15 +57,15 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 @contextmanager
 def opened(
-    client: Client, data: str, model: str, batch: int, wire: str, *, workers: int = 2, parts: int = 1
+    client: Client, data: str, model: str, batch: int, wire: str, *, workers: int = 2, gpus: int = 0, parts: int = 1
 ) -> Iterator[RunContext]:
-    """A run of this network on so many workers, calibrated; minibatches in so many parts."""
+    """A run of this network on so many processors and GPUs, calibrated; minibatches in so many parts."""
     job = resolve(
         {
             "data": {"name": "cifar10", "path": data},
             "model": {"name": model},
             "train": {"strategy": "layer", "batch_size": batch, "threads": 1, "sub_batches": parts},
-            "cluster": {"workers": {"cpu": workers}, "wire": wire, "stall_timeout": 900.0},
+            "cluster": {"workers": {"cpu": workers, "gpu": gpus}, "wire": wire, "stall_timeout": 900.0},
         }
     )
     prepared = fitted(job, find_dataset(job, progress=_silent, warn=print))
@@ -81,7 +84,9 @@ def opened(
 def alone(where: Where, seconds: float) -> list[float]:
     """When each whole step of this worker by itself ended, for about so many seconds."""
     replica = session_of(where.run).replica
-    batch = load(where, 0, 0)
+    dataset, size = replica.dataset, replica.batch_size
+    plan = batch_plan(replica.job, training_samples(replica.job, dataset), 0)
+    batch = load_batch(dataset, dataset.train, plan, replica.job.model.dtype, np.arange(size))
     ends = []
     with single_threaded_blas():
         for _ in range(WARM):
@@ -116,10 +121,10 @@ class Sharded:
         self.steps_per_epoch = context.samples // self.batch
         self.number = 0
 
-    def seconds(self, seconds: float) -> tuple[list[float], dict[str, Counters], int]:
+    def seconds(self, seconds: float, *, warm: int = WARM) -> tuple[list[float], dict[str, Counters], int]:
         """Of each step, for about so many seconds; what the workers counted meanwhile, over how many steps."""
         flight: deque[Future] = deque()
-        for _ in range(WARM):
+        for _ in range(warm):
             self._submit(flight)
         while flight:
             self.context.result(flight.popleft())

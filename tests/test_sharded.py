@@ -17,7 +17,8 @@ from toy_data import toy_dataset
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.config import Job
 from daskcnn.nn import LOSSES, Layout, Params, State, init_network, leaves, sequential_from_spec
-from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU
+from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU, Tanh
+from daskcnn.nn.layers.dense import Bias
 from daskcnn.nn.sequential import Sequential
 from daskcnn.partition import kernel_shards
 from daskcnn.replica import Replica, Score
@@ -80,6 +81,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
             *(_conv(40), _lrn(3), "batchnorm", "tanh", "averagepool", "dense"),
         )
     },
+    "no bias": {"layers": _spec(_conv(4), "relu", _conv(6), _lrn(3), {"layer": "dense", "units": 10, "bias": False})},
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
 # seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty
@@ -193,7 +195,8 @@ class Workers:
             for (w, piece), share in zip(at.shards[i].items(), self.shares(i).values(), strict=True):
                 assert dy is not None
                 device, kept = self.devices[w], went.kept[w]
-                to_shard = stage, kept, [_sent(dy[..., share.graded])], piece, share, batch.keys, device
+                wanted = slice(None) if stage.summed else share.graded
+                to_shard = stage, kept, [_sent(dy[..., wanted])], piece, share, batch.keys, device
                 dx, grads = shard_backward(*to_shard, need_dx=i > 0)
                 new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
                 assert (dx is None) == (i == 0)
@@ -222,7 +225,7 @@ class Workers:
         before: list[Edge] = []
         after: list[Edge] = []
         for other, side, count in neighbours(self.shares(i), str(w)):
-            edge = at.shards[i][int(other)].edge(side, count, self.devices[int(other)])
+            edge = at.shards[i][int(other)].edge(self.stages[i], side, count, self.devices[int(other)])
             (before if side == "right" else after).append((_tree(edge[0], _sent), _tree(edge[1], _sent)))
         return Edges(before, after)
 
@@ -438,6 +441,25 @@ def test_stages_begin_at_the_convolutions() -> None:
     assert [s.name for s in stages] == [None, "conv1", "conv2"]
     assert [s.rest and [name for name, _ in s.rest.layers] for s in stages] == [["relu1", "maxpool1"], None, ["dense1"]]
     assert [s.names for s in stages] == [[], [], ["relu2"]]
+
+
+def test_a_layer_that_sums_is_divided_but_for_its_bias() -> None:
+    (stage,) = stages_of(sequential_from_spec(_spec(_conv(3), "relu", "dense", "tanh")))
+    assert stage.summed == ("dense1", Dense(10, bias=False))
+    assert stage.divided == ["conv1", "relu1", "dense1"]
+    assert stage.rest is not None
+    assert stage.rest.layers == (("dense1", Bias()), ("tanh1", Tanh()))
+    whole = stage.spread_to(0)  # its inputs are not all there any more
+    assert whole.summed is None
+    assert whole.rest is not None
+    assert whole.rest.layers == (("relu1", ReLU()), ("dense1", Dense(10)), ("tanh1", Tanh()))
+
+
+def test_without_a_bias_nothing_may_be_left_to_put_together() -> None:
+    (stage,) = stages_of(sequential_from_spec(_spec(_conv(3), "relu", {"layer": "dense", "units": 10, "bias": False})))
+    assert (stage.summed, stage.rest) == (("dense1", Dense(10, bias=False)), None)
+    assert stage.spread_to(0).rest is not None
+    assert stage.spread_to(0).divided == ["conv1"]
 
 
 def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) -> None:

@@ -51,12 +51,18 @@ def test_one_worker_sends_nothing() -> None:
 
 
 def test_outputs_go_to_every_worker_of_the_next_stage_and_gradients_the_same_way_back() -> None:
-    """4×4 pixels a channel behind the first pool, 2×2 behind the second; only a has the loss."""
+    """4×4 pixels a channel behind the pool; only a has the loss. Of the last layer everybody sends 10 sums."""
     found = totals(ALL_TO_ALL, [{"a": 4, "b": 2}, {"a": 1, "b": 3}])
-    first, second = 16, 4
-    a_up = first * 4 + first * 2 + second * 3  # its outputs; its part of the gradient of b's; the loss's gradient
-    b_up = first * 2 + first * 4 + second * 3  # its outputs; its part of the gradient of a's; its last outputs
+    pixels, sums = 16, 10
+    a_up = pixels * 4 + pixels * 2 + sums  # its outputs; its part of the gradient of b's; the loss's gradient
+    b_up = pixels * 2 + pixels * 4 + sums  # its outputs; its part of the gradient of a's; its sums
     assert found == {"a": Traffic(a_up, b_up), "b": Traffic(b_up, a_up)}
+
+
+def test_without_a_layer_that_sums_the_last_outputs_go_to_home() -> None:
+    """2×2 pixels a channel."""
+    found = totals(network(conv(4), POOL, POOL, {"layer": "flatten"}, DENSE), [{"a": 1, "b": 3}])
+    assert found == {"a": Traffic(4 * 3, 4 * 3), "b": Traffic(4 * 3, 4 * 3)}
 
 
 def test_who_has_no_kernels_of_the_next_stage_is_not_sent_its_inputs() -> None:
@@ -70,23 +76,32 @@ def test_what_is_put_together_at_home_goes_out_whole() -> None:
     assert stages[0].spread_for([2, 2, 2]).rest is not None  # more than a quarter would be made twice
     found = totals(stages, [{"a": 2, "b": 2, "c": 2}, {"b": 4}])
     assert found["c"] == Traffic(64 * 2, 64 * 2)
-    assert found["b"] == Traffic(64 * 2 + 64 * 6 + 64 * 4, 64 * 2 + 64 * 6 + 64 * 4)
+    assert found["b"] == Traffic(64 * 2 + 64 * 6 + 10, 64 * 2 + 64 * 6 + 10)
     assert found["a"] == Traffic(found["b"].down + found["c"].down, found["b"].up + found["c"].up)
 
 
 def test_a_network_that_begins_without_a_convolution_sends_its_input_from_home() -> None:
     stages = network({"layer": "averagepool", "size": 2}, conv(4), DENSE)
     found = totals(stages, [{}, {"a": 2, "b": 2}])
-    inputs, outputs = 4 * 4 * 3, 4 * 4 * 2
-    assert found == {"a": Traffic(inputs + outputs, inputs + outputs), "b": Traffic(inputs + outputs, inputs + outputs)}
+    inputs, sums = 4 * 4 * 3, 10
+    assert found == {"a": Traffic(inputs + sums, inputs + sums), "b": Traffic(inputs + sums, inputs + sums)}
 
 
 def test_neighbours_that_are_reached_over_get_gradients_and_kernels_of_the_edge_as_well() -> None:
-    stages = network(conv(40), {"layer": "lrn", "size": 3}, POOL, DENSE)
-    kernels = [{"a": 20, "b": 20}]
+    stages = network(conv(40), {"layer": "lrn", "size": 3}, POOL, conv(1))
+    kernels = [{"a": 20, "b": 20}, {"a": 1}]
     found = totals(stages, kernels)
     assert found["b"] == Traffic(16 * 20, 16 * 21)
-    weights = 3 * 3 * 3 + 1
+    assert_edges(stages, kernels, weights=3 * 3 * 3 + 1)
+
+
+def test_neighbours_need_what_a_layer_that_sums_multiplies_their_channels_by() -> None:
+    stages = network(conv(40), {"layer": "lrn", "size": 3}, POOL, DENSE)
+    assert_edges(stages, [{"a": 20, "b": 20}], weights=3 * 3 * 3 + 1 + 4 * 4 * 10)
+
+
+def assert_edges(stages: tuple[Stage, ...], kernels: list[dict[str, int]], *, weights: int) -> None:
+    """Of a kernel so many numbers; two kernels each way."""
     assert edge_traffic(stages, stage_shapes(stages, IN_SHAPE), kernels) == {
         "a": Traffic(2 * weights, 2 * weights),
         "b": Traffic(2 * weights, 2 * weights),
@@ -156,6 +171,20 @@ def test_whole_kernels_that_leave_a_worker_without_any_are_not_blamed_on_its_lin
 def test_latency_alone_may_not_be_worth_it() -> None:
     slow = balance(ALL_TO_ALL, {"a": 0.01, "b": 0.01}, links={"b": Link(latency=1.0)})
     assert slow.kernels() == [{"a": 6}, {"a": 4}]
+
+
+def test_more_workers_do_not_make_a_step_longer() -> None:
+    """150:800 over 1 Gb/s, batch 256: each must be sent the whole input, and is left out where that costs more."""
+    stages = stages_of(build_model("150:800", None, (32, 32, 3), 10, True))
+    taken = []
+    for count in (1, 2, 4, 8, 16):
+        workers = [f"w{i:02}" for i in range(count)]
+        compute = {w: {"conv1": 0.3 / 256, "conv2": 1.5 / 256} for w in workers}
+        links = {w: Link(125e6, 0.0005) for w in workers}
+        found = Balance(stages, (32, 32, 3), "w00", compute, links, samples=256)
+        taken.append(found.step_seconds(found.kernels()))
+    assert taken == sorted(taken, reverse=True)
+    assert taken[-1] < taken[0]
 
 
 times = st.floats(0.01, 10)

@@ -17,7 +17,7 @@ from daskcnn.cluster import group_tasks as tasks
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.group_tasks import Meeting, Plan
 from daskcnn.cluster.layer_graph import LayerGraph, Result, Step
-from daskcnn.cluster.layer_tasks import Part, load_planned
+from daskcnn.cluster.layer_tasks import Minibatch, Part
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.config import Job
 from daskcnn.nn import Layout
@@ -141,9 +141,9 @@ class GroupGraph(LayerGraph):
         """Bundle what is submitted from here on; what came before is held until it is."""
         self._bundle, self._before = self.context.bundle(), (self.shards, self.merged, self.edges)
 
-    def _load(self, step: Step, worker: str) -> Result:
+    def _minibatch(self, step: Step) -> Minibatch:
         assert isinstance(step, RoundStep), "a group trains in rounds"
-        return self._submit("load", load_planned, step.plan, step.begin, step.begin + step.samples, worker=worker)
+        return Minibatch(step.plan, step.begin, step.begin + step.samples)
 
     def _hand_in(self, part: Part, worker: str, momentum: bool) -> Result:
         behind = self.merged[part.stage] if part.share is None else self.shards[part.stage][worker]

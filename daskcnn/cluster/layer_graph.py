@@ -1,4 +1,4 @@
-"""A layer-sharded step as tasks: load → conv1-fwd on every worker → conv2-fwd → … → head → … → conv1-bwd.
+"""A layer-sharded step as tasks: conv1-fwd on every worker → conv2-fwd → … → head → … → conv1-bwd.
 
 Shards are results of the step before and stay on their workers. Outputs of a stage go straight to all workers of the
 next one, their gradients straight back to who made them; only layers that need all channels are at *home*, the fastest
@@ -18,9 +18,11 @@ from daskcnn.arrays import Array
 from daskcnn.cluster import layer_tasks as tasks
 from daskcnn.cluster.context import Bundle, RunContext
 from daskcnn.cluster.layer_balance import balance_of, fastest
-from daskcnn.cluster.layer_tasks import Cuts, Part, Where
+from daskcnn.cluster.layer_tasks import Cuts, Minibatch, Part, Where
+from daskcnn.cluster.parcel import ALL
 from daskcnn.nn import Layout
-from daskcnn.sharded import Piece, Share, Stage, cut_pieces, join_pieces, neighbours, shares_of
+from daskcnn.sharded import Piece, Share, Stage, cut_pieces, edges_travel_along, join_pieces, neighbours, shares_of
+from daskcnn.store import BatchPlan
 
 Result: TypeAlias = Future | Alias
 """Of a task that is submitted, or that is about to be."""
@@ -40,9 +42,9 @@ class Step:
 
 @dataclass
 class Passed:
-    """What a part of a step's way there leaves for its way back: batches by worker, merged stages' results."""
+    """What a part of a step's way there leaves for its way back: its minibatch, merged stages' results."""
 
-    batches: dict[str, Result]
+    of: Minibatch
     merged: dict[int, Result]
 
 
@@ -155,30 +157,35 @@ class LayerGraph:
 
     def _part_of(self, step: Step) -> Result:
         """Note the tasks of a part of the step's minibatch; the head's result."""
-        passed = Passed({w: self._load(step, w) for w in self.workers}, {})
+        passed = Passed(self._minibatch(step), {})
         sources: Sources = []
         for i in range(self._last):
             sources = self._merge(i, self._shards_forward(i, sources, passed), passed)
         sources = self._shards_forward(self._last, sources, passed)
         behind = [self._head] if self._head else self._behind(self._last)
-        args = sources, passed.batches[self.home], step.lr, self._cuts(self._last), *behind
-        back = self._submit("head", tasks.head, self._part(self._last), *args, worker=self.home)
+        args = sources, passed.of, step.lr, self._cuts(self._last), *behind
+        part = self._part(self._last, away=len({*self.shares[self._last]} - {self.home}))
+        back = self._submit("head", tasks.head, part, *args, worker=self.home)
         self._backward(self._merged_step(self._last, back), passed, step.lr)
         return back
 
-    def _load(self, step: Step, worker: str) -> Result:
-        return self._submit("load", tasks.load, step.presentation, step.position, worker=worker)
+    def _minibatch(self, step: Step) -> Minibatch:
+        plan, begin = self._plan(step.presentation), step.position * self.context.job.train.batch_size
+        return Minibatch(plan, begin, begin + step.samples)
+
+    def _plan(self, presentation: int) -> BatchPlan:
+        return tasks.batch_plan(self.context.job, self.context.samples, presentation)
 
     def _shards_forward(self, i: int, sources: Sources, passed: Passed) -> Sources:
-        """The shards' outputs of a stage whose inputs these are (none: the batch); the input where it has none."""
+        """The shards' outputs of a stage whose inputs these are (none: the batch); nothing where it has no shards."""
         ys = []
         for w, share in self.shares[i].items():
             beside = list(neighbours(self.shares[i], w))
             edges, ends = [self._before.edges[i][other] for other, _, _ in beside], tuple(each[1:] for each in beside)
-            part, batch = self._part(i, share, away=self._away(i, w)), passed.batches[w]
-            args = part, sources or [batch], edges, ends, batch, self._before.shards[i][w]
+            part = self._part(i, share, away=self._away(i, w))
+            args = part, sources, edges, ends, passed.of, self._before.shards[i][w]
             ys.append(self._submit(f"{self._label(i)}-fwd", tasks.shard_fwd, *args, worker=w))
-        return ys or [passed.batches[self.home]]
+        return ys
 
     def _merge(self, i: int, ys: Sources, passed: Passed) -> Sources:
         """The next stage's inputs: the shards' outputs, or what those are put together to."""
@@ -186,14 +193,14 @@ class LayerGraph:
             return ys
         part = self._part(i, away=len({*self.shares[i + 1]} - {self.home}))
         behind = [self._before.merged[i]] if i in self._weighted else []
-        args = part, ys, passed.batches[self.home], *behind
+        args = part, ys, passed.of, *behind
         label = f"{self._label(i)}-merge-fwd"
         passed.merged[i] = self._submit(label, tasks.merge_fwd, *args, worker=self.home)
         return [passed.merged[i]]
 
     def _backward(self, back: Result, passed: Passed, lr: float) -> None:
         """From the head's gradients (or a merged stage's) to every shard's; the pieces are the next step's then."""
-        dys: dict[str, Sources] = self._handed(back, self.home, self._cuts(self._last))
+        dys: dict[str, Sources] = self._handed(back, self.home, self._last)
         for i in reversed(range(len(self.stages))):
             dxs = self._shards_backward(i, dys, passed, lr)
             if i == 0:
@@ -201,9 +208,9 @@ class LayerGraph:
             if i - 1 in passed.merged:
                 cuts = self._cuts(i - 1)
                 behind = passed.merged[i - 1], *self._behind(i - 1)
-                args = self._part(i - 1), dxs[self.home], passed.batches[self.home], lr, cuts, *behind
+                args = self._part(i - 1), dxs[self.home], passed.of, lr, cuts, *behind
                 back = self._submit(f"{self._label(i - 1)}-merge-bwd", tasks.merge_bwd, *args, worker=self.home)
-                dxs = self._handed(self._merged_step(i - 1, back), self.home, cuts)
+                dxs = self._handed(self._merged_step(i - 1, back), self.home, i - 1)
             dys = dxs
 
     def _shards_backward(self, i: int, dys: dict[str, Sources], passed: Passed, lr: float) -> dict[str, Sources]:
@@ -212,25 +219,33 @@ class LayerGraph:
         merged = i > 0 and i - 1 in passed.merged
         cuts = None if i == 0 else {self.home: slice(None)} if merged else self._cuts(i - 1)
         for w, share in self.shares[i].items():
-            args = self._part(i, share), dys[w], passed.batches[w], lr, cuts, self.shards[i][w]
+            args = self._part(i, share), dys[w], passed.of, lr, cuts, self.shards[i][w]
             result = self._submit(f"{self._label(i)}-bwd", tasks.shard_bwd, *args, worker=w)
             self.shards[i][w] = result
             if self.stages[i].reach and self._at[0] == self._at[1] - 1:
-                self.edges[i][w] = self._edges_of(result, w, alone=cuts is None)
-            for worker, sources in self._handed(result, w, cuts or {}).items():
+                self.edges[i][w] = self._edges_of(i, result, w, cuts or {})
+            for worker, sources in self._cut_for(result, w, cuts or {}, whole=False).items():
                 dxs.setdefault(worker, []).extend(sources)
         return dxs
 
-    def _edges_of(self, result: Result, worker: str, *, alone: bool) -> Result:
-        """Of a shard after its step: from the parcel itself where there is nothing else in it that travels."""
-        return result if alone else self._submit("take-edges", tasks.take_edges, result, worker=worker)
+    def _edges_of(self, i: int, result: Result, worker: str, cuts: Iterable[str]) -> Result:
+        """Of a shard after its step: in its parcel where all that is in there is for whom they go to."""
+        if edges_travel_along(self.shares[i], worker, [*cuts]):
+            return result
+        return self._submit("take-edges", tasks.take_edges, result, worker=worker)
 
-    def _handed(self, result: Result, maker: str, cuts: Iterable[str]) -> dict[str, Sources]:
-        """Where each worker finds its part: cut out for it where several would else be sent to everybody."""
-        others = [w for w in cuts if w != maker]
-        if len(others) < 2:
-            return {w: [result] for w in cuts}
-        return {w: [result if w == maker else self._submit("take", tasks.take, result, w, worker=maker)] for w in cuts}
+    def _handed(self, result: Result, maker: str, i: int) -> dict[str, Sources]:
+        """Where each worker finds its part of the gradient of a stage's outputs."""
+        return self._cut_for(result, maker, self.shares[i], whole=self.stages[i].summed is not None)
+
+    def _cut_for(self, result: Result, maker: str, workers: Iterable[str], *, whole: bool) -> dict[str, Sources]:
+        """Cut out for each where several would else be sent to everybody. whole: all of it is for each."""
+        others = [w for w in workers if w != maker]
+        if whole or len(others) < 2:
+            return {w: [result] for w in workers}
+        return {
+            w: [result if w == maker else self._submit("take", tasks.take, result, w, worker=maker)] for w in workers
+        }
 
     def _merged_step(self, i: int, back: Result) -> Result:
         """The stage's merged layers have made their step behind `back`."""
@@ -254,7 +269,9 @@ class LayerGraph:
         return len({*(self.shares[i + 1] if ahead else [self.home])} - {worker})
 
     def _cuts(self, i: int) -> Cuts:
-        """Of which channels of a stage's outputs each worker needs the gradient."""
+        """Of which channels of a stage's outputs each worker needs the gradient; all that of the summed layer's."""
+        if self.stages[i].summed is not None:
+            return {ALL: slice(None)}
         return {worker: share.graded for worker, share in self.shares[i].items()}
 
     def _label(self, i: int) -> str:

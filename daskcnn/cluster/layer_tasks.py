@@ -1,7 +1,8 @@
 """The tasks of a layer-sharded step, as they run on a worker.
 
 A task returns what travels, a `Parcel` of outputs or gradients; kernels, what is kept for the way back and the worker's
-own part of what it made stay on its shelf. Every worker loads its own minibatch, the same for all.
+own part of what it made stay on its shelf. Every worker loads its own minibatch, the same for all, when it needs it: a
+task of its own would cost more than it takes to load.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from daskcnn.cluster.parcel import ALL, OutOfStep, Parcel, Shelf, arrays_of, wir
 from daskcnn.cluster.worker import Counters, Session, session_of
 from daskcnn.config import Job
 from daskcnn.nn import Params, State
-from daskcnn.replica import Replica, Score, training_samples
+from daskcnn.replica import Replica, Score
 from daskcnn.sharded import (
     Edge,
     Edges,
@@ -32,6 +33,7 @@ from daskcnn.sharded import (
     loss_of,
     merged_backward,
     merged_forward,
+    of_channels,
     shard_backward,
     shard_forward,
     stages_of,
@@ -40,9 +42,9 @@ from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 
 Cuts = Mapping[str, slice]
-"""Which channels go to which worker."""
-Sources = Sequence[Parcel | Batch]
-"""Where a task finds its inputs."""
+"""Which channels go to which worker; under `ALL`, to each that needs any."""
+Sources = Sequence[Parcel]
+"""Where a task finds its inputs; empty: in the batch."""
 
 
 @dataclass(frozen=True)
@@ -167,31 +169,39 @@ def collect(where: Where, part: Part, *behind: Any) -> Piece:
 
 def edges_of(replica: Replica, part: Part, piece: Piece) -> dict[Side, Edge]:
     """What a shard's neighbours need of it."""
-    reach = 2 * _stage(replica, part).reach
+    stage = _stage(replica, part)
+    reach = 2 * stage.reach
     if part.share is None or not reach:
         return {}
     wanted: dict[Side, bool] = {"left": part.share.start > 0, "right": part.share.stop < part.share.total}
     sides = [side for side, has_neighbour in wanted.items() if has_neighbour]
-    return {side: piece.edge(side, reach, replica.device) for side in sides}
+    return {side: piece.edge(stage, side, reach, replica.device) for side in sides}
 
 
 # --- the batch ---
 
 
-def load(where: Where, presentation: int, step: int) -> Batch:
-    """The batch of this step of a pass over all training samples, or the part of it."""
-    replica = session_at(where).replica
-    plan = batch_plan(replica.job, training_samples(replica.job, replica.dataset), presentation)
-    return load_planned(where, plan, step * plan.batch_size, (step + 1) * plan.batch_size)
+@dataclass(frozen=True)
+class Minibatch:
+    """The samples at places begin…end of a plan's order."""
+
+    plan: BatchPlan
+    begin: int
+    end: int
 
 
-def load_planned(where: Where, plan: BatchPlan, begin: int, end: int) -> Batch:
-    """The samples at these places of a plan's order, or the part of them."""
-    with working(where) as replica:
-        indices = _order(session_at(where), plan)[begin:end]
-        lo, hi = (len(indices) * part // where.subs for part in (where.sub, where.sub + 1))
-        indices = indices[lo:hi]
-        return load_batch(replica.dataset, replica.dataset.train, plan, replica.job.model.dtype, indices)
+def batch_of(where: Where, of: Minibatch) -> Batch:
+    """A step's part of its minibatch, loaded by the first of the worker's tasks that needs it."""
+    shelf, name = shelf_at(where), ("batch", where.sub)
+    if not shelf.has(name, where.step):
+        with working(where) as replica:
+            indices = _order(session_at(where), of.plan)[of.begin : of.end]
+            lo, hi = (len(indices) * part // where.subs for part in (where.sub, where.sub + 1))
+            dtype = replica.job.model.dtype
+            batch = load_batch(replica.dataset, replica.dataset.train, of.plan, dtype, indices[lo:hi])
+        shelf.put(name, where.step, batch)
+    found: Batch = shelf.get(name, where.step)
+    return found
 
 
 def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
@@ -215,34 +225,37 @@ Ends = Sequence[tuple[Side, int]]
 
 
 def shard_fwd(
-    where: Where, part: Part, sources: Sources, beside: Sequence[Parcel], ends: Ends, batch: Batch, *behind: Any
+    where: Where, part: Part, sources: Sources, beside: Sequence[Parcel], ends: Ends, of: Minibatch, *behind: Any
 ) -> Parcel:
     """A shard's kernels over the input of its stage, and through the spread layers.
 
     behind: what has to be done before, the last step's way back.
     """
-    share, shelf, xs = _share(part), shelf_at(where), _received(where, sources)
-    edges = _edges_beside(where, beside, ends)
+    share, shelf, batch = _share(part), shelf_at(where), batch_of(where, of)
+    xs = _received(where, sources) if sources else [batch.x]
     piece = shelf.get(part.piece, where.step)
     with working(where, _name(where, part)) as replica:
-        y, kept = shard_forward(_stage(replica, part), xs, piece, share, edges, batch.keys, replica.device)
+        stage = _stage(replica, part)
+        edges = _edges_beside(where, stage, beside, ends)
+        y, kept = shard_forward(stage, xs, piece, share, edges, batch.keys, replica.device)
     shelf.put(part.kept(where), where.step, kept)
     _sent(where, part.away, [y])
     return Parcel(where.worker, {ALL: y}, wire=where.wire)
 
 
 def shard_bwd(
-    where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts | None, *behind: Any
+    where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
 ) -> Parcel:
     """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step."""
     share, shelf, dys = _share(part), shelf_at(where), _received(where, sources, gradient(part.stage, where))
     kept, piece = shelf.take(part.kept(where), where.step), shelf.get(part.piece, where.step)
+    batch = batch_of(where, of)
     with working(where, _name(where, part)) as replica:
         stage, device = _stage(replica, part), replica.device
         dx, grads = shard_backward(stage, kept, dys, piece, share, batch.keys, device, need_dx=cuts is not None)
         new = _step(where, part, piece, grads, kept.state, replica, lr)
         edges = edges_of(replica, part, new) if new else {}
-    return _handed_on(where, part.stage - 1, dx, cuts or {}, edges)
+    return _handed_on(where, part.stage - 1, dx, cuts or {}, edges=edges)
 
 
 def _step(
@@ -278,9 +291,10 @@ def take_edges(where: Where, source: Parcel) -> Parcel:
 # --- where all is put together ---
 
 
-def merge_fwd(where: Where, part: Part, sources: Sources, batch: Batch, *behind: Any) -> Parcel:
-    """The shards' outputs put together, through the stage's other layers."""
-    shelf, ys = shelf_at(where), _received(where, sources)
+def merge_fwd(where: Where, part: Part, sources: Sources, of: Minibatch, *behind: Any) -> Parcel:
+    """The shards' outputs put together, through the stage's other layers; the batch where it has no shards."""
+    shelf, batch = shelf_at(where), batch_of(where, of)
+    ys = _received(where, sources) if sources else [batch.x]
     with working(where) as replica:
         stage = _stage(replica, part)
         x, residual, state = merged_forward(stage, ys, _piece(where, part), batch.keys, replica.device)
@@ -289,9 +303,10 @@ def merge_fwd(where: Where, part: Part, sources: Sources, batch: Batch, *behind:
     return Parcel(where.worker, {ALL: x}, wire=where.wire)
 
 
-def head(where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
+def head(where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
     """The last stage, the loss, and back to what the shards get."""
-    shelf, ys = shelf_at(where), _received(where, sources)
+    shelf, batch = shelf_at(where), batch_of(where, of)
+    ys = _received(where, sources) if sources else [batch.x]
     with working(where) as replica:
         stage, device = _stage(replica, part), replica.device
         piece = _piece(where, part)
@@ -301,12 +316,12 @@ def head(where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cu
         if piece is not None:
             _step(where, part, piece, grads, state, replica, lr)
     shelf.put("score", where.step, score + shelf.take("score", where.step) if where.sub else score)
-    return _handed_on(where, part.stage, dy, cuts)
+    return _handed_on(where, part.stage, dy, cuts, away=part.away)
 
 
-def merge_bwd(where: Where, part: Part, sources: Sources, batch: Batch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
+def merge_bwd(where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
     """The shards' parts of the gradient added up, and back through the stage's other layers."""
-    dxs = _received(where, sources, gradient(part.stage, where))
+    dxs, batch = _received(where, sources, gradient(part.stage, where)), batch_of(where, of)
     merged = shelf_at(where).take(part.kept(where), where.step)
     with working(where) as replica:
         stage, piece = _stage(replica, part), _piece(where, part)
@@ -336,9 +351,7 @@ def _received(where: Where, sources: Sources, own: Any = None) -> list[Array]:
     """This worker's parts, and first the one of its own making where there is one on the shelf of this name."""
     shelf, arrays = shelf_at(where), []
     for source in sources:
-        if isinstance(source, Batch):
-            arrays.append(source.x)
-        elif own is not None and source.maker == where.worker:
+        if own is not None and source.maker == where.worker:
             arrays.append(shelf.take(own, where.step))
         else:
             arrays.append(source.part(where.worker))
@@ -348,38 +361,45 @@ def _received(where: Where, sources: Sources, own: Any = None) -> list[Array]:
 
 
 def _handed_on(
-    where: Where, stage: int, dy: Array | None, cuts: Cuts, edges: Mapping[Side, Edge] | None = None
+    where: Where,
+    stage: int,
+    dy: Array | None,
+    cuts: Cuts,
+    *,
+    away: int = 1,
+    edges: Mapping[Side, Edge] | None = None,
 ) -> Parcel:
-    """The gradient of a stage's outputs, in one contiguous part for each; the worker's own goes to its shelf."""
+    """The gradient of a stage's outputs, in one contiguous part for each; the worker's own goes to its shelf.
+
+    away: to how many other workers each part goes.
+    """
     parts = {}
     for worker, cut in cuts.items():
         assert dy is not None, "asked for"
-        if worker == where.worker:
+        if worker in (where.worker, ALL):
             shelf_at(where).put(gradient(stage, where), where.step, dy[..., cut])
-        else:
+        if worker != where.worker:
             parts[worker] = np.ascontiguousarray(dy[..., cut])
-    _sent(where, 1, [*parts.values(), *(a for edge in (edges or {}).values() for a in arrays_of(edge))])
+    _sent(where, away, [*parts.values(), *(a for edge in (edges or {}).values() for a in arrays_of(edge))])
     return Parcel(where.worker, parts, edges, where.wire)
 
 
-def _edges_beside(where: Where, beside: Sequence[Parcel], ends: Ends) -> Edges:
+def _edges_beside(where: Where, stage: Stage, beside: Sequence[Parcel], ends: Ends) -> Edges:
     """Of a shard's neighbours: those before it give channels at their right end."""
-    found = [(side, _edge(where, source, side, count)) for source, (side, count) in zip(beside, ends, strict=True)]
+    found = [
+        (side, _edge(where, stage, source, side, count)) for source, (side, count) in zip(beside, ends, strict=True)
+    ]
     before, after = ([edge for at, edge in found if at == side] for side in ("right", "left"))
     return Edges(before, after)
 
 
-def _edge(where: Where, source: Parcel, side: Side, count: int) -> Edge:
+def _edge(where: Where, stage: Stage, source: Parcel, side: Side, count: int) -> Edge:
     """So many channels at a neighbour's end."""
     edge = source.edges[side]
     session_at(where).counters.bytes_down += sum(array.nbytes for array in arrays_of(edge))
     cut = slice(None, count) if side == "left" else slice(-count, None)
-    params, state = (_tree_cut(tree, cut) for tree in edge)
+    params, state = (of_channels(stage, tree, cut) for tree in edge)
     return params, state
-
-
-def _tree_cut(tree: Any, cut: slice) -> Any:
-    return {k: _tree_cut(v, cut) if isinstance(v, dict) else v[..., cut] for k, v in tree.items()}
 
 
 def _sent(where: Where, times: int, arrays: Sequence[Array]) -> None:

@@ -43,6 +43,10 @@ class Shelf:
         """In the place of what was there."""
         self._things[name] = step, thing
 
+    def has(self, name: Any, step: int) -> bool:
+        """Whether it was put there for this step."""
+        return self._things.get(name, (None, None))[0] == step
+
     def get(self, name: Any, step: int) -> Any:
         """What was put there for this step. Raises OutOfStep."""
         found, thing = self._things.get(name, (None, None))

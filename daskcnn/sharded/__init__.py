@@ -7,6 +7,7 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 
 from daskcnn.sharded.balance import FREE, Balance, Link
 from daskcnn.sharded.calibration import stage_seconds
+from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.passes import (
     Kept,
     added,
@@ -18,7 +19,7 @@ from daskcnn.sharded.passes import (
     shard_forward,
 )
 from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces
-from daskcnn.sharded.stages import Share, Side, Stage, neighbours, shares_of, stages_of
+from daskcnn.sharded.stages import Share, Side, Stage, edges_travel_along, neighbours, shares_of, stages_of
 from daskcnn.sharded.traffic import Flow, Kernels, Traffic, edge_traffic, eq2_elements, flows, stage_shapes, traffic
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "cut_pieces",
     "descended",
     "edge_traffic",
+    "edges_travel_along",
     "eq2_elements",
     "flows",
     "join_pieces",
@@ -46,6 +48,7 @@ __all__ = [
     "merged_backward",
     "merged_forward",
     "neighbours",
+    "of_channels",
     "shard_backward",
     "shard_forward",
     "shares_of",

@@ -2,8 +2,8 @@
 
 A step is, stage after stage, what the slowest worker computes and what the slowest link carries, one after the other
 (Marques et al.'s comm + max conv + comp, with a link a worker). Stages hang together: their outputs go to whoever has
-kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes, once from eq. 1's
-shares and once from everything at home, and the best that was met is taken.
+kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes: from eq. 1's
+shares of all workers, of the fastest few, and from everything at home. The best that was met is taken.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from itertools import groupby
 from daskcnn.nn import Shape
 from daskcnn.partition.sharding import balanced_shards, kernel_shards
 from daskcnn.sharded.stages import Stage
-from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, takers
+from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, sum_size, takers
 
+AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+"""So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
 ROUNDS = 4
 """In which each stage is cut anew; what was cut last has settled by then, or goes to and fro."""
 
@@ -58,8 +60,14 @@ class Balance:
 
     def kernels(self) -> list[dict[str, int]]:
         """Of each stage, how many kernels each worker gets; without those that get none. Of equals, eq. 1's."""
-        found = [cut for start in (self.by_compute, self._at_home()) for cut in self._improved(start)]
+        among = (self._among(count).by_compute for count in AMONG if count < len(self.compute))
+        found = [cut for start in (self.by_compute, self._at_home(), *among) for cut in self._improved(start)]
         return min(found, key=self.step_seconds)
+
+    def _among(self, count: int) -> Balance:
+        """With home and the fastest others, so many in all, as if there were no more."""
+        by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
+        return replace(self, compute={w: own for w, own in self.compute.items() if w in by_speed[:count]})
 
     @cached_property
     def by_compute(self) -> list[dict[str, int]]:
@@ -157,10 +165,11 @@ class Balance:
         return 2 * self._bytes(others * conv.kernels * cut.size(i)) / self._link(worker).bandwidth
 
     def _fixed(self, i: int, worker: str, cut: _Cut) -> float:
-        """Seconds for a stage's inputs, which any kernel needs, for their gradients, and of the messages' own."""
+        """Seconds for a stage's inputs, which any kernel needs, for their gradients, for sums, and of messages."""
         link = self._link(worker)
         away = bool(takers(cut.stages, cut.kernels, self.home, i) - {worker})
-        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (link.latency if away else 0.0))
+        sums = self._bytes(sum_size(cut.stages[i])) / link.bandwidth
+        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (sums + link.latency if away else 0.0))
 
     def _missing(self, i: int, worker: str, cut: _Cut) -> int:
         """Numbers a sample of a stage's input that the worker has not itself."""

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Loss, Params, State, correct, map_leaves
+from daskcnn.nn import Context, Loss, Params, State, correct
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.optimizer import SGD
 from daskcnn.replica import Score
+from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.pieces import Edges, Piece
 from daskcnn.sharded.stages import Share, Stage
 
@@ -28,14 +29,14 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 class Kept:
     """What a shard's way back needs of its way there. x: its input; params: of the spread layers; state: its own, new.
 
-    held: the shape of what its convolution made.
+    summed: what went into the stage's summed layer, and the layer's weights, for all channels that are held.
     """
 
     x: Array
     residual: Any
     params: Params
     state: State
-    held: tuple[int, ...]
+    summed: tuple[Array, Params] | None = None
 
 
 @_QUIET
@@ -50,21 +51,26 @@ def shard_forward(
 ) -> tuple[Array, Kept]:
     """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
 
-    edges: of the neighbours, for the channels that it holds besides its own. Returns y (…, N, own kernels).
+    edges: of the neighbours, for the channels that it holds besides its own. Returns y (…, N, own kernels), or this
+    shard's part (N, units) of what the stage's summed layer makes.
     """
     assert stage.conv is not None
     assert stage.name is not None
     x = device.backend.from_host(_together(xs))
-    params, state = piece.widened(edges, device)
+    params, state = piece.widened(stage, edges, device)
     y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device))
-    held, residual = y.shape, None
+    residual = None
     if stage.spread is not None:
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
         y, state, residual = stage.spread.forward(params, state, y, ctx)
-    cut = share.within(share.own)
-    own = {name: params[name] for name in stage.names if name in params}
-    kept = Kept(x, residual, own, _cut(state, cut), held)
-    return device.backend.to_host(y if share.alone else y[..., cut]), kept
+    cut, summed = share.within(share.own), None
+    own = y if share.alone else y[..., cut]
+    if stage.summed is not None:
+        name, dense = stage.summed
+        summed = y, params[name]
+        own, _, _ = dense.forward(piece.params[name], {}, own, Context(device))
+    spread = {name: params[name] for name in stage.names if name in params}
+    return device.backend.to_host(own), Kept(x, residual, spread, of_channels(stage, state, cut), summed)
 
 
 @_QUIET
@@ -81,13 +87,13 @@ def shard_backward(
 ) -> tuple[Array | None, Params]:
     """This shard's part of dx (the shards' parts add up) and its gradients.
 
-    dys: parts of the gradient of its graded channels, which add up.
+    dys: parts of the gradient of its graded channels, or of the summed layer's outputs, which add up.
     """
     assert stage.conv is not None
     assert stage.name is not None
-    backend = device.backend
-    dy = backend.from_host(_sum(dys))
-    spread: Params = {}
+    dy, spread, summed = device.backend.from_host(_sum(dys)), Params(), Params()
+    if stage.summed is not None:
+        dy, summed = _unsummed(stage, kept, dy, share, device)
     cut = share.within(share.own)
     if stage.spread is not None:
         if not share.alone:
@@ -95,13 +101,25 @@ def shard_backward(
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
         back, found = stage.spread.backward(kept.params, kept.residual, dy, ctx)
         assert back is not None, "asked for"
-        spread = _cut(found, cut)
+        spread = of_channels(stage, found, cut)
         dy = back if share.alone else device.xp.ascontiguousarray(back[..., cut])
     ctx = Context(device, training=True, need_dx=need_dx)
     residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
     dx: Array | None
     dx, own = stage.conv.backward(piece.params[stage.name], residual, dy, ctx)
-    return None if dx is None else backend.to_host(dx), {stage.name: own, **spread}
+    return None if dx is None else device.backend.to_host(dx), {stage.name: own, **spread, **summed}
+
+
+def _unsummed(stage: Stage, kept: Kept, dy: Array, share: Share, device: Device) -> tuple[Array, Params]:
+    """The gradient of the graded channels of what is summed, and of the weights of its own."""
+    assert stage.summed is not None
+    assert kept.summed is not None
+    (name, dense), (x, params), graded = stage.summed, kept.summed, share.within(share.graded)
+    weights = of_channels(stage, {name: params}, graded)[name]
+    back, grads = dense.backward(weights, x[..., graded], dy, Context(device, training=True))
+    assert back is not None, "asked for"
+    own = slice(share.start - share.graded.start, share.stop - share.graded.start)
+    return back, of_channels(stage, {name: grads}, own)
 
 
 def _padded(dy: Array, share: Share, device: Device) -> Array:
@@ -110,10 +128,6 @@ def _padded(dy: Array, share: Share, device: Device) -> Array:
     whole = device.xp.zeros((*dy.shape[:-1], held), dy.dtype)
     whole[..., share.within(share.graded)] = dy
     return whole
-
-
-def _cut(tree: dict[str, Any], channels: slice) -> dict[str, Any]:
-    return map_leaves(lambda a: a[..., channels], tree)
 
 
 def _together(parts: Sequence[Array]) -> Array:
@@ -134,8 +148,11 @@ def _sum(parts: Sequence[Array]) -> Array:
 def merged_forward(
     stage: Stage, ys: Sequence[Array], piece: Piece | None, keys: Keys | None, device: Device
 ) -> tuple[Array, Any, State]:
-    """Outputs of the shards, side by side, through the layers that are not spread: (what follows, residual, state)."""
-    x = _together(ys)
+    """Outputs of the shards, side by side or summed, through the layers that are not spread.
+
+    Returns what follows, the residual and the new state.
+    """
+    x = _sum(ys) if stage.summed else _together(ys)
     if stage.rest is None:
         return x, None, {}
     params, state = (piece.params, piece.state) if piece else ({}, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +11,7 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Layout, Params, State, map_leaves
 from daskcnn.nn.optimizer import SGD
+from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
 
 Edge: TypeAlias = tuple[Params, State]
@@ -63,19 +64,20 @@ class Piece:
         params, state = map_leaves(move, self.params), map_leaves(move, self.state)
         return Piece(params, state, move(self.velocity), self.layout)
 
-    def edge(self, side: Side, count: int, device: Device) -> Edge:
+    def edge(self, stage: Stage, side: Side, count: int, device: Device) -> Edge:
         """The first or last so many channels of a shard, or all if it has fewer, on the host."""
         cut = slice(None, count) if side == "left" else slice(-count, None)
-        return _each(lambda a: np.ascontiguousarray(device.backend.to_host(a[..., cut])), self.params, self.state)
+        own = (of_channels(stage, tree, cut) for tree in (self.params, self.state))
+        return _each(lambda a: np.ascontiguousarray(device.backend.to_host(a)), *own)
 
-    def widened(self, edges: Edges, device: Device) -> Edge:
+    def widened(self, stage: Stage, edges: Edges, device: Device) -> Edge:
         """Parameters and state of a shard and of the channels next to it, which come from the host."""
         if not edges.before and not edges.after:
             return self.params, self.state
         before, after = ([_each(device.backend.from_host, *edge) for edge in side] for side in edges)
         whole = [*before, (self.params, self.state), *after]
         params, state = zip(*whole, strict=True)
-        return _side_by_side(params, device.xp), _side_by_side(state, device.xp)
+        return side_by_side(stage, params, device.xp), side_by_side(stage, state, device.xp)
 
     def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
         """The piece after one step of the optimizer; `grads` as backward returns them."""
@@ -89,16 +91,6 @@ class Piece:
 
 def _each(function: Callable[[Array], Array], params: Params, state: State) -> Edge:
     return map_leaves(function, params), map_leaves(function, state)
-
-
-def _side_by_side(trees: Sequence[dict[str, Any]], xp: Any) -> dict[str, Any]:
-    """Trees of arrays, put together along the channels."""
-    return {
-        name: _side_by_side([tree[name] for tree in trees], xp)
-        if isinstance(value, dict)
-        else xp.concatenate([tree[name] for tree in trees], axis=-1)
-        for name, value in trees[0].items()
-    }
 
 
 def cut_pieces(
@@ -127,23 +119,32 @@ def _nested(layout: Layout, velocity: Array) -> Params:
     return layout.views(np.concatenate([velocity, without_state]))[0]
 
 
-def _named(trees: _Trees, names: Iterable[str]) -> _Trees:
-    own = tuple({name: tree[name] for name in names if name in tree} for tree in trees)
-    return own[0], own[1], own[2]
-
-
 def _shard(stage: Stage, whole: _Trees, cut: slice) -> Piece:
-    assert stage.name is not None
     params, state, momentum = (
-        map_leaves(lambda a: np.ascontiguousarray(a[..., cut]), tree)
-        for tree in _named(whole, [stage.name, *stage.names])
+        map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)) for tree in whole
     )
     return Piece.of(params, state, momentum)
 
 
+def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
+    """What is divided between the shards."""
+    own = {name: tree[name] for name in stage.divided if name in tree}
+    if stage.summed and (name := stage.summed[0]) in own:
+        own[name] = {"w": own[name]["w"]}
+    return own
+
+
 def _merged(stage: Stage, whole: _Trees) -> Piece | None:
-    own = _named(whole, [name for name, _ in stage.rest.layers] if stage.rest else [])
-    return Piece.of(*own) if own[0] or own[1] else None
+    params, state, momentum = (_together(stage, tree) for tree in whole)
+    return Piece.of(params, state, momentum) if params or state else None
+
+
+def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
+    """What stays whole."""
+    own = {name: tree[name] for name, _ in (stage.rest.layers if stage.rest else ()) if name in tree}
+    if stage.summed and (name := stage.summed[0]) in own:
+        own[name] = {"b": own[name]["b"]}
+    return own
 
 
 def join_pieces(
@@ -160,7 +161,7 @@ def join_pieces(
                 (state, [s.state for s in own]),
                 (momentum, [s.momentum for s in own]),
             ):
-                _copy_into(whole, _side_by_side(parts, np))
+                _copy_into(whole, side_by_side(stage, parts, np))
         if piece is not None:
             _copy_into(params, piece.params)
             _copy_into(state, piece.state)

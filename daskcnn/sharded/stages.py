@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise, takewhile
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from daskcnn.nn import Layer, Sequential
 from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.layers.dense import Bias, Dense
 
 Side: TypeAlias = Literal["left", "right"]
 Named: TypeAlias = tuple[str, Layer]
+W = TypeVar("W", bound=Hashable)
+"""What a worker is known by."""
 
 MOST_TWICE = 0.25
 """Channels that are computed twice, beside those of the stage, for its normalising to be spread as well."""
@@ -21,12 +24,17 @@ MOST_TWICE = 0.25
 class Stage:
     """A convolution by name (None: the network starts without one), the layers behind it that shards go through with
     their own channels, and those that come where all is put together (None: there are none).
+
+    summed: a fully connected layer between the two, by name. Its outputs are sums over its inputs, so a shard adds up
+    those of its own channels and sends these sums, which are few; together they are the layer's outputs, but for the
+    bias, which is the first of the rest.
     """
 
     name: str | None
     conv: Conv | None
     spread: Sequential | None
     rest: Sequential | None
+    summed: tuple[str, Dense] | None = None
 
     @property
     def reach(self) -> int:
@@ -38,12 +46,27 @@ class Stage:
         """The layers that shards go through."""
         return [name for name, _ in self.spread.layers] if self.spread else []
 
+    @property
+    def divided(self) -> list[str]:
+        """The layers whose parameters are the shards', each those of its channels."""
+        ends = self.name, self.summed and self.summed[0]
+        return [name for name in (ends[0], *self.names, ends[1]) if name is not None]
+
     def spread_to(self, layers: int) -> Stage:
         """The same stage with only the first so many of its spread layers spread."""
         if self.spread is None or layers >= len(self.spread.layers):
             return self
-        cut = self.spread.layers[:layers], self.spread.layers[layers:] + (self.rest.layers if self.rest else ())
-        return Stage(self.name, self.conv, *(Sequential(part) if part else None for part in cut))
+        return _stage_of(self.name, self.conv, self.spread.layers[:layers], self.spread.layers[layers:] + self._behind)
+
+    @property
+    def _behind(self) -> tuple[Named, ...]:
+        """The layers behind those that are spread, the summed one whole."""
+        rest = self.rest.layers if self.rest else ()
+        if self.summed is None:
+            return rest
+        name, dense = self.summed
+        biased = bool(rest) and rest[0][0] == name
+        return (name, replace(dense, bias=biased)), *rest[biased:]
 
     def spread_for(self, kernels: Sequence[int]) -> Stage:
         """The same stage with as many layers spread as pays for shards of these sizes.
@@ -74,8 +97,22 @@ def _stage(layers: Sequence[Named]) -> Stage:
     if not isinstance(first, Conv):
         return Stage(None, None, None, Sequential(tuple(layers)))
     spread = tuple(takewhile(lambda named: named[1].reach is not None, layers[1:]))
-    parts = spread, tuple(layers[1 + len(spread) :])
-    return Stage(name, first, *(Sequential(part) if part else None for part in parts))
+    return _stage_of(name, first, spread, tuple(layers[1 + len(spread) :]), whole=True)
+
+
+def _stage_of(
+    name: str | None, conv: Conv | None, spread: tuple[Named, ...], behind: tuple[Named, ...], *, whole: bool = False
+) -> Stage:
+    """whole: all that can be spread is, so what follows may be summed."""
+    summed: tuple[str, Dense] | None = None
+    if whole and behind and isinstance(dense := behind[0][1], Dense):
+        summed = behind[0][0], replace(dense, bias=False)
+        behind = (*([(summed[0], Bias())] if dense.bias else []), *behind[1:])
+    return Stage(name, conv, _sequential(spread), _sequential(behind), summed)
+
+
+def _sequential(layers: tuple[Named, ...]) -> Sequential | None:
+    return Sequential(layers) if layers else None
 
 
 @dataclass(frozen=True)
@@ -123,7 +160,7 @@ def shares_of(kernels: Sequence[int], reach: int = 0) -> list[Share]:
     return [Share(a, b, total, reach) for a, b in pairwise(accumulate(kernels, initial=0))]
 
 
-def neighbours(shares: Mapping[str, Share], worker: str) -> Iterator[tuple[str, Side, int]]:
+def neighbours(shares: Mapping[W, Share], worker: W) -> Iterator[tuple[W, Side, int]]:
     """Whose channels a worker holds besides its own, from the first to the last: at which end of theirs, how many."""
     mine = shares[worker]
     for other, share in shares.items():
@@ -131,3 +168,10 @@ def neighbours(shares: Mapping[str, Share], worker: str) -> Iterator[tuple[str, 
             yield other, "right", count
         elif share.start >= mine.stop and (count := min(share.stop, mine.held.stop) - share.start) > 0:
             yield other, "left", count
+
+
+def edges_travel_along(shares: Mapping[W, Share], worker: W, takers: Collection[W]) -> bool:
+    """Whether a shard's edges can be sent with its gradients, which go to these workers, and nobody gets too much."""
+    others = {*takers} - {worker}
+    wanted_by = {w for w in shares for other, _, _ in neighbours(shares, w) if other == worker}
+    return not others or (len(others) == 1 and wanted_by <= others)

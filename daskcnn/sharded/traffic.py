@@ -50,7 +50,8 @@ def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
 
 
 def _behind(in_shape: Shape, stage: Stage) -> Shape:
-    for layer in (stage.conv, stage.spread, stage.rest):
+    summed = stage.summed and stage.summed[1]
+    for layer in (stage.conv, stage.spread, summed, stage.rest):
         in_shape = in_shape if layer is None else layer.out_shape(in_shape)
     return in_shape
 
@@ -70,11 +71,18 @@ def eq2_elements(specs: Sequence[ConvSpec]) -> int:
 
 
 def channel_size(stage: Stage, in_shape: Shape) -> int:
-    """Numbers a sample that one kernel's output has as it leaves its shard; 0 for a stage without a convolution."""
-    if stage.conv is None:
+    """Numbers a sample that one kernel's output has as it leaves its shard; 0 where there are none of a kernel's own:
+    without a convolution, or where a layer behind it is summed.
+    """
+    if stage.conv is None or stage.summed is not None:
         return 0
     out = stage.conv.out_shape(in_shape)
     return math.prod((stage.spread.out_shape(out) if stage.spread else out)[:-1])
+
+
+def sum_size(stage: Stage) -> int:
+    """Numbers a sample that each shard sends, and is sent back, however few its kernels: a summed layer's outputs."""
+    return stage.summed[1].units if stage.summed else 0
 
 
 def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[str]:
@@ -86,11 +94,11 @@ def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[
 def flows(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Flow]:
     """Every message of a step with activations or their gradients. Stages as they are spread for the kernels."""
     for i, (stage, in_shape) in enumerate(zip(stages, in_shapes, strict=True)):
-        size, to = channel_size(stage, in_shape), takers(stages, kernels, home, i)
+        size, more, to = channel_size(stage, in_shape), sum_size(stage), takers(stages, kernels, home, i)
         for maker, share in _shares(stage, kernels[i]).items():
             for taker in sorted(to - {maker}):
-                yield Flow(i, "outputs", maker, taker, size * (share.stop - share.start))
-                yield Flow(i, "gradients", taker, maker, size * (share.graded.stop - share.graded.start))
+                yield Flow(i, "outputs", maker, taker, size * (share.stop - share.start) + more)
+                yield Flow(i, "gradients", taker, maker, size * (share.graded.stop - share.graded.start) + more)
         if stage.rest is not None and i + 1 < len(stages):
             whole = math.prod(in_shapes[i + 1])
             for worker in sorted({*kernels[i + 1]} - {home}):
@@ -135,5 +143,7 @@ def _numbers_of_a_kernel(stage: Stage, in_shape: Shape) -> int:
     assert stage.conv is not None, "a stage that reaches over has a convolution"
     rng = np.random.default_rng(0)  # of what is drawn only the size counts
     params, state, shape = replace(stage.conv, kernels=1).init(rng, in_shape)
-    more = stage.spread.init(rng, shape)[:2] if stage.spread else ()
+    more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []
+    if stage.summed is not None:
+        more.append(stage.summed[1].init(rng, stage.spread.out_shape(shape) if stage.spread else shape)[0])
     return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from daskcnn.nn import Sequential, Shape
-from daskcnn.sharded import Share, Stage, shares_of, stages_of
+from daskcnn.sharded import Share, Stage, edges_travel_along, shares_of, stages_of
 from daskcnn.sharded.balance import Balance, Link
 from daskcnn.sharded.traffic import Traffic, edge_traffic, flows, stage_shapes
 from daskcnn.sim.layers import ShardedStep, Sharding
@@ -222,20 +222,23 @@ class Direct(Sharding):
 
     @property
     def tasks(self) -> int:
-        """Of a step: to load, shards there and back, what is put together, parts cut out for several, the score."""
+        """Of a step: shards there and back, what is put together, parts cut out for several, edges, the score."""
         last, part, edges = len(self.placed) - 1, 0, 0
         for i, placed in enumerate(self.placed):
             shards = len(placed.shares)
             part += 2 * shards
             if i == last:
-                part += 1 + _takes([self.home], placed.shares)
+                part += 1 + (0 if placed.stage.summed else _takes([self.home], placed.shares))
             elif placed.stage.rest is not None:
                 part += 2 + _takes([self.home], placed.shares)
             if i > 0:
                 part += _takes(placed.shares, self._takers_back(i))
-                edges += shards if placed.stage.reach else 0
-        busy = {self.home, *(w for placed in self.placed for w in placed.shares)}
-        return self.parts * (len(busy) + part) + edges + 1
+                edges += self._edges_apart(i, placed) if placed.stage.reach else 0
+        return self.parts * part + edges + 1
+
+    def _edges_apart(self, i: int, placed: Placed) -> int:
+        back = self._takers_back(i)
+        return sum(not edges_travel_along(placed.shares, worker, back) for worker in placed.shares)
 
     def _takers_back(self, i: int) -> Collection[int]:
         """Who gets parts of the gradient of a stage's input."""

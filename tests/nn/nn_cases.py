@@ -46,7 +46,7 @@ CASES = {
     "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
     "l2pool": [(L2Pool(2), MAP), (L2Pool(3, 2), (7, 6, 2)), (L2Pool(2, 3), MAP)],
-    "dense": [(Dense(3), MAP), (Dense(3), VECTOR)],
+    "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
 }

@@ -43,8 +43,8 @@ def direct(*speeds: float, model: str = "50:500", bandwidth: float | None = None
 
 
 HALVES = {"conv1": {"w0": 25, "w1": 25}, "conv2": {"w0": 250, "w1": 250}}
-EDGES = 4 * 4 * ((25 * 3 + 1) + (25 * 50 + 1))
-"""Bytes of kernels and biases that each of the two is sent: four channels of either layer."""
+EDGES = 4 * 4 * ((25 * 3 + 1) + (25 * 50 + 1 + 8 * 8 * 10))
+"""Bytes of what each of the two is sent of four channels of either layer: kernels, biases, weights of the dense one."""
 
 
 def test_one_worker_s_step_is_its_own_whole_step() -> None:
@@ -66,16 +66,13 @@ def test_on_free_links_two_workers_halve_what_is_sharded_but_for_channels_comput
 
 
 def test_bytes_and_seconds_of_a_step_of_two_by_hand() -> None:
-    """Pooled maps of 16x16 and 8x8: to each other and back, to home and back; two channels more of each gradient."""
+    """Pooled maps of 16x16 to each other and back, two channels more of each gradient; ten sums to home and back."""
     bandwidth = 5e6
     found = direct(1.0, 1.0, bandwidth=bandwidth, given=HALVES)
     step, scale = found.step(), 4 * BATCH
-    first, second = 16 * 16 * scale, 8 * 8 * scale
-    assert step.up[1] == 25 * first + 250 * second + 27 * first + EDGES
-    assert step.down[1] == 25 * first + 252 * second + 27 * first + EDGES
-    assert step.up[0] == step.down[1]
-    assert step.down[0] == step.up[1]
-    assert step.comm == pytest.approx((25 * first + 250 * second + 252 * second + 27 * first + EDGES) / bandwidth)
+    pixels, sums = 16 * 16 * scale, 10 * scale
+    assert step.up == step.down == (25 * pixels + 27 * pixels + sums + EDGES,) * 2
+    assert step.comm == pytest.approx((25 * pixels + 27 * pixels + 2 * sums + EDGES) / bandwidth)
 
 
 def test_what_travels_is_what_the_cluster_s_own_count_says() -> None:
@@ -166,6 +163,7 @@ class Counting:
         self.job = Job.model_validate({"train": {"batch_size": found.batch, "sub_batches": found.sub_batches}})
         self.name, self.numbers, self.labels = "run", count(), Counter[str]()
         self.client = self.links = self.dataset = None
+        self.samples = 40_000
 
     def bundle(self) -> Counting:
         return self

@@ -20,11 +20,12 @@ _PIECE = 512
 class Dense(Layer):
     """Every output from every input: a map (H, W, N, C) or a vector (N, F) to (N, units).
 
-    Parameters: w (H, W, C, units) or (F, units), and b (units,). On a map it is one GEMM for every pixel, added up: no
-    copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
+    Parameters: w (H, W, C, units) or (F, units), and b (units,) unless `bias` is off. On a map it is one GEMM for every
+    pixel, added up: no copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
     """
 
     units: int
+    bias: bool = True
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "units")
@@ -36,13 +37,14 @@ class Dense(Layer):
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
         w = initial(rng, (*in_shape, self.units), prod(in_shape), self.units)
-        return {"w": w, "b": np.zeros(self.units)}, {}, (self.units,)
+        return {"w": w} | ({"b": np.zeros(self.units)} if self.bias else {}), {}, (self.units,)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         pixels, weights, blocks = _blocks(x, params["w"], ctx.device)
         parts = each(ctx.device, lambda b: ctx.device.xp.matmul(pixels[b], weights[b]).sum(axis=0), blocks)
         y = sum(parts[1:], start=parts[0])
-        y += params["b"]
+        if self.bias:
+            y += params["b"]
         return y, state, x
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
@@ -56,11 +58,30 @@ class Dense(Layer):
                 xp.matmul(dy, weights[b].swapaxes(1, 2), out=dx[b])
 
         each(ctx.device, back, blocks)
-        grads = {"w": dw.reshape(w.shape), "b": dy.sum(axis=0)}
+        grads = {"w": dw.reshape(w.shape)} | ({"b": dy.sum(axis=0)} if self.bias else {})
         return None if dx is None else _joined(dx, x.shape), grads
 
     def initial_before(self, after: Initializer) -> Initializer:
         return glorot_uniform
+
+
+@dataclass(frozen=True)
+class Bias(Layer):
+    """A number b (units,) added to every output of a `Dense` layer whose own `bias` is off: (N, units) to the same."""
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        return in_shape
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        return {"b": np.zeros(in_shape)}, {}, in_shape
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        return x + params["b"], state, None
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        return dy, {"b": dy.sum(axis=0)}
 
 
 def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slice]]:
