@@ -101,13 +101,13 @@ def make_step(mode: str, replica: Replica, batch: Batch) -> Step:
     return torch_step(mode, replica, batch)
 
 
-def torch_step(mode: str, replica: Replica, batch: Batch) -> Step:
-    """PyTorch's step, on as many threads as the replica has."""
+def torch_step(mode: str, replica: Replica, batch: Batch, device: str = "cpu") -> Step:
+    """PyTorch's step, on as many threads as the replica has, or on a GPU ("cuda")."""
     torch.set_num_threads(replica.device.pool.threads)
     layout = torch.channels_last if "channels_last" in mode else torch.contiguous_format
-    model = twin(replica).to(memory_format=layout)
-    x = torch.from_numpy(batch.x.transpose(2, 3, 0, 1)).contiguous(memory_format=layout)
-    labels = torch.from_numpy(batch.labels)
+    model = twin(replica).to(device, memory_format=layout)
+    x = torch.from_numpy(batch.x.transpose(2, 3, 0, 1)).contiguous(memory_format=layout).to(device)
+    labels = torch.from_numpy(batch.labels).to(device)
     t = replica.job.train
     sgd = torch.optim.SGD(model.parameters(), LR, t.momentum, 0, t.weight_decay, t.nesterov, fused=True)
 

@@ -13,7 +13,7 @@ from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulated import constants_of
 from daskcnn.launch.simulating import Scenario, learner_of, simulate
 from daskcnn.ps import RULES
-from daskcnn.report.tables import Report
+from daskcnn.report.tables import Report, tables
 from daskcnn.sim.cluster import Cluster, Server, Worker, kinds
 from daskcnn.sim.layers import ceiling
 from daskcnn.sim.points import LAYERS, clusters_of_points
@@ -204,6 +204,9 @@ def equal_devices(pattern: Worker, link: float, devices: int) -> Cluster:
 
 
 PARTS = ("communication", "convolutions", "the rest")
+MILLI = 1e3
+GAP = 0.8
+"""Between the bars of two runs, in bars."""
 
 
 def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
@@ -222,22 +225,68 @@ def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequenc
     return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
 
 
+def step_parts(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """Milliseconds of a step of sharded runs, from their logs by name: of each, the papers' bar and one a worker.
+
+    The papers' bar is `breakdown`; a worker's communication is all in which it does not compute (`tables.StepParts`).
+    Raises DataError naming the run whose log has no epoch of sharded layers.
+    """
+    places: list[float] = []
+    bars: list[tuple[str, tuple[float, float, float]]] = []
+    for run, log in runs.items():
+        begin = places[-1] + 1 + GAP if places else 0.0
+        own = [(run, _parts_of(run, log)), *((w, (p.comm, p.conv, p.comp)) for w, p in tables(log).breakdown.items())]
+        places += [begin + i for i in range(len(own))]
+        bars += own
+    return Figure(
+        "breakdown",
+        "What a step of sharded layers takes",
+        "Marques et al. fig. 6 and 8",
+        "runs by the papers' definition, each with its workers beside it",
+        "milliseconds a step",
+        {part: (places, [MILLI * parts[i] for _, parts in bars]) for i, part in enumerate(PARTS)},
+        stacked=True,
+        ticks=[name for name, _ in bars],
+    )
+
+
+def _parts_of(run: str, log: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
+    try:
+        return breakdown(log)
+    except DataError as error:
+        raise DataError(f"{run}: {error}") from error
+
+
 def breakdown(events: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
     """Seconds a step of communication, convolutions and the rest, as the papers define them, of a sharded run's log.
 
-    Convolutions: of the worker that takes the longest for its shards. The rest: of home, besides its shards.
-    Communication is what remains. Raises DataError where the log has no epoch.
+    Convolutions: of the worker that takes the longest for its shards, with the layers that are spread with them. The
+    rest: of home, besides its shards. Communication is what remains. Raises DataError where the log has no epoch.
     """
-    log = list(events)
-    home = next((event["home"] for event in log if event["event"] == "shards"), None)
-    epochs = [event for event in log if event["event"] == "epoch"]
-    if home is None or not epochs:
+    seconds = conv = comp = 0.0
+    steps = 0
+    for epoch, home, made in _sharded_epochs(events):
+        shards = {row["name"]: sum(row["conv_seconds"].values()) for row in epoch["workers"]}
+        conv += max(shards.values())
+        comp += sum(max(0.0, row["busy"] - shards[home]) for row in epoch["workers"] if row["name"] == home)
+        seconds, steps = seconds + epoch["seconds"], steps + made
+    if not steps:
         raise DataError("this log has no epoch of sharded layers; give a run of strategy 'layer' that ended one")
-    rows = [row for event in epochs for row in event["workers"]]
-    conv = sum(max(sum(row["conv_seconds"].values()) for row in event["workers"]) for event in epochs)
-    comp = sum(max(0.0, row["busy"] - sum(row["conv_seconds"].values())) for row in rows if row["name"] == home)
-    seconds, steps = sum(event["seconds"] for event in epochs), epochs[-1]["step"]
     return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
+
+
+def _sharded_epochs(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, int]]:
+    """Every epoch's event, its home, and how many steps it made: a resumed run makes some again."""
+    home, before = None, 0
+    for event in events:
+        kind = event["event"]
+        if kind in ("start", "resume"):
+            before = event.get("step", 0)
+        elif kind == "shards":
+            home = event["home"]
+        elif kind == "epoch" and home is not None:
+            yield event, home, event["step"] - before
+            before = event["step"]
 
 
 # --- Hegde and Usmani ---

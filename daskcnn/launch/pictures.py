@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.launch.figures import Figure, figures
+from daskcnn.launch.figures import Figure, figures, step_parts
+from daskcnn.launch.reporting import events
 from daskcnn.launch.simulating import Scenario
 
 if TYPE_CHECKING:
@@ -18,6 +19,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's: told apart by the colour-blind too."""
 MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")
 """Curves that lie on one another stay visible."""
+
+WIDTH, BAR = 6.4, 0.6
+"""Inches of a picture, and of a bar in one at the least."""
+ABOVE_BARS: dict[str, Any] = {"loc": "upper center", "ncols": 3}
+UNDER_ROOF: dict[str, Any] = {"loc": "lower right"}
+HEADROOM = 1.18
+"""Of the highest bar, so that the legend stands above all."""
 
 
 def draw_all(chosen: Scenario, folder: str, *, suffix: str = "svg", seed: int = 0) -> Iterator[Path]:
@@ -32,12 +40,30 @@ def draw_all(chosen: Scenario, folder: str, *, suffix: str = "svg", seed: int = 
         yield draw(figure, path / f"{figure.name}.{suffix}")
 
 
+def draw_breakdown(runs: Sequence[str], file: str) -> Path:
+    """Draw what the steps of layer-sharded runs are made of, side by side; SVG or PNG by the file's ending.
+
+    Raises UserError without matplotlib or for another ending, DataError for a log without sharded epochs, or on disk.
+    """
+    need_matplotlib()
+    path = Path(file)
+    if path.suffix not in (".svg", ".png"):
+        raise UserError(f"{file}: pictures are SVG or PNG; give a file that ends in .svg or .png")
+    return draw(step_parts({name: events(run) for name, run in _named(runs).items()}), path)
+
+
+def _named(runs: Sequence[str]) -> dict[str, str]:
+    """Runs by the names of their folders, or by their whole paths where several folders have the same."""
+    names = [Path(run).name or run for run in runs]
+    return dict(zip(names if len(set(names)) == len(names) else runs, runs, strict=True))
+
+
 def need_matplotlib() -> Any:
     """The package. Raises UserError with the remedy where it is not installed."""
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("--figures: matplotlib is not installed; pip install 'daskcnn[plot]'") from error
+        raise UserError("pictures: matplotlib is not installed; pip install 'daskcnn[plot]'") from error
     return matplotlib
 
 
@@ -47,15 +73,16 @@ def draw(figure: Figure, path: Path) -> Path:
     from matplotlib.figure import Figure as Canvas
 
     with matplotlib.rc_context({"svg.hashsalt": figure.name, "font.size": 9, "svg.fonttype": "none"}):
-        canvas = Canvas(figsize=(6.4, 4.0), layout="constrained")
+        canvas = Canvas(figsize=(_width(figure), 4.0), layout="constrained")
         axes = canvas.add_subplot()
         (_bars if figure.stacked else _curves)(axes, figure)
         _lines(axes, figure)
         axes.set_title(f"{figure.title}\n(as {figure.like})", fontsize=10)
         axes.set_xlabel(figure.x)
         axes.set_ylabel(figure.y)
-        axes.grid(alpha=0.3)
-        axes.legend(framealpha=0.85, edgecolor="none")
+        axes.grid(alpha=0.3, axis="y" if figure.stacked else "both")
+        place = ABOVE_BARS if figure.stacked else UNDER_ROOF if figure.rates else {}
+        axes.legend(framealpha=0.85, edgecolor="none", **place)
         try:
             canvas.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
         except OSError as error:
@@ -63,7 +90,14 @@ def draw(figure: Figure, path: Path) -> Path:
     return path
 
 
+def _width(figure: Figure) -> float:
+    """Inches; more where many bars stand side by side, for what stands below them."""
+    return max(WIDTH, BAR * len(figure.ticks)) if figure.stacked else WIDTH
+
+
 def _curves(axes: Axes, figure: Figure) -> None:
+    from matplotlib.ticker import LogFormatter
+
     styles = zip(COLOURS, MARKERS, cycle(STROKES), strict=False)
     drawn = [(curve, True) for curve in figure.curves.items()] + [(curve, False) for curve in figure.points.items()]
     for ((name, (xs, ys)), joined), (colour, marker, stroke) in zip(drawn, styles, strict=False):
@@ -73,6 +107,9 @@ def _curves(axes: Axes, figure: Figure) -> None:
     if figure.rates:
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):  # plain numbers, the minor ones only where there are few others
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
     if figure.doubling:
         axes.set_xscale("log", base=2)
         ticks = next(iter(figure.curves.values()))[0]
@@ -87,6 +124,8 @@ def _bars(axes: Axes, figure: Figure) -> None:
         axes.bar(xs, ys, bottom=below, label=name, color=colour, width=0.7)
         below = [b + y for b, y in zip(below, ys, strict=True)]
     axes.set_xticks(xs, figure.ticks or [f"{x:g}" for x in xs])
+    axes.set_axisbelow(True)
+    axes.set_ylim(top=HEADROOM * max(below, default=0.0) or 1.0)
 
 
 def _lines(axes: Axes, figure: Figure) -> None:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import astuple, fields, replace
 from pathlib import Path
+from typing import Any
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.report.comparison import Comparison
@@ -19,15 +20,21 @@ from daskcnn.report.tables import Report, tables
 
 def report(run: str) -> Report:
     """The figures of the run in a folder, or of an event log. Raises DataError where there is none or it is damaged."""
-    log = _log(Path(run))
-    events = read_events(log)
-    if not events:
-        raise DataError(f"{log}: no events; the run was stopped before it began, or its log is damaged; start it anew")
+    log = events(run)
     try:
-        found = tables(events)
+        found = tables(log)
     except DataError as error:
-        raise DataError(f"{log}: {error}") from error
+        raise DataError(f"{_log(Path(run))}: {error}") from error
     return replace(found, start=found.start.model_copy(update={"run": run}))  # the folder may have been moved since
+
+
+def events(run: str) -> list[dict[str, Any]]:
+    """The log of the run in a folder, or an event log. Raises DataError where there is none or it is damaged."""
+    log = _log(Path(run))
+    found = read_events(log)
+    if not found:
+        raise DataError(f"{log}: no events; the run was stopped before it began, or its log is damaged; start it anew")
+    return found
 
 
 def compare(runs: Sequence[str], targets: Sequence[float]) -> Comparison:

@@ -80,7 +80,8 @@ class History:
     """Takes in events, in order; `take` is the only thing that changes it.
 
     devices: of every worker ever. present: the workers of now, and `there` those of a (life, number) of a round.
-    servers: the last that each server said, by life and its own number. now: seconds of training.
+    servers: the last that each server said, by life and its own number. now: seconds of training. steps: that ended
+    with an epoch, those that were made again counted again.
     """
 
     start: record.Start = field(default_factory=record.Start)
@@ -97,6 +98,8 @@ class History:
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
     servers: dict[tuple[int, int], record.Server] = field(default_factory=dict)
     now: float = 0.0
+    steps: int = 0
+    _step: int = 0  # of the run, at its last epoch's end
     _life: int = 1
     _begun: float | None = None  # on the events' own clock
     _before: float = 0.0  # seconds of the run at that moment
@@ -115,7 +118,7 @@ class History:
         if self.rows:
             self._begin_life()
         self.start, self.end, self._begun = event, None, event.at
-        self._before, self.now = 0.0, 0.0
+        self._before, self.now, self._step = 0.0, 0.0, 0
         self._undone, self.looks = self.looks, []
 
     def _begin_life(self) -> None:
@@ -126,6 +129,7 @@ class History:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
         self._before = self.now = self._kept.get(event.step, latest)
+        self._step = event.step
         self._on_trouble(event)
 
     def _on_calibration(self, event: record.Calibration) -> None:
@@ -157,6 +161,7 @@ class History:
         for part in event.workers:
             self._add(self._part_row(part, event))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
+        self.steps, self._step = self.steps + event.step - self._step, event.step
         judged = event.validation or record.Judged()
         made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(

@@ -211,7 +211,7 @@ def tables(events: Iterable[Mapping[str, Any]]) -> Report:
 
 def _breakdown(run: History) -> dict[str, StepParts]:
     """Of the mean step, from all epochs that have ended."""
-    steps = run.looks[-1].step if run.looks else 0
+    steps = run.steps
     if not (_sharded(run) and steps):
         return {}
     parts = {}
@@ -373,8 +373,8 @@ def _traffic(run: History) -> Traffic:
     seconds = _sum(row.communication for row in run.rows)
     if not _sharded(run):
         return Traffic(up, down, seconds, pushes, vector, foreseen, share)
-    steps = run.looks[-1].step if run.looks else 0
-    return Traffic(up, down, seconds, pushes, vector, foreseen, share, up / steps if steps else None, run.eq2)
+    a_step = up / run.steps if run.steps else None
+    return Traffic(up, down, seconds, pushes, vector, foreseen, share, a_step, run.eq2)
 
 
 def _counted(run: History) -> Counted | None:

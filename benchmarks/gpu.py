@@ -1,0 +1,224 @@
+"""A step of sharded layers on processors, on a GPU, and on both; PyTorch's beside it.
+
+    python benchmarks/gpu.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256] [--cpus 3] [--json FILE]
+
+Workers are as in `--workers cpu=3,gpu=1`: one thread for each processor, one process for the GPU, kernels shared out as
+a run does it, with the links measured. Each configuration has a cluster of its own, on which the three ways follow one
+another, then PyTorch has the machine, on as many threads as there are processors and on the GPU (float32 throughout,
+without TF32; eager, and the faster of its two layouts). Medians count. Figures go to FILE as each configuration is
+done; those that FILE has are left out, so that a run may be broken off and taken up again.
+
+Exit 2 where there is no GPU. --stand-in tries the code without one: the GPU is NumPy behind the interface that the
+tests check device arrays with, and its figures say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import Budget, Configuration, in_fresh_process, take_turns
+from distributed import Client
+from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
+
+from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.layer_balance import fastest
+from daskcnn.cluster.link_speeds import measure_links
+from daskcnn.cluster.members import advertised, present
+from daskcnn.cluster.worker import device_problem
+from daskcnn.config import Cluster, Workers
+
+WAYS = ("processors", "GPU", "both")
+LAYOUTS = ("eager", "channels_last")
+"""PyTorch's, of which the faster one counts."""
+WARM = 3
+"""Steps that are not counted."""
+CPUS = 3
+TESTS = Path(__file__).parents[1] / "tests"
+
+
+# --- the GPU ---
+
+
+def no_gpu() -> str | None:
+    """Why no worker on this machine could use one; None where it could."""
+    return in_fresh_process(device_problem, "gpu")
+
+
+def described() -> dict[str, Any]:
+    """The GPU and what drives it. In a process of its own: to ask takes hold of the GPU."""
+    import cupy  # type: ignore[import-not-found,unused-ignore]
+
+    profile, runtime = device_profile("gpu", 1), cupy.cuda.runtime.runtimeGetVersion()
+    return {"gpu": profile.name, "gpu_GiB": round(profile.memory / 2**30), "cupy": cupy.__version__, "cuda": runtime}
+
+
+def stand_in_for_a_gpu(tests: str) -> None:
+    """On a worker: its GPU is the strict stand-in that tests use."""
+    sys.path.insert(0, tests)
+    from standin import STANDIN
+
+    from daskcnn import arrays
+    from daskcnn.cluster import worker
+
+    arrays.BACKENDS["gpu"] = lambda: STANDIN
+    worker.device_profile = lambda kind, threads: arrays.DeviceProfile(kind, "stand-in", 1, 1 << 30)
+
+
+def _give_stand_ins(client: Client) -> None:
+    addresses = [member.address for member in advertised(present(client)) if member.kind == "gpu"]
+    client.run(stand_in_for_a_gpu, str(TESTS), workers=addresses)
+
+
+# --- ours ---
+
+
+def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]:
+    """One configuration on a cluster of its own: each way's figures, and the GPU's step by itself, without Dask."""
+    found: dict[str, Any] = {}
+    counts = {"processors": (given.cpus, 0), "GPU": (0, 1), "both": (given.cpus, 1)}
+    with connect(Cluster(workers=Workers(cpu=given.cpus, gpu=1))) as client:
+        client.wait_for_workers(given.cpus + 2, timeout=60)
+        if given.stand_in:
+            _give_stand_ins(client)
+        for way, (cpus, gpus) in counts.items():
+            with opened(client, given.data, model, batch, given.wire, workers=cpus, gpus=gpus) as context:
+                _check_devices(context.calibrations, gpus)
+                if way == "GPU":
+                    found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
+                if len(context.alive) > 1:
+                    context.links = measure_links(context, fastest(context))
+                found[way] = _step(Sharded(context), given.seconds)
+    return {**found, "GPU alone": 1 / found["GPU alone"]}
+
+
+def _check_devices(calibrations: Mapping[str, Any], gpus: int) -> None:
+    """Raise SystemExit where a run would go on without its GPU."""
+    if gpus and "gpu-0" not in calibrations:
+        raise SystemExit("worker gpu-0 cannot use its GPU; `daskcnn doctor` on that machine says why")
+
+
+def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
+    """Seconds of a step and each worker's of computing in it; bytes that travel; kernels by worker and layer."""
+    steps, counters, count = sharded.seconds(seconds, warm=WARM)
+    sharded.graph.collect(sharded.context.gather)  # the last step's way back ends after its score
+    return {
+        "step": median(steps),
+        "busy": {name: own.busy / count for name, own in counters.items()},
+        "bytes": sum(own.bytes_up for own in counters.values()) / count,
+        "home": sharded.graph.home,
+        "kernels": sharded.graph.by_worker(),
+    }
+
+
+# --- PyTorch's ---
+
+
+def torch_seconds(model: str, batch: int, threads: int, device: str, seconds: float) -> dict[str, float] | None:
+    """Seconds of a step in each layout; None where PyTorch has no such device."""
+    import torch
+    from step_vs_torch import WARM_UPS, start, torch_step
+
+    if device == "cuda" and not torch.cuda.is_available():
+        return None
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    replica, images = start(Configuration(model, batch, threads))
+    steps = {layout: torch_step(layout, replica, images, device) for layout in LAYOUTS}
+    for step in list(steps.values()) * WARM_UPS:
+        step()
+    return {layout: median(taken) for layout, taken in take_turns(steps, Budget(None, seconds)).items()}
+
+
+def beside(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]:
+    """PyTorch's, where it is installed, on the processors and on the GPU."""
+    if given.no_torch or find_spec("torch") is None:
+        return {}
+    devices = {"PyTorch, processors": "cpu", "PyTorch, GPU": "cuda"}
+    found = {
+        name: in_fresh_process(torch_seconds, model, batch, given.cpus, device, given.seconds)
+        for name, device in devices.items()
+    }
+    return {name: {"step": min(each.values()), **each} for name, each in found.items() if each}
+
+
+# --- output ---
+
+COLUMNS = (*WAYS, "GPU alone", "PyTorch, processors", "PyTorch, GPU")
+
+
+def head() -> str:
+    """The first line of the table: milliseconds a step."""
+    return (
+        f"{'ms a step':9} {'batch':>5}"
+        + "".join(f"{name:>{_width(name)}}" for name in COLUMNS)
+        + "  MB  kernels of both"
+    )
+
+
+def row(model: str, batch: int, found: Mapping[str, Any]) -> str:
+    """A line of it."""
+    seconds = (found.get(name) for name in COLUMNS)
+    plain = (each["step"] if isinstance(each, Mapping) else each for each in seconds)
+    cells = (f"{'–' if s is None else f'{1e3 * s:.1f}':>{_width(n)}}" for n, s in zip(COLUMNS, plain, strict=True))
+    both = found["both"]
+    shares = ", ".join(f"{worker} {'/'.join(map(str, own.values()))}" for worker, own in both["kernels"].items())
+    return f"{model:9} {batch:5}{''.join(cells)}  {both['bytes'] / 1e6:.1f}  {shares}"
+
+
+def _width(name: str) -> int:
+    return max(12, len(name) + 2)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--models", nargs="+", default=list(MODELS))
+    options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
+    options.add_argument("--cpus", type=int, default=max(1, min(CPUS, cpu_count() - 1)), help="default: %(default)s")
+    options.add_argument("--seconds", type=float, default=5.0, help="of each way; three steps at least")
+    options.add_argument("--wire", choices=("float32", "float16"), default="float32")
+    options.add_argument("--no-torch", action="store_true", help="ours only")
+    options.add_argument("--stand-in", action="store_true", help="try the code without a GPU")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    return options.parse_args()
+
+
+def kept_in(path: Path | None, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a file so far. Raises SystemExit where they are of another machine."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+    if kept and kept["machine"] != machine:
+        raise SystemExit(f"{path}: its figures are of another machine, {kept['machine']}; give another file")
+    return {"machine": dict(machine), "measured": kept.get("measured", {})}
+
+
+def main() -> int:
+    """Exit code 2 where there is no GPU."""
+    given = arguments()
+    if not given.stand_in and (missing := no_gpu()):
+        print(f"nothing to measure: {missing}; --stand-in tries the code without one", file=sys.stderr)
+        return 2
+    device = {"gpu": "stand-in"} if given.stand_in else in_fresh_process(described)
+    machine = {"processor": device_profile("cpu", cpu_count()).name, "cores": cpu_count(), "cpus": given.cpus, **device}
+    kept = kept_in(given.json, machine)
+    print(", ".join(f"{name} {value}" for name, value in machine.items()), head(), sep="\n", flush=True)
+    for model in given.models:
+        for batch in given.batches:
+            key = f"{model} {batch} {given.wire}"
+            if key not in kept["measured"]:
+                kept["measured"][key] = measure(given, model, batch) | beside(given, model, batch)
+            print(row(model, batch, kept["measured"][key]), flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
