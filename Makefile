@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: install run test check format bench bench-conv bench-cifar10 clean
+.PHONY: install run test check format bench bench-conv bench-cifar10 image-replay clean
 
 install: $(VENV)/.installed
 
@@ -51,6 +51,10 @@ bench-conv: install
 
 bench-cifar10: install
 	$(BIN)/python benchmarks/cifar10.py $(ARGS)
+
+# the image's install steps and a job, without a container engine
+image-replay:
+	$(PYTHON) deploy/replay_image.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
