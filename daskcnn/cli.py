@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,7 +12,8 @@ from dask.utils import parse_bytes
 from daskcnn import __version__
 from daskcnn.arrays import Device, DeviceKind, cpu_count
 from daskcnn.launch import pictures, planning, reporting, say, simulated, simulating, tools
-from daskcnn.launch.doctor import examine, readable_findings
+from daskcnn.launch.doctor import asked_for, examine
+from daskcnn.launch.doctor_findings import readable_findings, would_start
 from daskcnn.report.comparison import format_comparison
 from daskcnn.report.files import dumps
 from daskcnn.report.table_text import format_report
@@ -145,6 +145,15 @@ def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any
         click.echo(dumps(found.to_dict(), indent=2) if as_json else format_report(found, full=rounds))
 
 
+@main.command(cls=Command)
+@click.argument("runs", nargs=-1, required=True)
+@click.option("--out", metavar="FILE", default="breakdown.svg", show_default=True, help="SVG or PNG, by its ending.")
+@verbose
+def plot(runs: tuple[str, ...], out: str, **_: Any) -> None:
+    """Draw what a step of layer-sharded RUNS is made of: communication, convolutions, the rest."""
+    click.echo(f"figure {pictures.draw_breakdown(runs, out)}")
+
+
 def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tuple[float, ...]:
     try:
         targets = tuple(float(part) for part in text.split(",") if part.strip())
@@ -249,16 +258,33 @@ def plan(
 @main.command(cls=Command)
 @click.option("--scheduler", metavar="ADDRESS", help="Look at this cluster too.")
 @click.option("--scheduler-file", metavar="FILE", help="The file the scheduler wrote its address to.")
+@click.option("--workers", metavar="cpu=N,gpu=N", help="Workers a job would ask for.  [default: one of any kind]")
+@click.option("--data", metavar="PATH", help="A data set that every worker must see, under the same path.")
 @click.option(
-    "--wait", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds to wait for the scheduler."
+    "--wait",
+    type=click.FloatRange(0),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for scheduler and workers.",
 )
 @as_json
 @verbose
 @click.pass_context
 def doctor(
-    ctx: click.Context, /, scheduler: str | None, scheduler_file: str | None, wait: float, as_json: bool, **_: Any
+    ctx: click.Context,
+    /,
+    scheduler: str | None,
+    scheduler_file: str | None,
+    workers: str | None,
+    data: str | None,
+    wait: float,
+    as_json: bool,
+    **_: Any,
 ) -> None:
-    """Check this machine, and a cluster, for what a job needs; every finding comes with its remedy."""
-    findings = examine(scheduler, scheduler_file, wait)
-    click.echo(json.dumps([asdict(f) for f in findings], indent=2) if as_json else readable_findings(findings))
-    ctx.exit(0 if all(f.ok for f in findings) else 3)
+    """Check this machine, and a cluster, for what a job needs; every finding comes with its remedy.
+
+    ok: fine. !: a job would start, but see the remedy. NO: it would not; then the exit code is 3.
+    """
+    findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data))
+    click.echo(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
+    ctx.exit(0 if would_start(findings) else 3)

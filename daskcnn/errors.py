@@ -28,6 +28,12 @@ class DataError(UserError):
     """A data set, archive, checkpoint or image is missing, damaged or not what it should be."""
 
 
+class InUse(DataError):
+    """Another process writes the run. It may end: unlike what else is wrong with a run, this is worth another try."""
+
+    exit_code = 3
+
+
 class ClusterError(UserError):
     """The cluster cannot run the job: no scheduler, too few workers, a resource, a version or the data missing."""
 

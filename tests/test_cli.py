@@ -44,7 +44,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     CACHE.clear()
     started: list[Any] = []
 
-    def connect(settings: Any, check: Any):
+    def connect(settings: Any, *_: Any):
         started.append(settings)
         raise ClusterError("no cluster here")
 
@@ -404,7 +404,7 @@ def test_a_damaged_job_is_no_bug(tmp_path: Path, path: str):
 def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path, path: str, nothing_starts: list[Any]):
     place = tiny_run(tmp_path, tiny_job(path))
     with RunDirectory.open(place, writable=True):
-        assert "being written by process" in refused(2, run, "--resume", place)
+        assert "being written by process" in refused(3, run, "--resume", place)
     assert nothing_starts == []
 
 

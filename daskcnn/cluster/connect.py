@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
+import socket
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dask
-from distributed import Client, Nanny, Scheduler, SpecCluster
+from distributed import Client, Nanny, Scheduler, Security, SpecCluster
+from distributed.comm.addressing import get_address_host_port, normalize_address
 
 from daskcnn.arrays import cpu_count
-from daskcnn.cluster.members import POLL
+from daskcnn.cluster.members import Patience
 from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
 
@@ -22,14 +24,17 @@ TRY = 2.0  # seconds of one attempt to connect
 
 
 @contextlib.contextmanager
-def connect(settings: Cluster, check: Callable[[], None] = lambda: None) -> Iterator[Client]:
+def connect(
+    settings: Cluster, check: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Client]:
     """A client of the job's cluster; closed (and a local cluster stopped) on leaving.
 
-    `check` is called now and then while it waits, and may raise.
-    Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds.
+    `check` is called now and then while it waits, and may raise; `say` is told what it waits for.
+    Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds, and at once where
+    waiting would not help: an address that is none, certificates that are refused.
     """
     if settings.scheduler or settings.scheduler_file:
-        with _remote(settings, check) as client:
+        with _remote(settings, Patience(settings.wait, check, say)) as client:
             yield client
     else:
         with _local(settings) as client:
@@ -37,47 +42,94 @@ def connect(settings: Cluster, check: Callable[[], None] = lambda: None) -> Iter
 
 
 @contextlib.contextmanager
-def _remote(settings: Cluster, check: Callable[[], None]) -> Iterator[Client]:
-    deadline = time.monotonic() + settings.wait
-    where = settings.scheduler or _address_in(str(settings.scheduler_file), deadline, check)
+def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
+    where = settings.scheduler or _address_in(str(settings.scheduler_file), patience)
     while True:
-        check()
+        patience.check()
         try:
             client = Client(where, timeout=TRY)
             break
-        except OSError as error:
-            if time.monotonic() < deadline:
-                continue
-            raise _unreachable(where, f"{_reason(error)}, {settings.wait:g} s long") from error
-        except (ValueError, TypeError) as error:
-            raise _unreachable(where, _reason(error)) from error
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            reason = _refusal(where) or _reason(error)
+            hopeless = not isinstance(error, OSError) or isinstance(error, FileNotFoundError) or _of_tls(reason)
+            if hopeless or patience.over:
+                raise _unreachable(where, reason if hopeless else f"{reason}, {patience.seconds:g} s long") from error
+            patience.wait_for(f"scheduler {where} ({reason})")
     with client:
         yield client
 
 
 def _unreachable(where: str, reason: str) -> ClusterError:
-    return ClusterError(
-        f"scheduler {where}: cannot be reached ({reason}); correct the address, start one with `dask scheduler`, "
-        "or give none for a local cluster"
+    remedy = next(
+        (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, reason)),
+        "correct the address, start one with `dask scheduler`, or give none for a local cluster",
     )
+    return ClusterError(f"scheduler {where}: cannot be reached ({reason}); {remedy}")
 
 
-def _address_in(path: str, deadline: float, check: Callable[[], None]) -> str:
+_SETTINGS = "distributed.comm.tls in the file that the environment variable DASK_CONFIG names"
+REMEDIES = {
+    "(?i)certificate_?.?(has )?expired": "renew that certificate, here or on the scheduler's machine, whichever is old",
+    "not yet valid": "set this machine's clock, or wait until the certificate holds",
+    "(?i)unknown_?.?ca|self-signed|local issuer|CERTIFICATE_VERIFY_FAILED": (
+        f"use certificates of the cluster's own authority (CA): ca-file and client of {_SETTINGS}"
+    ),
+    "(?i)certificate_required|handshake_failure": f"give a client's certificate: client of {_SETTINGS}",
+    "KEY_VALUES_MISMATCH": f"certificate and key do not belong together: correct {_SETTINGS}",
+    "ssl_context": f"an address tls:// needs certificates: set {_SETTINGS}",
+    "encryption required": "require-encryption is set here: give an address that begins with tls://, or unset it",
+    "WRONG_VERSION_NUMBER": "the scheduler does not use TLS: start it with certificates, or write tcp://",
+    "No such file|Permission denied": f"correct the paths of {_SETTINGS}",
+    "in violation of protocol": "is its certificate, or this machine's, of another authority (CA) or expired?",
+    "(?i)reset by peer|stream is closed|EOF": (
+        "is it a scheduler? If it uses TLS, write tls:// and give certificates; correct the address otherwise"
+    ),
+}
+"""What to do about a reason: of OpenSSL's and Dask's words for it the first that are found."""
+
+
+def _of_tls(reason: str) -> bool:
+    """Whether one side has refused the other: it will not think better of it."""
+    return re.search("(?i)certificate|SSL|X509", reason) is not None and "EOF" not in reason
+
+
+def _refusal(where: str) -> str | None:
+    """Why a scheduler refuses our certificate, None where it does not or nobody can tell.
+
+    It says so to who listens. Dask writes first, and may find the connection closed before it has read why.
+    """
+    try:
+        context = Security().get_connection_args("client").get("ssl_context")
+        address = normalize_address(where)
+        if context is None or not address.startswith("tls"):
+            return None
+        with (
+            socket.create_connection(get_address_host_port(address), TRY) as plain,
+            context.wrap_socket(plain, server_hostname=None) as stream,
+        ):
+            stream.recv(1)
+    except OSError as error:
+        return _reason(error) if _of_tls(str(error)) else None
+    except (ValueError, RuntimeError):
+        return None
+    return None
+
+
+def _address_in(path: str, patience: Patience) -> str:
     """The address that a scheduler wrote to its file, waited for. Raises ClusterError where none comes."""
     while True:
-        check()
         try:
             return str(json.loads(Path(path).read_text())["address"])
         except FileNotFoundError:
             reason = "there is no such file"
         except (OSError, ValueError, KeyError, TypeError) as error:
             reason = f"it is not a scheduler's file ({type(error).__name__})"
-        if time.monotonic() > deadline:
+        if patience.over:
             raise ClusterError(
                 f"scheduler file {path}: {reason}; start `dask scheduler --scheduler-file {path}` on a path "
                 "that both can see"
             )
-        time.sleep(POLL)
+        patience.wait_for(f"scheduler file {path} ({reason})")
 
 
 def _reason(error: BaseException) -> str:

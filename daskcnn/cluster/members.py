@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from distributed import Client
@@ -15,7 +15,40 @@ from daskcnn.errors import ClusterError
 Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
 POLL = 0.25  # seconds between two looks at the scheduler
+REMIND = 15.0  # seconds after which what is waited for is said again
 ANSWER = 60.0  # seconds it may take to answer
+
+
+@dataclass
+class Patience:
+    """How long is waited (seconds), and what is done meanwhile: `check` may raise, `say` is told what is missing."""
+
+    seconds: float
+    check: Callable[[], None] = lambda: None
+    say: Callable[[str], None] = lambda _: None
+    _deadline: float = field(init=False)
+    _said: str = field(init=False, default="")
+    _again: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._deadline = time.monotonic() + self.seconds
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is over."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def wait_for(self, missing: str) -> None:
+        """A turn of waiting. What is missing is said when it changes, and from time to time."""
+        self.check()
+        if missing != self._said or time.monotonic() >= self._again:
+            self.say(f"waiting for {missing}; {self.left:.0f} s left")
+            self._said, self._again = missing, time.monotonic() + REMIND
+        time.sleep(min(POLL, self.left))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +110,44 @@ def _natural(name: str) -> tuple[Any, ...]:
 
 
 def wait_for_members(
-    client: Client, wanted: Workers, wait: float, check: Callable[[], None] = lambda: None, *, settle: float = 0.0
+    client: Client,
+    wanted: Workers,
+    wait: float,
+    check: Callable[[], None] = lambda: None,
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    settle: float = 0.0,
 ) -> Members:
     """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
 
-    Where any number will do, until none has come for `settle` seconds. `check` is called now and then, and may raise.
+    Where any number will do, until none has come for `settle` seconds. `check` is called now and then, and may raise;
+    `say` is told what is missing.
     Raises ClusterError naming what was found and the command that adds what is missing.
     """
-    deadline = time.monotonic() + wait
+    patience = Patience(wait, check, say)
     found, since = _there(client), time.monotonic()
     while True:
         check()
         before, found = found, _there(client)
         since = since if found == before else time.monotonic()
-        settled = bool(wanted.given) or time.monotonic() >= min(since + settle, deadline)
-        if settled and not _missing(found, wanted):
-            return _chosen(found, wanted)
-        if time.monotonic() >= deadline:
+        settled = bool(wanted.given) or patience.over or time.monotonic() >= since + settle
+        if (missing := missing_members(found, wanted)) and patience.over:
             raise ClusterError(_what_is_missing(client, found, wanted, wait))
-        time.sleep(POLL)
+        if settled and not missing:
+            return _chosen(found, wanted)
+        if missing:
+            patience.wait_for(_in_short(found, missing))
+        else:
+            time.sleep(POLL)
+
+
+def _in_short(found: list[Member], missing: Mapping[str, int]) -> str:
+    more = ", ".join(f"{n} more with {RESOURCES[kind]}=1" for kind, n in missing.items())  # type: ignore[index]
+    return f"workers: {more} (found {_counted(found)})"
+
+
+def _counted(found: list[Member]) -> str:
+    return ", ".join(f"{_count(found, kind)} {kind}" for kind in RESOURCES)
 
 
 def _there(client: Client) -> list[Member]:
@@ -110,7 +162,8 @@ def _count(found: list[Member], kind: str) -> int:
     return sum(m.kind == kind for m in found)
 
 
-def _missing(found: list[Member], wanted: Workers) -> dict[str, int]:
+def missing_members(found: list[Member], wanted: Workers) -> dict[str, int]:
+    """How many of each kind are wanted besides those; one at least, where none is named."""
     if not wanted.given:
         return {} if _count(found, "cpu") + _count(found, "gpu") else {"cpu": 1}
     return {kind: n - have for kind, n in wanted.given.items() if (have := _count(found, kind)) < n}
@@ -131,9 +184,8 @@ def _chosen(found: list[Member], wanted: Workers) -> Members:
 
 def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait: float) -> str:
     address = client.scheduler.address
-    have = ", ".join(f"{_count(found, kind)} {kind}" for kind in RESOURCES)
-    lines = [f"scheduler {address}: found {have} workers after {wait:g} s, but the job wants more:"]
-    for kind, n in _missing(found, wanted).items():
+    lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
+    for kind, n in missing_members(found, wanted).items():
         resource = RESOURCES[kind]  # type: ignore[index]
         lines.append(
             f"  {n} more with {resource}=1; on each machine: "

@@ -33,7 +33,8 @@ def _version(name: str) -> str:
 
 
 def check_workers(client: Client, members: Members, job: Job, fingerprint: str) -> None:
-    """Raise ClusterError unless every worker runs the driver's versions and sees the very data set."""
+    """Raise ClusterError unless scheduler and workers run the driver's versions and every worker sees the data set."""
+    check_scheduler(client)
     check_versions(client, [*members.workers, members.server, *members.servers])
     workers = {m.address: m for m in members.workers}
     for address, problem in _run(client, partial(check_dataset, job, fingerprint), workers).items():
@@ -44,11 +45,17 @@ def check_workers(client: Client, members: Members, job: Job, fingerprint: str) 
             )
 
 
+def check_scheduler(client: Client) -> None:
+    """Raise ClusterError where it runs other versions than the driver: it reads the graphs of tasks that it is sent."""
+    found = client.run_on_scheduler(_versions_by_value())
+    _require_same(f"scheduler {client.scheduler.address}", found)
+
+
 def check_versions(client: Client, members: Iterable[Member]) -> None:
     """Raise ClusterError naming a worker that lacks this package or runs other versions than the driver."""
     by_address = {m.address: m for m in members}
     for address, found in _run(client, _versions_by_value(), by_address).items():
-        _require_same(by_address[address], found)
+        _require_same(f"worker {by_address[address].name} ({address})", found)
 
 
 def _run(client: Client, function: Callable[[], Any], members: Mapping[str, Member]) -> dict[str, Any]:
@@ -80,8 +87,7 @@ def _versions_by_value() -> Any:
     return versions_here
 
 
-def _require_same(member: Member, found: Mapping[str, str]) -> None:
-    where = f"worker {member.name} ({member.address})"
+def _require_same(where: str, found: Mapping[str, str]) -> None:
     if found["daskcnn"] == "missing":
         raise ClusterError(f"{where} does not have daskcnn; pip install it there, the same version as here")
     mine = versions()

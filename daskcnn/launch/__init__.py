@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,4 +106,15 @@ def _run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
     if settings.name is None:
         return find_latest(settings.dir)
     named = Path(settings.dir) / settings.name
-    return named if (named / "job.json").is_file() else None
+    if (named / "job.json").is_file():
+        return named
+    _clear_unbegun(named)
+    return None
+
+
+def _clear_unbegun(run: Path) -> None:
+    """Remove the folder of a run that was killed before it wrote its job: its name is to be had again."""
+    if (run / "lock").is_file() and not any((run / "checkpoints").glob("*")):
+        with RunDirectory(run, writable=True):  # nobody is about to begin it
+            shutil.rmtree(run)
+        say(f"{run}: this run was stopped before it began; it starts anew")

@@ -4,46 +4,46 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
-from distributed import Client
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.members import Member, advertised, present
-from daskcnn.cluster.start import PACKAGES, check_versions, versions
-from daskcnn.cluster.worker import device_problem
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.start import PACKAGES, versions
 from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
+from daskcnn.launch.doctor_cluster import Wanted, examine_cluster
+from daskcnn.launch.doctor_findings import GIB, Finding
+from daskcnn.launch.doctor_worker import blas_names
+from daskcnn.launch.resolve import resolve
 
-GIB = 1 << 30
 AVX2_KERNELS = frozenset({"haswell", "zen"})
 """OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at: whether it will do, what was seen, and what to do where it will not."""
-
-    check: str
-    ok: bool
-    seen: str
-    remedy: str = ""
+def asked_for(workers: str | None, data: str | None) -> Wanted:
+    """What a job with these flags would ask of the cluster. Raises JobError."""
+    tables: dict[str, Any] = {"cluster": {"workers": workers}} if workers else {}
+    job = resolve(tables | ({"data": {"path": data}} if data else {}))
+    return Wanted(job.cluster.workers, job.data.path if data else None)
 
 
-def examine(scheduler: str | None, scheduler_file: str | None, wait: float) -> list[Finding]:
+def examine(scheduler: str | None, scheduler_file: str | None, wait: float, wanted: Wanted) -> list[Finding]:
     """Look at this machine, and at a cluster where one is named."""
     findings = list(_this_machine())
     if scheduler or scheduler_file:
         settings = Cluster(scheduler=scheduler, scheduler_file=scheduler_file, wait=wait)
         try:
             with connect(settings) as client:
-                findings += _cluster(client)
+                with suppress(ClusterError):  # who is missing will be among the findings
+                    wait_for_members(client, wanted.workers, wait)
+                findings += examine_cluster(client, wanted)
         except ClusterError as error:
             findings.append(Finding("scheduler", False, str(error), "start it, or correct the address"))
     return findings
@@ -67,8 +67,7 @@ def _this_machine() -> Iterator[Finding]:
 
 def _blas() -> Finding:
     libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
-    names = [f"{i['internal_api']} {i.get('version') or ''} {i.get('architecture') or ''}".strip() for i in libraries]
-    seen = ", ".join(names) or "none that threads can be set for"
+    seen = blas_names(libraries) or "none that threads can be set for"
     if _has_avx512() and any(str(i.get("architecture")).lower() in AVX2_KERNELS for i in libraries):
         remedy = (
             "unset OPENBLAS_CORETYPE, or use a newer NumPy: AVX-512 lies idle, matrix products could be twice as fast"
@@ -102,49 +101,3 @@ def _disk() -> Finding:
     writable = os.access(".", os.W_OK)
     remedy = "" if writable and free > GIB else "run where you may write and 1 GiB is free, or set run.dir"
     return Finding("disk", writable and free > GIB, f"{free / GIB:.0f} GiB free here", remedy)
-
-
-def _cluster(client: Client) -> Iterator[Finding]:
-    address = client.scheduler.address
-    workers = present(client)
-    yield Finding("scheduler", True, f"{address}, {len(workers)} workers")
-    found = advertised(workers)
-    usable = [m for m in found if m.kind != "ps"]
-    command = f"dask worker {address} --nthreads 1 --resources"
-    remedy = "" if usable else f"on each machine: {command} CPU=1"
-    yield Finding("workers", bool(usable), _counts(found), remedy)
-    ps = any(m.kind == "ps" for m in found)
-    seen = "one is set apart" if ps else f"none is set apart: one that trains will hold it ({command} PS=1 starts one)"
-    yield Finding("parameter server", True, seen)
-    for member in found:
-        yield _worker(client, member)
-
-
-def _counts(found: list[Member]) -> str:
-    return ", ".join(f"{sum(m.kind == kind for m in found)} {kind}" for kind in ("cpu", "gpu", "ps"))
-
-
-def _worker(client: Client, member: Member) -> Finding:
-    seen = f"{member.kind} at {member.address}, {member.threads} threads, {member.memory_limit / GIB:.1f} GiB"
-    try:
-        check_versions(client, [member])
-        if problem := client.run(device_problem, member.kind, workers=[member.address])[member.address]:
-            return Finding(f"worker {member.name}", False, problem, "a job would leave it out")
-    except ClusterError as error:
-        return Finding(
-            f"worker {member.name}",
-            False,
-            str(error),
-            f"install Python {sys.version_info[0]}.{sys.version_info[1]} and the same packages there",
-        )
-    return Finding(f"worker {member.name}", True, seen)
-
-
-def readable_findings(findings: list[Finding]) -> str:
-    """A line a finding, the remedy under it."""
-    width = max(len(f.check) for f in findings)
-    lines: list[str] = []
-    for f in findings:
-        lines.append(f"{'ok ' if f.ok else 'NO '} {f.check:<{width}}  {f.seen}")
-        lines += [f"    {'':<{width}}  → {f.remedy}"] if f.remedy else []
-    return "\n".join(lines)

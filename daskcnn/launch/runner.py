@@ -162,9 +162,10 @@ def train_job(
         dataset = find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
         signals.polled = True
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
-        there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check))
+        there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
-        members = wait_for_members(there, job.cluster.workers, job.cluster.wait, signals.check, settle=settle)
+        wanted, wait = job.cluster.workers, job.cluster.wait
+        members = wait_for_members(there, wanted, wait, signals.check, say=say, settle=settle)
         check_workers(there, members, job, prepared.dataset.fingerprint)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
         context = RunContext(

@@ -19,13 +19,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any, Self
 
 import daskcnn
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.errors import DataError
+from daskcnn.errors import DataError, InUse
 from daskcnn.report.events import EventLog, read_events
 from daskcnn.report.files import read_json, write_json
 
@@ -160,7 +161,6 @@ def find_latest(root: str | Path) -> Path | None:
 def environment(command: Sequence[str]) -> dict[str, Any]:
     """What a run runs on: Python, operating system, processor, every installed package's version, command line."""
     cpu = device_profile("cpu", cpu_count())
-    packages = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"]}
     return {
         "daskcnn": daskcnn.__version__,
         "python": sys.version,
@@ -168,8 +168,15 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
         "host": socket.gethostname(),
         "cpu": {"name": cpu.name, "threads": cpu.threads, "memory": cpu.memory},
         "command": list(command),
-        "packages": dict(sorted(packages.items())),
+        "packages": _packages(),
     }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Versions by name. Read once in a process: each has a file to be parsed."""
+    packages = {d.metadata["Name"]: d.version for d in distributions()}
+    return {name: packages[name] for name in sorted(filter(None, packages))}
 
 
 def _last_written(run: Path) -> int:
@@ -204,7 +211,7 @@ def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
 
 
 def _acquire(path: Path) -> IO[str]:
-    """Hold the run's lock, freed by the system when the process ends. Raises DataError when another has it."""
+    """Hold the run's lock, freed by the system when the process ends. Raises InUse when another has it."""
     lock = open(path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - closing it would free the lock
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,7 +219,7 @@ def _acquire(path: Path) -> IO[str]:
         lock.seek(0)
         owner = lock.read(200).strip() or "another process"
         lock.close()
-        raise DataError(f"{path}: being written by {owner}; stop that one, or start a run of another name") from None
+        raise InUse(f"{path}: being written by {owner}; stop that one, or start a run of another name") from None
     except OSError:
         lock.close()
         raise

@@ -32,22 +32,25 @@ def process(*command: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
+def scheduler(file: str) -> list[str]:
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]
+    return [*DASK, "scheduler", "--scheduler-file", file, *options]
+
+
+def worker(file: str, folder: Path, resource: str) -> list[str]:
+    options = ["--host", "127.0.0.1", "--nthreads", "1", "--no-dashboard", "--local-directory", str(folder)]
+    return [*DASK, "worker", "--scheduler-file", file, *options, *(["--resources", resource] if resource else [])]
+
+
 @contextmanager
 def hand_made_cluster(folder: Path, resources: list[str]) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """`dask scheduler` and a `dask worker` for each of the resources. Yields the scheduler's file and process."""
     file = str(folder / "scheduler.json")
     with ExitStack() as stack:
-        scheduler = stack.enter_context(
-            process(
-                *DASK, "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", file, "--no-dashboard"
-            )
-        )
+        started = stack.enter_context(process(*scheduler(file)))
         for number, resource in enumerate(resources):
-            options = ["--nthreads", "1", "--no-dashboard", "--local-directory", str(folder / f"w{number}")]
-            advertise = ["--resources", resource] if resource else []
-            worker = ["worker", "--scheduler-file", file, "--host", "127.0.0.1", *options, *advertise]
-            stack.enter_context(process(*DASK, *worker))
-        yield file, scheduler
+            stack.enter_context(process(*worker(file, folder / f"w{number}", resource)))
+        yield file, started
 
 
 def job_file(folder: Path, synthetic: str, **sections: Any) -> str:
@@ -96,6 +99,49 @@ def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: st
     assert not (tmp_path / "runs").exists()
 
 
+def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, synthetic: str) -> None:
+    job, file = job_file(tmp_path, synthetic), str(tmp_path / "late.json")
+    command = daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=2", "--wait", "90", "--json")
+    with ExitStack() as stack:
+        run = stack.enter_context(process(*command))
+        wait_for_line(run, f"waiting for scheduler file {file} (there is no such file)")
+        stack.enter_context(process(*scheduler(file)))
+        wait_for_line(run, "waiting for workers: 2 more with CPU=1 (found 0 cpu, 0 gpu, 0 ps)")
+        stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1")))
+        wait_for_line(run, "waiting for workers: 1 more with CPU=1 (found 1 cpu, 0 gpu, 0 ps)")
+        stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1")))
+        out, told = run.communicate(timeout=100)
+    assert run.returncode == 0, told
+    assert len(json.loads(out)["workers"]) == 2
+
+
+def wait_for_line(run: subprocess.Popen[str], beginning: str) -> None:
+    """Read what a job says until it says this. The test's own time limit ends it otherwise."""
+    assert run.stderr is not None
+    told = ""
+    while not (line := run.stderr.readline()).startswith(beginning):
+        told += line
+        assert line, told
+
+
+def test_doctor_looks_at_a_cluster(tmp_path: Path, synthetic: str) -> None:
+    with hand_made_cluster(tmp_path, ["CPU=1", "CPU=1", "PS=1"]) as (file, _):
+        look = [*DASK, "cnn", "doctor", "--scheduler-file", file, "--wait", "60", "--json", "--workers"]
+        sound = finish([*look, "cpu=2", "--data", synthetic])
+        short = finish([*look, "cpu=2,gpu=1", "--data", str(tmp_path / "none.zarr"), "--wait", "1"])
+    findings = json.loads(sound.stdout)
+    assert sound.returncode == 0, [f for f in findings if not f["ok"]]
+    found = {f["check"]: f for f in findings}
+    assert found["workers"]["seen"].startswith("2 cpu, 0 gpu, ")
+    assert sum(bool(f["facts"].get("fingerprint")) for f in findings if f["check"].startswith("worker ")) == 2
+    ways = found["links"]["facts"]["ways"]
+    assert len(ways) in (2, 6), "the server's worker may have come later"
+    assert all(way["bandwidth"] > 1e6 and not way["problem"] for way in ways)
+    assert all(abs(offset) < 1 for offset in found["clocks"]["facts"].values())
+    assert short.returncode == 3
+    assert [f["check"] for f in json.loads(short.stdout) if not f["ok"]][:2] == ["workers", "data"]
+
+
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="the worker would have its GPU")
 def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synthetic: str) -> None:
     job = job_file(tmp_path, synthetic)
@@ -109,11 +155,11 @@ def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synth
 def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:
     job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"})
     with (
-        hand_made_cluster(tmp_path, ["CPU=1"]) as (file, scheduler),
+        hand_made_cluster(tmp_path, ["CPU=1"]) as (file, there),
         process(*daskcnn_run(job, "--scheduler-file", file)) as run,
     ):
         wait_for_checkpoint(tmp_path / "runs/it", run)
-        scheduler.kill()
+        there.kill()
         _, told = run.communicate(timeout=100)
     assert run.returncode == 5, told
     assert f"--resume {tmp_path}/runs/it" in told

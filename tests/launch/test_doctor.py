@@ -5,16 +5,22 @@ from __future__ import annotations
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from daskcnn.errors import ClusterError
-from daskcnn.launch import doctor
-from daskcnn.launch.doctor import Finding, examine, readable_findings
+from daskcnn.cluster.members import Member
+from daskcnn.config import Workers
+from daskcnn.errors import ClusterError, JobError
+from daskcnn.launch import doctor, doctor_cluster
+from daskcnn.launch.doctor import asked_for, examine
+from daskcnn.launch.doctor_cluster import Wanted, clocks, links, sharing, worker_findings
+from daskcnn.launch.doctor_findings import GIB, Finding, readable_findings, would_start
+from daskcnn.launch.doctor_links import Way, rounds
+from daskcnn.launch.doctor_worker import Gpu, Seen, look
 
 HAS_AVX512 = doctor._has_avx512
 
@@ -31,12 +37,12 @@ def healthy(monkeypatch: pytest.MonkeyPatch):
 
 
 def finding(check: str, *args: Any) -> Finding:
-    (found,) = [f for f in examine(*(args or (None, None, 1.0))) if f.check == check]
+    (found,) = [f for f in examine(*(args or (None, None, 1.0)), Wanted()) if f.check == check]
     return found
 
 
 def test_a_healthy_machine():
-    findings = examine(None, None, 1.0)
+    findings = examine(None, None, 1.0, Wanted())
     assert [f.check for f in findings] == ["packages", "processor", "BLAS", "memory", "GPU", "disk"]
     assert [f for f in findings if not f.ok or f.remedy] == []
 
@@ -75,6 +81,133 @@ def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         assert HAS_AVX512(cpu) == has
 
 
+def member(name: str, kind: Any = "cpu", **other: Any) -> Member:
+    facts = {"address": f"tcp://10.0.0.2:{name}", "host": "10.0.0.2", "threads": 4, "memory_limit": 8 * GIB}
+    return Member(name, **(facts | {"kind": kind} | other))
+
+
+GPU = Gpu("H200", "desk 0000:3B:00.0", 139 * GIB, 130 * GIB, "driver 580.1, up to CUDA 13.0")
+SEEN = Seen(cores=4, memory=16 * GIB, blas="openblas 0.3", blas_threads=1, busy_cores=3.9)
+
+
+def judged(m: Member, seen: Seen | None = SEEN, info: dict[str, Any] | None = None, **data: Any) -> list[Finding]:
+    return list(worker_findings(m, info or {"status": "running"}, seen, data.get("data"), data.get("expected")))
+
+
+@pytest.mark.parametrize(
+    ("m", "seen"),
+    [
+        (member("a"), SEEN),
+        (member("g", "gpu", threads=1), replace(SEEN, gpu=GPU, busy_cores=0.9)),
+        (member("s", "ps", threads=1, memory_limit=GIB), replace(SEEN, busy_cores=0.9)),
+    ],
+)
+def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
+    (found,) = judged(m, seen)
+    assert (found.ok, found.remedy, found.mark) == (True, "", "ok")
+    assert f"{m.kind} at {m.address}" in found.seen
+    assert ("H200" in found.seen) == (m.kind == "gpu")
+
+
+@pytest.mark.parametrize(
+    ("m", "seen", "info", "ok", "said", "remedy"),
+    [
+        (member("a"), None, {}, False, "does not answer", "start it again"),
+        (member("a"), SEEN, {"status": "paused"}, False, "is paused", "--memory-limit"),
+        (member("a", threads=8), SEEN, {}, True, "8 threads, but 4 cores", "--nthreads 4"),
+        (
+            member("a"),
+            replace(SEEN, busy_cores=1.9),
+            {},
+            True,
+            "1.9 cores are free for its 4 threads",
+            "other programs",
+        ),
+        (member("a"), replace(SEEN, blas_threads=4), {}, True, "BLAS takes 4 threads", "OPENBLAS_NUM_THREADS=1"),
+        (member("a", memory_limit=0), SEEN, {}, True, "no memory limit", "--memory-limit 4GiB"),
+        (member("a", memory_limit=32 * GIB), SEEN, {}, True, "32.0 GiB, but 16.0 GiB", "--memory-limit 15.2GiB"),
+        (member("a", memory_limit=GIB), SEEN, {}, True, "a memory limit of 1.0 GiB", "2GiB or more"),
+        (member("a"), replace(SEEN, device_problem="no CuPy"), {}, True, "no CuPy", "leaves it out"),
+        (
+            member("g", "gpu", threads=1),
+            replace(SEEN, gpu=replace(GPU, problem="CompileException: read-only")),
+            {},
+            True,
+            "CompileException: read-only",
+            "CUPY_CACHE_DIR",
+        ),
+        (member("a"), replace(SEEN, data_problem="/d: no data set here"), {}, False, "no data set", "every worker"),
+        (member("a"), replace(SEEN, fingerprint="feed" * 8), {}, False, "another data set (feedfeedfeed)", "copy"),
+    ],
+)
+def test_what_a_worker_lacks_comes_with_a_remedy(
+    m: Member, seen: Seen | None, info: dict[str, Any], ok: bool, said: str, remedy: str
+):
+    (found,) = [f for f in judged(m, seen, info, data="/d", expected="beef" * 8) if f.remedy]
+    assert (found.check, found.ok) == (f"worker {m.name}", ok)
+    assert said in found.seen
+    assert remedy in found.remedy
+    assert found.mark == ("!" if ok else "NO")
+
+
+def test_workers_of_one_machine_that_want_more_than_it_has():
+    assert list(sharing([member("a", threads=3), member("g", "gpu", threads=1)], {"a": SEEN, "g": SEEN})) == []
+    found = {f.check: f for f in sharing([member("a"), member("b", memory_limit=9 * GIB)], {"a": SEEN, "b": SEEN})}
+    assert list(found) == ["host 10.0.0.2"]
+    many = list(sharing([member("a"), member("b", memory_limit=9 * GIB)], {"a": SEEN, "b": SEEN}))
+    assert ["8 threads" in many[0].seen, "17.0 GiB, 16.0 GiB" in many[1].seen] == [True, True]
+    apart = [member("a"), member("b", host="10.0.0.3")]
+    assert list(sharing(apart, {"a": SEEN, "b": SEEN})) == []
+    two = [member("g", "gpu", threads=1), member("h", "gpu", threads=1, host="10.0.0.2b")]
+    with_gpu = replace(SEEN, gpu=GPU)
+    (found_gpu,) = sharing(two, {"g": with_gpu, "h": with_gpu})
+    assert "g, h compute on one GPU" in found_gpu.seen
+    assert "CUDA_VISIBLE_DEVICES" in found_gpu.remedy
+
+
+def test_clocks():
+    (fine,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 5.0)})  # b's may be the measurement's own error
+    assert fine.mark == "ok"
+    (off,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 0.01)})
+    assert (off.mark, off.ok) == ("!", True)
+    assert "b -3.0 s" in off.seen
+    assert "chrony" in off.remedy
+    assert list(clocks({})) == []
+
+
+def test_links():
+    fast, slow = Way("a", "b", 1e9, 1e-4), Way("b", "a", 5e6, 3e-3)
+    assert links([fast, fast]).mark == "ok"
+    found = links([fast, slow])
+    assert (found.mark, "slowest b → a 5 MB/s" in found.seen, "at most 3.0 ms" in found.seen) == ("!", True, True)
+    assert found.facts["ways"][1]["bandwidth"] == 5e6
+    broken = links([fast, Way("b", "a", problem="timed out")])
+    assert (broken.mark, "b → a: timed out" in broken.seen, "--worker-port" in broken.remedy) == ("NO", True, True)
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_every_pair_is_measured_and_nobody_twice_at_a_time(count: int):
+    members = [member(f"w{i}") for i in range(count)]
+    seen = []
+    for pairs in rounds(members):
+        names = [m.name for pair in pairs for m in pair]
+        assert len(names) == len(set(names))
+        seen += [frozenset((a.name, b.name)) for a, b in pairs]
+    assert len(seen) == len(set(seen)) == count * (count - 1) // 2
+
+
+def test_a_worker_looks_at_itself(path: str):
+    seen = look("cpu", 1, path)
+    assert seen.cores >= 1
+    assert seen.memory > 0
+    assert seen.blas_threads == 1
+    assert 0 < seen.busy_cores < 2
+    assert seen.fingerprint
+    assert not seen.data_problem
+    assert "no data set here" in look("cpu", 1, path + "x").data_problem
+    assert look("ps", 1, path).fingerprint is None
+
+
 class StandInClient:
     """A scheduler whose workers report versions that `change` makes of ours."""
 
@@ -82,62 +215,95 @@ class StandInClient:
         self.scheduler = namedtuple("Scheduler", "address")("tcp://10.0.0.1:8786")
         self._change = change
 
-    def run(self, function: Callable[..., Any], *devices: str, workers: list[str]) -> dict[str, Any]:
-        """Versions, or, where a device is asked for, that it is fine."""
-        return {address: None if devices else self._change(function()) for address in workers}
+    def run(self, function: Callable[..., Any], workers: list[str]) -> dict[str, Any]:
+        return {address: self._change(function()) for address in workers}
+
+    def run_on_scheduler(self, function: Callable[..., Any]) -> Any:
+        return function()
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def is_there(workers: dict[str, dict[str, float]], change: Callable[[dict[str, str]], Any] = lambda v: v) -> None:
-        @contextmanager
-        def connect(settings: Any):
-            assert settings.scheduler == "tcp://10.0.0.1:8786"
-            yield StandInClient(change)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+    """What is found in a cluster of workers that advertise this, all of them as `seen` says."""
 
+    def of(
+        workers: dict[str, dict[str, float]],
+        wanted: Wanted | None = None,
+        seen: Seen = SEEN,
+        change: Callable[[dict[str, str]], Any] = lambda v: v,
+    ) -> list[Finding]:
         common = {"host": "10.0.0.2", "nthreads": 1, "memory_limit": 4 << 30}
         found = {
             f"tcp://10.0.0.2:{4000 + i}": {"name": name, "resources": resources, **common}
             for i, (name, resources) in enumerate(workers.items())
         }
-        monkeypatch.setattr(doctor, "present", lambda client: found)
-        monkeypatch.setattr(doctor, "connect", connect)
+        monkeypatch.setattr(doctor_cluster, "present", lambda client: found)
+        monkeypatch.setattr(doctor_cluster, "_look", lambda client, members, data: {m.name: seen for m in members})
+        monkeypatch.setattr(doctor_cluster, "clock_offsets", lambda client, members: {})
+        monkeypatch.setattr(doctor_cluster, "measure_ways", lambda client, members: [Way("a", "b", 1e9, 1e-4)])
+        client: Any = StandInClient(change)
+        return list(doctor_cluster.examine_cluster(client, wanted or Wanted()))
 
-    return is_there
+    return of
 
 
-SCHEDULER = ("tcp://10.0.0.1:8786", None, 1.0)
+def of(findings: list[Finding], check: str) -> Finding:
+    (found,) = [f for f in findings if f.check == check]
+    return found
 
 
-def test_a_healthy_cluster(cluster: Callable[..., None]):
-    cluster({"a": {"CPU": 1}, "b": {"GPU": 1}, "s": {"PS": 1}})
-    findings = examine(*SCHEDULER)[6:]
-    assert [f for f in findings if not f.ok] == []
+def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]):
+    findings = cluster({"a": {"CPU": 1}, "b": {"GPU": 1}, "s": {"PS": 1}})
+    assert would_start(findings)
     assert [f.check for f in findings] == [
         *("scheduler", "workers", "parameter server"),
         *("worker a", "worker b", "worker s"),
+        "links",
     ]
     assert findings[1].seen == "1 cpu, 1 gpu, 1 ps"
 
 
-def test_a_cluster_without_usable_workers(cluster: Callable[..., None]):
-    cluster({"a": {}, "s": {"PS": 1}})
-    found = finding("workers", *SCHEDULER)
+def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]):
+    findings = cluster({"a": {}, "s": {"PS": 1}})
+    assert not would_start(findings)
+    assert "dask worker tcp://10.0.0.1:8786 --nthreads 1 --resources CPU=1" in of(findings, "workers").remedy
+    assert of(findings, "worker a").mark == "!"
+
+
+def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]):
+    assert would_start(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}, Wanted(Workers(cpu=2))))
+    found = of(cluster({"a": {"CPU": 1}}, Wanted(Workers(cpu=2, gpu=1))), "workers")
     assert not found.ok
-    assert "dask worker tcp://10.0.0.1:8786 --nthreads 1 --resources CPU=1" in found.remedy
+    assert "a job needs 1 more cpu, 1 more gpu" in found.seen
+    assert "--resources GPU=1" in found.remedy
 
 
-def test_a_worker_of_other_versions(cluster: Callable[..., None]):
-    cluster({"a": {"CPU": 1}}, lambda versions: versions | {"numpy": "1.0"})
-    found = finding("worker a", *SCHEDULER)
+def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Finding]]):
+    useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
+    assert not would_start(cluster({"g": {"GPU": 1}}, Wanted(Workers(gpu=1)), useless))
+
+
+def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]):
+    found = [f for f in cluster({"a": {"CPU": 1, "PS": 1}}) if f.check == "worker a" and not f.ok]
+    assert [f.seen for f in found] == ["at tcp://10.0.0.2:4000, advertises CPU and PS"]
+
+
+def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"numpy": "1.0"}), "worker a")
     assert not found.ok
     assert "numpy 1.0" in found.seen
     assert "same packages" in found.remedy
 
 
-def test_a_worker_without_the_package(cluster: Callable[..., None]):
-    cluster({"a": {"CPU": 1}}, lambda versions: versions | {"daskcnn": "missing"})
-    assert "does not have daskcnn" in finding("worker a", *SCHEDULER).seen
+def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"daskcnn": "missing"}), "worker a")
+    assert "does not have daskcnn" in found.seen
+
+
+def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, Wanted(data="/no/such.zarr")), "data")
+    assert not found.ok
+    assert "daskcnn data prepare" in found.remedy
 
 
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch):
@@ -145,6 +311,13 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch):
         raise ClusterError("scheduler tcp://10.0.0.1:8786: no answer")
 
     monkeypatch.setattr(doctor, "connect", connect)
-    found = finding("scheduler", *SCHEDULER)
+    found = finding("scheduler", "tcp://10.0.0.1:8786", None, 1.0)
     assert (found.ok, found.seen) == (False, "scheduler tcp://10.0.0.1:8786: no answer")
     assert found.remedy
+
+
+def test_what_is_asked_for_is_checked():
+    assert asked_for("cpu=2,gpu=1", None) == Wanted(Workers(cpu=2, gpu=1))
+    assert asked_for(None, "here.zarr").data == str(Path("here.zarr").absolute())
+    with pytest.raises(JobError, match="write cpu=2"):
+        asked_for("cpu=two", None)

@@ -1,0 +1,128 @@
+"""How fast workers reach each other, and how far their clocks are apart: measured for `daskcnn doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from distributed import Client, Future
+from distributed.worker import get_data_from_worker
+
+from daskcnn.cluster.members import Member
+
+LARGE = 8 << 20  # bytes of the parcel that bandwidth is measured with
+SMALL = 64
+TIMES = 3
+PATIENCE = 15.0  # seconds for a parcel to arrive, and for a worker to make one
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one worker to another, by name: bytes a second and seconds a message, or why nothing got there."""
+
+    sender: str
+    receiver: str
+    bandwidth: float = 0.0
+    latency: float = 0.0
+    problem: str = ""
+
+
+def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
+    """Every ordered pair of workers. Each has one transfer at a time, and disjoint pairs theirs side by side."""
+    parcels = _parcels(client, members)
+    ready = [m for m in members if m.address in parcels]
+    busy = [m for m in members if m.address not in parcels]
+    ways = [
+        Way(m.name, "", problem=f"did not begin a task within {PATIENCE:g} s; is it busy with a job?") for m in busy
+    ]
+    for pairs in rounds(ready):
+        for these in (pairs, [(b, a) for a, b in pairs]):
+            ways += _transfers(client, these, parcels)
+    return ways
+
+
+def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
+    """Every pair once, in rounds in which nobody is twice: a tournament by the circle method."""
+    circle: list[Member | None] = [*members, *([None] if len(members) % 2 else [])]
+    half = len(circle) // 2
+    for _ in range(len(circle) - 1):
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        yield [(a, b) for a, b in pairs if a is not None and b is not None]
+        circle[1:] = [circle[-1], *circle[1:-1]]
+
+
+def _parcels(client: Client, members: Sequence[Member]) -> dict[str, tuple[Future, Future]]:
+    """A small and a large one on each worker that makes them in time, by address."""
+    mark = uuid4().hex
+
+    def parcel(member: Member, nbytes: int) -> Future:
+        key = f"doctor-parcel-{mark}-{member.name}-{nbytes}"
+        return client.submit(_parcel, nbytes, key=key, workers=[member.address], allow_other_workers=False, pure=False)
+
+    made = {m.address: (parcel(m, SMALL), parcel(m, LARGE)) for m in members}
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and not all(f.done() for pair in made.values() for f in pair):
+        time.sleep(0.02)
+    return {address: pair for address, pair in made.items() if all(f.status == "finished" for f in pair)}
+
+
+def _parcel(nbytes: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+
+
+def _transfers(
+    client: Client, pairs: Sequence[tuple[Member, Member]], parcels: dict[str, tuple[Future, Future]]
+) -> Iterator[Way]:
+    """Parcels of each pair's first to its second, all pairs at the same time."""
+    orders = {b.address: (a.address, *(f.key for f in parcels[a.address])) for a, b in pairs}
+    found = client.run(_fetch, orders, workers=list(orders), on_error="return") if orders else {}
+    for a, b in pairs:
+        took = found.get(b.address, OSError("the worker is gone"))
+        if isinstance(took, BaseException):
+            yield Way(a.name, b.name, problem=" ".join(str(took).split())[:200] or type(took).__name__)
+        else:
+            yield Way(a.name, b.name, LARGE / max(took[1] - took[0], took[1] / 10), took[0])
+
+
+async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> tuple[float, float]:
+    """Seconds that a small and a large parcel took to this worker; the first makes the connection."""
+    sender, small, large = orders[dask_worker.address]
+
+    async def seconds(key: str) -> float:
+        begun = time.perf_counter()
+        response = await get_data_from_worker(dask_worker.rpc, [key], sender, who=dask_worker.address)
+        if response["status"] != "OK":
+            raise OSError(f"{sender} answers {response['status']}; is it busy with a job?")
+        return time.perf_counter() - begun
+
+    async def both() -> tuple[float, float]:
+        await seconds(small)
+        return median([await seconds(small) for _ in range(TIMES)]), median(
+            [await seconds(large) for _ in range(TIMES)]
+        )
+
+    try:
+        return await asyncio.wait_for(both(), PATIENCE)
+    except TimeoutError:
+        raise OSError(f"no parcel from {sender} within {PATIENCE:g} s") from None
+
+
+def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[float, float]]:
+    """By worker's name: seconds that its clock is ahead of this machine's, and by how much that may be wrong."""
+    return {member.name: _clock_offset(client, member) for member in members}
+
+
+def _clock_offset(client: Client, member: Member) -> tuple[float, float]:
+    best = (0.0, float("inf"))
+    for _ in range(TIMES):
+        before = time.time()
+        there = client.run(time.time, workers=[member.address])[member.address]
+        after = time.time()
+        best = min(best, (there - (before + after) / 2, (after - before) / 2), key=lambda found: found[1])
+    return best

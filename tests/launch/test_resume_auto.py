@@ -1,0 +1,55 @@
+"""`--resume auto`: the same command given again and again comes to the end of one run, whatever ended it before."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import tiny_job, tiny_run
+
+from daskcnn import launch
+from daskcnn.errors import InUse
+from daskcnn.report.run_dir import RunDirectory
+
+
+def asked(tmp_path: Path, path: str) -> dict[str, Any]:
+    job = tiny_job(path)
+    return job | {"run": job.get("run", {}) | {"dir": str(tmp_path), "name": "it"}}
+
+
+def test_nothing_yet_starts_anew(tmp_path: Path, path: str):
+    assert launch._run_to_resume(asked(tmp_path, path), "auto") is None
+
+
+def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path: str):
+    run = tmp_path / "it"
+    (run / "checkpoints").mkdir(parents=True)
+    for file in ("lock", "events.jsonl"):
+        (run / file).touch()
+    assert launch._run_to_resume(asked(tmp_path, path), "auto") is None
+    assert not run.exists()
+
+
+def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, path: str):
+    run = tmp_path / "it"
+    (run / "checkpoints").mkdir(parents=True)
+    with RunDirectory(run, writable=True), pytest.raises(InUse, match="being written by process") as told:
+        launch._run_to_resume(asked(tmp_path, path), "auto")
+    assert told.value.exit_code == 3, "it may end: worth another try"
+    assert run.is_dir()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, path: str):
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "thesis.txt").touch()
+    assert launch._run_to_resume(asked(tmp_path, path), "auto") is None
+    assert (tmp_path / "it" / "thesis.txt").exists()
+
+
+def test_a_run_that_is_there_goes_on(tmp_path: Path, path: str):
+    made = tiny_run(tmp_path, tiny_job(path))
+    if made != tmp_path / "it":
+        shutil.move(made, tmp_path / "it")
+    assert launch._run_to_resume(asked(tmp_path, path), "auto") == tmp_path / "it"
