@@ -142,6 +142,8 @@ def _reason(error: BaseException) -> str:
 MEMORY = {"MALLOC_ARENA_MAX": "1"}
 """Environment of a worker: one pool of memory for all of its threads. glibc gives each thread pools of 64 MiB, which go
 back to the system whenever they are empty, whatever `keep_freed_memory` says: a step's maps would be fresh memory.
+
+It has to be there before the process starts: what a nanny's `env` says is too late for the C library.
 """
 
 
@@ -149,7 +151,11 @@ back to the system whenever they are empty, whatever `keep_freed_memory` says: a
 def _local(settings: Cluster) -> Iterator[Client]:
     wanted = settings.workers.given or {"cpu": cpu_count()}
     # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
-    config = {"distributed.scheduler.allowed-failures": 0, "distributed.admin.tick.limit": "30s"}
+    config = {
+        "distributed.scheduler.allowed-failures": 0,
+        "distributed.admin.tick.limit": "30s",
+        "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
+    }
     with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config):
         cluster = SpecCluster(
             workers=dict(_local_workers(wanted, scratch)),
@@ -178,7 +184,6 @@ def _local_workers(wanted: dict[str, int], scratch: str) -> Iterator[tuple[str, 
                     "preload": ["daskcnn.cluster.preload"],
                     "silence_logs": logging.ERROR,
                     "memory_limit": "auto",
-                    "env": MEMORY,
                 },
             },
         )

@@ -16,7 +16,7 @@ Named: TypeAlias = tuple[str, Layer]
 W = TypeVar("W", bound=Hashable)
 """What a worker is known by."""
 
-MOST_TWICE = 0.25
+MOST_TWICE = 1.0
 """Channels that are computed twice, beside those of the stage, for its normalising to be spread as well."""
 
 
