@@ -73,7 +73,7 @@ def test_who_has_no_kernels_of_the_next_stage_is_not_sent_its_inputs() -> None:
 def test_what_is_put_together_at_home_goes_out_whole() -> None:
     """The local contrast of all channels is normalised at home: 8×8 pixels in, 8×8 pixels of all 6 channels out."""
     stages = network(conv(6), {"layer": "lrn", "size": 5}, conv(4), DENSE)
-    assert stages[0].spread_for([2, 2, 2]).rest is not None  # more than a quarter would be made twice
+    assert stages[0].spread_for([2, 2, 2]).rest is not None  # more than there are would be made twice
     found = totals(stages, [{"a": 2, "b": 2, "c": 2}, {"b": 4}])
     assert found["c"] == Traffic(64 * 2, 64 * 2)
     assert found["b"] == Traffic(64 * 2 + 64 * 6 + 10, 64 * 2 + 64 * 6 + 10)
@@ -142,7 +142,7 @@ def test_a_worker_behind_a_slow_link_gets_none_and_it_is_said_why() -> None:
     assert found.kernels() == [{"a": 6}, {"a": 4}]
     reasons = found.idle(found.kernels())
     assert reasons.keys() == {("b", "conv1"), ("b", "conv2")}
-    assert all("its link (1e-05 MB/s, 1 ms)" in reason for reason in reasons.values())
+    assert all("its link (1e-05 MB/s, 1 ms a message)" in reason for reason in reasons.values())
 
 
 def test_the_faster_the_link_the_more_kernels() -> None:

@@ -24,6 +24,7 @@ from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
 from daskcnn.partition import PARTITIONERS
+from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
 from daskcnn.replica import Score, initial_weights
@@ -77,6 +78,7 @@ class DataParallel:
         self._actor: Any = None
         self._hosted: Hosted | None = None
         self._running: dict[str, Running] = {}
+        self._told: Allocation | None = None  # what was logged last
         if not (context.members.server_alone or self.serverless):
             host = context.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
@@ -214,11 +216,11 @@ class DataParallel:
 
     def _due(self) -> list[Round]:
         """All rounds under way, those among them that are due now."""
-        before = self.rounds.allocation
         if not self._stopping_early():
             self.rounds.due()
-        if self.rounds.allocation is not before:
-            self.context.emit({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
+        if self.rounds.allocation is not self._told:  # handed out, or left by a worker that is lost
+            self._told = self.rounds.allocation
+            self.context.emit({"event": "allocation", "sizes": self._told.sizes()})
         return list(self.rounds.running.values())
 
     def _join(self, workers: list[str]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
+from dask.task_spec import Alias
 from distributed import get_worker
 
 from daskcnn.cluster.context import RunContext
@@ -17,6 +21,8 @@ SMALLEST, LARGEST = 64 << 10, 4 << 20
 """Bytes of the parcels: the first one's, and the most."""
 LONG = 0.1  # seconds of a transfer that is long enough to be measured by
 TIMES = 3
+TURNS = 8
+"""Between two workers, to see what Dask takes for one."""
 
 
 def measure_links(context: RunContext, home: str) -> dict[str, Link]:
@@ -25,21 +31,47 @@ def measure_links(context: RunContext, home: str) -> dict[str, Link]:
     Emits what was found. One after the other, for home's link is everybody's. Raises WorkersLost, also for a worker
     whose parcels do not arrive within the stall timeout.
     """
-    links = {worker: _link(context, home, worker) for worker in context.alive if worker != home}
+    others = [worker for worker in context.alive if worker != home]
+    here = _turn(context, home, home) if others else 0.0
+    links = {worker: _link(context, home, worker, here) for worker in others}
     if links:
-        bandwidth, latency = (
+        links[home] = Link(
             max(each.bandwidth for each in links.values()),
             min(each.latency for each in links.values()),
+            min(each.handover for each in links.values()),
         )
-        links[home] = Link(bandwidth, latency)
-    rows = [{"name": worker, "bandwidth": own.bandwidth, "latency": own.latency} for worker, own in links.items()]
+    rows = [{"name": worker, **asdict(own)} for worker, own in links.items()]
     context.emit({"event": "links", "home": home, "workers": rows})
     return links
 
 
-def _link(context: RunContext, home: str, worker: str) -> Link:
+def _link(context: RunContext, home: str, worker: str, here: float) -> Link:
+    """here: seconds from one task to the next at home."""
     ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
-    return Link(min(way.bandwidth for way in ways), max(way.latency for way in ways))
+    handover = max(0.0, _turn(context, home, worker) - here)
+    bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
+    return Link(bandwidth, latency, max(0.0, handover - latency))
+
+
+def _turn(context: RunContext, home: str, other: str) -> float:
+    """Seconds from one task to the next, which run at home and there in turn."""
+    bundle = context.bundle()
+    ends: Alias | None = None
+    for _ in range(TURNS):
+        ends = bundle.add("turn", _ended, *([ends] if ends else []), worker=home)
+        ends = bundle.add("turn", _passed_on, ends, worker=other)
+    last = bundle.add("turn", _ended, ends, worker=home)
+    found = context.gather({other: bundle.submit([last])[last.key]}, within=context.job.cluster.stall_timeout)
+    return median(b - a for a, b in pairwise(found[other])) / 2
+
+
+def _ended(before: list[float] | None = None) -> list[float]:
+    """When the tasks at home have run, by its clock."""
+    return [*(before or ()), time.monotonic()]
+
+
+def _passed_on(before: list[float]) -> list[float]:
+    return before
 
 
 def _way(seconds: Callable[[int], float]) -> Link:

@@ -61,7 +61,8 @@ def _steps(e: Event) -> list[str]:
 
 def _links(e: Event) -> list[str]:
     return [
-        f"link of worker {w['name']}: {size(w['bandwidth'])}/s, {1e3 * w['latency']:.1f} ms a message"
+        f"link of worker {w['name']}: {size(w['bandwidth'])}/s, {1e3 * (w['latency'] + w.get('handover', 0.0)):.1f} ms "
+        "before a step goes on there"
         for w in e["workers"]
     ]
 

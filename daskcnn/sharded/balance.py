@@ -27,14 +27,24 @@ ROUNDS = 4
 
 @dataclass(frozen=True)
 class Link:
-    """A worker's way to the others: bytes a second each way, seconds a message."""
+    """A worker's way to the others: bytes a second each way, seconds a message.
+
+    handover: seconds that the scheduler takes for a step to go on there when a task elsewhere has ended, more than for
+    it to go on where it is. It comes with every message.
+    """
 
     bandwidth: float = math.inf
     latency: float = 0.0
+    handover: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
         """For a message of so many bytes; for none, where there is none."""
-        return nbytes / self.bandwidth + self.latency if nbytes else 0.0
+        return nbytes / self.bandwidth + self.each if nbytes else 0.0
+
+    @property
+    def each(self) -> float:
+        """Seconds of a message, be it ever so small."""
+        return self.latency + self.handover
 
 
 FREE = Link()
@@ -169,7 +179,7 @@ class Balance:
         link = self._link(worker)
         away = bool(takers(cut.stages, cut.kernels, self.home, i) - {worker})
         sums = self._bytes(sum_size(cut.stages[i])) / link.bandwidth
-        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (sums + link.latency if away else 0.0))
+        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (sums + link.each if away else 0.0))
 
     def _missing(self, i: int, worker: str, cut: _Cut) -> int:
         """Numbers a sample of a stage's input that the worker has not itself."""
@@ -191,7 +201,7 @@ class Balance:
         seconds = self._fixed(i, worker, cut) + self._outgoing(i, worker, cut) / len(self.compute)
         return (
             f"its share is not worth what it takes to send, about {seconds:.2g} s a step over its link "
-            f"({link.bandwidth / 1e6:.3g} MB/s, {1e3 * link.latency:.2g} ms)"
+            f"({link.bandwidth / 1e6:.3g} MB/s, {1e3 * link.each:.2g} ms a message)"
         )
 
 

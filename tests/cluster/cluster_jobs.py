@@ -7,12 +7,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any, Self
 
 from distributed import Client
 
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
+from daskcnn.cluster.members import present
+from daskcnn.cluster.worker import THROTTLE
 from daskcnn.config import Cluster, Workers
 from daskcnn.launch import runner
 from daskcnn.launch.resolve import resolve
@@ -51,7 +55,11 @@ class Watch:
 
     def __init__(self, kind: str = "", act: Callable[[], None] | None = None, when: Any = lambda event: True) -> None:
         self.events: list[dict[str, Any]] = []
-        self._kind, self._act, self._when = kind, act, when
+        self._acts = [(kind, act, when)] if act else []
+
+    def then(self, kind: str, act: Callable[[], None]) -> None:
+        """Act, after that, on the first event of this kind."""
+        self._acts.append((kind, act, lambda event: True))
 
     def __enter__(self) -> Self:
         return self
@@ -61,12 +69,21 @@ class Watch:
 
     def handle(self, event: Any) -> None:
         self.events.append(dict(event))
-        if self._act and event["event"] == self._kind and self._when(event):
-            act, self._act = self._act, None
+        if not self._acts:
+            return
+        kind, act, when = self._acts[0]
+        if event["event"] == kind and when(event):
+            del self._acts[0]
             act()
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == kind]
+
+
+def allocations_after(watch: Watch, lost: dict[str, Any]) -> list[dict[str, int]]:
+    """Who had how many samples from when a worker was lost, the last at the end."""
+    later = watch.events[watch.events.index(lost) :]
+    return [event["sizes"] for event in later if event["event"] == "allocation"]
 
 
 @contextmanager
@@ -77,16 +94,63 @@ def local_cluster(cpus: int) -> Iterator[Client]:
         yield client
 
 
+def wait_for_all(client: Client, count: int, timeout: float = 60) -> None:
+    """Wait until so many workers answer: the nanny brings back who was killed, under a new address."""
+    deadline = time.monotonic() + timeout
+    while not len(known := present(client)) == len(client.run(os.getpid, on_error="ignore")) == count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{count} workers do not answer after {timeout:g} s; the scheduler has {[*known]}")
+        time.sleep(0.05)
+
+
+def addresses_of(client: Client) -> dict[str, str]:
+    """Workers' addresses by name, as the scheduler has them now: `scheduler_info` would be a cache."""
+    return {info["name"]: address for address, info in present(client).items()}
+
+
 def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more: Any) -> Result:
     """Train on this cluster."""
     return train_job(resolve(job), client=client, progress=watch or Watch(), **more)
 
 
+def count_seconds() -> None:
+    """On a worker: whatever is measured there takes a second, but for its throttle."""
+    from daskcnn.cluster import worker
+
+    ticks = count()
+    worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+
+
+def set_throttle(factor: float) -> None:
+    """On a worker: it computes so many times slower, in the runs to come."""
+    os.environ[THROTTLE] = str(factor)
+
+
+@contextmanager
+def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[None]:
+    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled."""
+    addresses = addresses_of(client)
+    client.run(count_seconds)
+    for name, factor in throttles.items():
+        client.run(set_throttle, factor, workers=[addresses[name]])
+    try:
+        yield
+    finally:
+        client.run(measure_seconds)
+        client.run(set_throttle, 1.0)
+
+
+def measure_seconds() -> None:
+    """On a worker: it has its clock again."""
+    from daskcnn.cluster import worker
+
+    worker.time = time
+
+
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:
     """An act that sends a signal to a worker's process, found by the worker's name."""
-    pids = client.run(os.getpid)
-    by_name = {info["name"]: address for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
-    return lambda: os.kill(pids[by_name[name]], signum)
+    (pid,) = client.run(os.getpid, workers=[addresses_of(client)[name]]).values()
+    return lambda: os.kill(pid, signum)
 
 
 def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:

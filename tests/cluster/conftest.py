@@ -1,4 +1,4 @@
-"""A small data set on disk, and clusters of processes that tests share while nothing on them is killed."""
+"""A small data set on disk, and clusters of processes that tests share: whom one kills is back for the next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_jobs import local_cluster
+from cluster_jobs import local_cluster, wait_for_all
 from distributed import Client
 
 from daskcnn.cluster import layer_sharded
@@ -34,7 +34,13 @@ def runs(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session")
-def three_workers() -> Iterator[Client]:
-    """Three CPU workers and one for the server; a test that kills starts its own."""
+def _three_workers() -> Iterator[Client]:
     with local_cluster(3) as client:
         yield client
+
+
+@pytest.fixture
+def three_workers(_three_workers: Client) -> Iterator[Client]:
+    """Three CPU workers and one for the server. A job on fewer of them says so."""
+    yield _three_workers
+    wait_for_all(_three_workers, 4)

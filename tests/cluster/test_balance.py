@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import LAYERS, Watch, kill_worker, local_cluster, one_process, run, small_job
+from cluster_jobs import LAYERS, Watch, addresses_of, counted_seconds, kill_worker, one_process, run, small_job
 from distributed import Client
 from test_layer_sharding import REACHING, losses_of
 
 from daskcnn.cluster import context as run_context
 from daskcnn.cluster import layer_sharded, link_speeds
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.worker import THROTTLE
 from daskcnn.config import Cluster, Workers
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.nn import sequential_from_spec
@@ -48,23 +43,6 @@ def kernels_of(event: dict[str, Any], worker: str) -> int:
 
 def messages(watch: Watch) -> list[str]:
     return [event["message"] for event in watch.of("warning")]
-
-
-def address_of(client: Client, name: str) -> str:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
-    return next(address for address, info in workers.items() if info["name"] == name)
-
-
-def set_throttle(factor: float) -> None:
-    os.environ[THROTTLE] = str(factor)
-
-
-def count_seconds() -> None:
-    """On a worker: whatever is measured there takes a second, but for its throttle."""
-    from daskcnn.cluster import worker
-
-    ticks = count()
-    worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
 
 
 def change_throttle(factor: float) -> None:
@@ -113,7 +91,15 @@ def test_counted_bytes_are_those_of_the_scheme(
 ) -> None:
     watch = Watch()
     model = {"name": None, "layers": layers}
-    run(three_workers, layer_job(synthetic, runs, model=model, cluster={"workers": {"cpu": workers}}), watch)
+    job = layer_job(
+        synthetic,
+        runs,
+        data={"limit": 500},
+        model=model,
+        train={"epochs": 1},
+        cluster={"workers": {"cpu": workers}},
+    )
+    run(three_workers, job, watch)
     (shards,) = watch.of("shards")
     by_worker = shards["kernels"]
     stages = stages_of(sequential_from_spec(layers))
@@ -125,57 +111,65 @@ def test_counted_bytes_are_those_of_the_scheme(
     edges = edge_traffic(stages, shapes, kernels)
     for row in epoch["workers"]:
         a_sample, a_step = expected[row["name"]], edges.get(row["name"], (0, 0))
-        assert row["bytes_up"] == 4 * (800 * a_sample.up + epoch["step"] * a_step[0])
-        assert row["bytes_down"] == 4 * (800 * a_sample.down + epoch["step"] * a_step[1])
+        assert row["bytes_up"] == 4 * (400 * a_sample.up + epoch["step"] * a_step[0])
+        assert row["bytes_down"] == 4 * (400 * a_sample.down + epoch["step"] * a_step[1])
 
 
 # --- speeds ---
 
 
-def test_workers_of_one_and_three_times_the_seconds_get_kernels_three_to_one(synthetic: str, runs: str) -> None:
-    with local_cluster(2) as client:
-        client.run(count_seconds)
-        client.run(set_throttle, 3.0, workers=[address_of(client, "cpu-1")])
-        watch = Watch()
-        run(client, layer_job(synthetic, runs, model={"layers": WIDE}, train={"epochs": 1}), watch)
+def test_workers_of_one_and_three_times_the_seconds_get_kernels_three_to_one(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    job = layer_job(
+        synthetic,
+        runs,
+        data={"limit": 164},
+        model={"layers": WIDE},
+        train={"epochs": 1, "batch_size": 16},
+        cluster={"workers": {"cpu": 2}},
+    )
+    watch = Watch()
+    with counted_seconds(three_workers, {"cpu-1": 3.0}):
+        run(three_workers, job, watch)
     shards = watch.of("shards")[0]
     assert shards["kernels"] == {"cpu-0": {"conv1": 30, "conv2": 30}, "cpu-1": {"conv1": 10, "conv2": 10}}
     assert shards["home"] == "cpu-0"
 
 
 def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_not_notice(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their momentum, of which nothing may be lost."""
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
-    job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003, "epochs": 3})
+    monkeypatch.setattr(layer_sharded, "BETWEEN_MOVES", 10)
+    job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003}, cluster={"workers": {"cpu": 2}})
     expected, _ = one_process(job)
     job["train"]["strategy"] = "layer"
-    with local_cluster(2) as client:
-        where = [address_of(client, "cpu-1")]
-        slow_down = lambda: client.run(change_throttle, 20.0, workers=where)  # noqa: E731
-        watch = Watch("steps", slow_down)
-        run(client, job, watch)
+    where = [addresses_of(three_workers)["cpu-1"]]
+    watch = Watch("steps", lambda: three_workers.run(change_throttle, 8.0, workers=where))
+    run(three_workers, job, watch)
     first, *moved = watch.of("shards")
     assert moved
     assert kernels_of(moved[-1], "cpu-1") < kernels_of(first, "cpu-1")
     assert kernels_of(moved[-1], "cpu-0") + kernels_of(moved[-1], "cpu-1") == 15
     assert any("shares no longer fit" in message for message in messages(watch))
     steps = [event["step"] for event in watch.of("steps")]
-    assert steps == list(range(1, 76))
+    assert steps == list(range(1, 51))
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
     epochs = watch.of("epoch")
-    assert [event["step"] for event in epochs] == [25, 50, 75]
+    assert [event["step"] for event in epochs] == [25, 50]
     assert all(row["conv_seconds"] for event in epochs for row in event["workers"] if row["name"] == "cpu-0")
 
 
 # --- devices ---
 
 
-@contextmanager
-def cpus_and_gpus(cpus: int, gpus: int) -> Iterator[Client]:
-    with connect(Cluster(workers=Workers(cpu=cpus, gpu=gpus))) as client:
-        client.wait_for_workers(cpus + gpus + 1, timeout=60)
+@pytest.fixture(scope="module")
+def two_cpus_and_a_gpu() -> Iterator[Client]:
+    """What gpu-0 has for one is each test's own affair."""
+    with connect(Cluster(workers=Workers(cpu=2, gpu=1))) as client:
+        client.wait_for_workers(4, timeout=60)
         yield client
 
 
@@ -201,21 +195,23 @@ def without_a_gpu() -> None:
 
 
 def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    two_cpus_and_a_gpu: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
-    model = {"name": None, "layers": REACHING, "dtype": "float64"}
     job = small_job(
-        synthetic, runs, model=model, train={"lr": 0.003, "epochs": 1}, cluster={"workers": {"cpu": 2, "gpu": 1}}
+        synthetic,
+        runs,
+        data={"limit": 292},  # 12 whole minibatches and the validation samples
+        model={"name": None, "layers": REACHING, "dtype": "float64"},
+        train={"lr": 0.003, "epochs": 1, "batch_size": 16},
+        cluster={"workers": {"cpu": 2, "gpu": 1}},
     )
     expected, _ = one_process(job)
     job["train"]["strategy"] = "layer"
-    with cpus_and_gpus(2, 1) as client:
-        client.run(stand_in_for_a_gpu, workers=[address_of(client, "gpu-0")])
-        client.run(count_seconds)
-        client.run(set_throttle, 4.0, workers=[address_of(client, f"cpu-{i}") for i in range(2)])
-        watch = Watch()
-        run(client, job, watch)
+    two_cpus_and_a_gpu.run(stand_in_for_a_gpu, workers=[addresses_of(two_cpus_and_a_gpu)["gpu-0"]])
+    watch = Watch()
+    with counted_seconds(two_cpus_and_a_gpu, {"cpu-0": 4.0, "cpu-1": 4.0}):
+        run(two_cpus_and_a_gpu, job, watch)
     assert {row["name"]: row["device"] for row in watch.of("calibration")[0]["workers"]} == {
         "cpu-0": "cpu",
         "cpu-1": "cpu",
@@ -227,11 +223,11 @@ def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
 
 
-def test_a_gpu_that_is_advertised_but_absent_is_left_out(synthetic: str, runs: str) -> None:
-    with cpus_and_gpus(1, 1) as client:
-        client.run(without_a_gpu, workers=[address_of(client, "gpu-0")])
-        watch = Watch()
-        result = run(client, layer_job(synthetic, runs, cluster={"workers": {"cpu": 1, "gpu": 1}}), watch)
+def test_a_gpu_that_is_advertised_but_absent_is_left_out(two_cpus_and_a_gpu: Client, synthetic: str, runs: str) -> None:
+    two_cpus_and_a_gpu.run(without_a_gpu, workers=[addresses_of(two_cpus_and_a_gpu)["gpu-0"]])
+    watch = Watch()
+    job = layer_job(synthetic, runs, train={"epochs": 1}, cluster={"workers": {"cpu": 1, "gpu": 1}})
+    result = run(two_cpus_and_a_gpu, job, watch)
     assert result.summary["status"] == "done"
     assert "worker gpu-0 is left out: device gpu: no usable GPU on this worker" in messages(watch)
     assert watch.of("shards")[0]["kernels"].keys() == {"cpu-0"}
@@ -257,22 +253,21 @@ def test_more_workers_than_kernels_is_said_and_trains(three_workers: Client, syn
 
 
 def test_a_worker_that_stands_still_ends_the_run_by_its_name(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: its connections stay open, and nothing comes through them any more. The last snapshot is kept."""
     monkeypatch.setattr(run_context, "FREED", 1.0)
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 4)
     monkeypatch.setattr(layer_sharded, "SNAPSHOT_EVERY", 5)
     job = layer_job(synthetic, runs, train={"epochs": 40}, cluster={"stall_timeout": 4.0, "workers": {"cpu": 3}})
-    with local_cluster(3) as client:
-        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
-        stop = kill_worker(client, "cpu-1", signal.SIGSTOP)
-        watch = Watch("steps", stop, lambda event: event["step"] >= 12)
-        try:
-            with pytest.raises(Lost, match=r"no progress for 4 s, waiting for cpu-1\n") as caught:
-                run(client, job, watch)
-        finally:
-            go_on()
+    go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
+    stop = kill_worker(three_workers, "cpu-1", signal.SIGSTOP)
+    watch = Watch("steps", stop, lambda event: event["step"] >= 12)
+    try:
+        with pytest.raises(Lost, match=r"no progress for 4 s, waiting for cpu-1\n") as caught:
+            run(three_workers, job, watch)
+    finally:
+        go_on()
     assert caught.value.exit_code == 5
     assert "last good checkpoint: " in str(caught.value)
     assert watch.of("checkpoint")[-1]["step"] == 10

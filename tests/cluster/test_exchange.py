@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
+from cluster_jobs import Watch, kill_worker, run, small_job
 from distributed import Client
 
 from daskcnn.cluster import hosting, peer
@@ -116,12 +116,11 @@ def in_mid_round(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
 
 
 def test_worker_killed_between_meetings_leaves_its_samples_to_the_others(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watch = Watch()
-    with local_cluster(3) as client:
-        in_mid_round(monkeypatch, kill_worker(client, "cpu-1"))
-        result = run(client, bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}), watch)
+    in_mid_round(monkeypatch, kill_worker(three_workers, "cpu-1"))
+    result = run(three_workers, bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}), watch)
     (lost,) = watch.of("worker-lost")
     assert (lost["worker"], lost["reason"]) == ("cpu-1", "connection lost")
     assert lost["samples_moved"] > 0
@@ -134,17 +133,16 @@ def test_worker_killed_between_meetings_leaves_its_samples_to_the_others(
 
 
 def test_worker_that_stands_still_between_meetings_is_given_up(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"stall_timeout": 2.0})
+    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"stall_timeout": 2.0, "workers": {"cpu": 2}})
     watch = Watch()
-    with local_cluster(2) as client:
-        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
-        in_mid_round(monkeypatch, kill_worker(client, "cpu-1", signal.SIGSTOP))
-        try:
-            result = run(client, job, watch)
-        finally:
-            go_on()
+    go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
+    in_mid_round(monkeypatch, kill_worker(three_workers, "cpu-1", signal.SIGSTOP))
+    try:
+        result = run(three_workers, job, watch)
+    finally:
+        go_on()
     (lost,) = watch.of("worker-lost")
     assert lost["worker"] == "cpu-1"
     assert "no report" in lost["reason"]
@@ -190,12 +188,14 @@ def test_split_server_makes_the_same_weights(three_workers: Client, synthetic: s
     assert bytes_of(split) == bytes_of(whole)
 
 
-def test_new_split_server_goes_on_when_the_host_of_a_range_is_killed(synthetic: str, runs: str) -> None:
+def test_new_split_server_goes_on_when_the_host_of_a_range_is_killed(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
     """The second range lies on cpu-0, which trains as well."""
-    job = small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 4}, cluster={"ps_shards": 2})
-    with local_cluster(2) as client:
-        watch = Watch("checkpoint", kill_worker(client, "cpu-0"))
-        result = run(client, job, watch)
+    cluster = {"ps_shards": 2, "workers": {"cpu": 2}}
+    job = small_job(synthetic, runs, train={"strategy": "agwu", "epochs": 4}, cluster=cluster)
+    watch = Watch("checkpoint", kill_worker(three_workers, "cpu-0"))
+    result = run(three_workers, job, watch)
     assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-0"]
     assert any("a new server starts on ps" in event["message"] for event in watch.of("warning"))
     assert (result.summary["status"], result.summary["epochs"]) == ("done", 4)

@@ -4,46 +4,50 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, kill_worker, local_cluster, run, small_job
+from cluster_jobs import Watch, allocations_after, kill_worker, run, small_job, wait_for_all
+from distributed import Client
 
-from daskcnn.cluster import context
+from daskcnn.cluster import context, data_parallel, layer_sharded
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.report.checkpoint import Checkpoint, load
 
 pytestmark = pytest.mark.cluster
+TWO: dict[str, Any] = {"workers": {"cpu": 2}}
 
 
 def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd"])
-def test_lost_worker_leaves_its_samples_to_the_others(synthetic: str, runs: str, strategy: str) -> None:
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4})
-    with local_cluster(3) as client:
-        watch = Watch("round", kill_worker(client, "cpu-1"))
-        result = run(client, job, watch)
+@pytest.mark.parametrize(("strategy", "partition"), [("sgwu", "idpa"), ("agwu", "idpa"), ("easgd", "udpa")])
+def test_lost_worker_leaves_its_samples_to_the_others(
+    three_workers: Client, synthetic: str, runs: str, strategy: str, partition: str
+) -> None:
+    """The log has the new parts also where all samples were handed out before."""
+    job = small_job(synthetic, runs, train={"strategy": strategy, "partition": partition, "epochs": 4})
+    watch = Watch("round", kill_worker(three_workers, "cpu-1"))
+    result = run(three_workers, job, watch)
     (lost,) = watch.of("worker-lost")
     assert lost["worker"] == "cpu-1"
     assert lost["samples_moved"] > 0
-    sizes = watch.of("allocation")[-1]["sizes"]
-    assert sizes.keys() == {"cpu-0", "cpu-2"}
-    assert sum(sizes.values()) == 800
+    sizes = allocations_after(watch, lost)
+    assert all(each.keys() == {"cpu-0", "cpu-2"} for each in sizes)
+    assert sum(sizes[-1].values()) == 800
     assert result.summary["status"] == "done"
     assert presented(watch) == 4 * 800
 
 
 def test_lost_worker_frees_the_barrier_within_a_round(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BSP's replicas wait for each other at every step."""
+    monkeypatch.setattr(data_parallel, "LOOK", 0.01)  # a round is short
     look, killed = DataParallel._check_stalls, False
 
     def kill_within_a_round(self: DataParallel) -> None:
@@ -53,19 +57,17 @@ def test_lost_worker_frees_the_barrier_within_a_round(
             kill()
         look(self)
 
-    job = small_job(synthetic, runs, train={"strategy": "bsp", "epochs": 4, "batch_size": 4})
-    with local_cluster(3) as client, monkeypatch.context() as patch:
-        kill = kill_worker(client, "cpu-1")
-        patch.setattr(DataParallel, "_check_stalls", kill_within_a_round)
-        watch = Watch()
-        result = run(client, job, watch)
+    job = small_job(synthetic, runs, train={"strategy": "bsp", "batch_size": 16})
+    kill, watch = kill_worker(three_workers, "cpu-1"), Watch()
+    monkeypatch.setattr(DataParallel, "_check_stalls", kill_within_a_round)
+    result = run(three_workers, job, watch)
     assert killed
     assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
-    assert presented(watch) == 4 * 800
+    assert presented(watch) == 2 * 800
     assert result.summary["status"] == "done"
 
 
-def test_what_a_rule_keeps_on_the_server_comes_back(three_workers: Any, synthetic: str, runs: str) -> None:
+def test_what_a_rule_keeps_on_the_server_comes_back(three_workers: Client, synthetic: str, runs: str) -> None:
     """Adagrad's sums of squares grow on from the checkpoint's."""
     train = {"strategy": "downpour", "epochs": 3}
     job = small_job(synthetic, runs, train=train, rule={"server": "adagrad"}, run={"name": "it"})
@@ -84,32 +86,34 @@ def _newest(run_directory: Path) -> Checkpoint:
     return load(max((run_directory / "checkpoints").glob("step-*")))
 
 
-def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(synthetic: str, runs: str) -> None:
-    job = small_job(
-        synthetic, runs, train={"strategy": "layer"}, model={"dtype": "float64"}, run={"checkpoint_every": 0.2}
-    )
-    with local_cluster(3) as client:
-        undisturbed = run(client, job)
-        watch = Watch("steps", kill_worker(client, "cpu-1"))
-        result = run(client, job, watch)
+def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 8)
+    train = {"strategy": "layer", "epochs": 1}
+    job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run={"checkpoint_every": 0.2})
+    undisturbed = run(three_workers, job)
+    watch = Watch("steps", kill_worker(three_workers, "cpu-1"))
+    result = run(three_workers, job, watch)
     assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
     assert any("back to the snapshot" in event["message"] for event in watch.of("warning"))
     np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
-def test_new_server_goes_on_when_its_host_is_killed(synthetic: str, runs: str, strategy: str) -> None:
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4})
-    with local_cluster(2) as client:
-        watch = Watch("checkpoint", kill_worker(client, "ps"))
-        result = run(client, job, watch)
+def test_new_server_goes_on_when_its_host_is_killed(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, cluster=TWO)
+    watch = Watch("checkpoint", kill_worker(three_workers, "ps"))
+    result = run(three_workers, job, watch)
     assert any("parameter server" in event["message"] for event in watch.of("warning"))
     assert result.summary["status"] == "done"
     assert result.summary["epochs"] == 4
 
 
 def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """cpu-1 stands still until cpu-0 waits behind the barrier of a server that is lost then."""
     start, look = DataParallel._start, DataParallel._check_stalls
@@ -128,33 +132,31 @@ def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
             go_on()
         look(self)
 
-    job = small_job(synthetic, runs, train={"strategy": "sgwu"}, cluster={"stall_timeout": 60.0})
-    with local_cluster(2) as client, monkeypatch.context() as patch:
-        kill, stop = kill_worker(client, "ps"), kill_worker(client, "cpu-1", signal.SIGSTOP)
-        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
-        patch.setattr(DataParallel, "_start", start_stopped)
-        patch.setattr(DataParallel, "_check_stalls", kill_server)
-        watch = Watch()
-        try:
-            result = run(client, job, watch)
-        finally:
-            go_on()
+    job = small_job(synthetic, runs, train={"strategy": "sgwu"}, cluster=TWO | {"stall_timeout": 60.0})
+    kill, stop = kill_worker(three_workers, "ps"), kill_worker(three_workers, "cpu-1", signal.SIGSTOP)
+    go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
+    monkeypatch.setattr(DataParallel, "_start", start_stopped)
+    monkeypatch.setattr(DataParallel, "_check_stalls", kill_server)
+    watch = Watch()
+    try:
+        result = run(three_workers, job, watch)
+    finally:
+        go_on()
     assert killed
     assert watch.of("worker-lost") == []
     assert presented(watch) == 2 * 800
     assert result.summary["status"] == "done"
 
 
-def test_stopped_worker_is_given_up(synthetic: str, runs: str) -> None:
+def test_stopped_worker_is_given_up(three_workers: Client, synthetic: str, runs: str) -> None:
     """SIGSTOP: the worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
-    job = small_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 2.0})
-    with local_cluster(2) as client:
-        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
-        watch = Watch("round", kill_worker(client, "cpu-1", signal.SIGSTOP))
-        try:
-            result = run(client, job, watch)
-        finally:
-            go_on()
+    job = small_job(synthetic, runs, train={"epochs": 4}, cluster=TWO | {"stall_timeout": 2.0})
+    go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
+    watch = Watch("round", kill_worker(three_workers, "cpu-1", signal.SIGSTOP))
+    try:
+        result = run(three_workers, job, watch)
+    finally:
+        go_on()
     (lost,) = watch.of("worker-lost")
     assert lost["worker"] == "cpu-1"
     assert "no report" in lost["reason"]
@@ -163,40 +165,39 @@ def test_stopped_worker_is_given_up(synthetic: str, runs: str) -> None:
 
 
 def test_interrupt_ends_the_run_though_a_worker_stands_still(
-    synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(context, "FREED", 1.0)
-    job = small_job(synthetic, runs)
-    with local_cluster(2) as client:
-        stop, go_on = (kill_worker(client, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
-        watch = Watch("round", lambda: (stop(), os.kill(os.getpid(), signal.SIGINT)))
-        try:
-            with pytest.raises(Interrupted):
-                run(client, job, watch, handle_signals=True)
-        finally:
-            go_on()
+    job = small_job(synthetic, runs, cluster=TWO)
+    stop, go_on = (kill_worker(three_workers, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
+    watch = Watch("round", lambda: (stop(), os.kill(os.getpid(), signal.SIGINT)))
+    try:
+        with pytest.raises(Interrupted):
+            run(three_workers, job, watch, handle_signals=True)
+    finally:
+        go_on()
 
 
-def test_last_worker_lost_ends_the_run_resumably(synthetic: str, runs: str) -> None:
+def test_last_worker_lost_ends_the_run_resumably(three_workers: Client, synthetic: str, runs: str) -> None:
     job = small_job(synthetic, runs, cluster={"workers": {"cpu": 1}}, train={"epochs": 4})
-    with local_cluster(1) as client:
-        watch = Watch("checkpoint", kill_worker(client, "cpu-0"))
-        with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
-            run(client, job, watch)
+    watch = Watch("checkpoint", kill_worker(three_workers, "cpu-0"))
+    with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
+        run(three_workers, job, watch)
 
 
-def test_newcomer_is_mentioned_and_ignored(synthetic: str, runs: str) -> None:
+def test_newcomer_is_mentioned_and_ignored(three_workers: Client, synthetic: str, runs: str) -> None:
     """The nanny brings a killed worker back under a new address, which is a late joiner."""
-    with local_cluster(2) as client:
-        watch = Watch("round", kill_worker(client, "cpu-1"))
-        run(client, small_job(synthetic, runs, train={"epochs": 30, "increments": 2}), watch)
+    watch = Watch("round", kill_worker(three_workers, "cpu-1"))
+    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
+    run(three_workers, small_job(synthetic, runs, train={"epochs": 4}, cluster=TWO), watch)
     assert len(watch.of("worker-ignored")) == 1
-    assert Counter(event["worker"] for event in watch.of("round")[-5:]) == {"cpu-0": 5}
+    after = watch.events[watch.events.index(watch.of("worker-ignored")[0]) :]
+    assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0"}
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])
 def test_divergence_ends_the_run_with_finite_checkpoints_only(
-    three_workers: Any, synthetic: str, runs: str, strategy: str
+    three_workers: Client, synthetic: str, runs: str, strategy: str
 ) -> None:
     train = {"strategy": strategy, "lr": 1e6, "schedule": "constant"}
     run_ = {"name": "it", "checkpoint_every": 0.04}
@@ -208,9 +209,9 @@ def test_divergence_ends_the_run_with_finite_checkpoints_only(
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
-def test_interrupted_run_is_saved_and_resumes(three_workers: Any, synthetic: str, runs: str, strategy: str) -> None:
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, run={"name": "it"})
-    kind = "steps" if strategy == "layer" else "round"
+def test_interrupted_run_is_saved_and_resumes(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
+    epochs, kind = (2, "steps") if strategy == "layer" else (4, "round")
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": epochs}, run={"name": "it"})
     watch = Watch(kind, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="--resume") as caught:
         run(three_workers, job, watch, handle_signals=True)
@@ -220,19 +221,22 @@ def test_interrupted_run_is_saved_and_resumes(three_workers: Any, synthetic: str
     result = run(three_workers, job, again, resume=Path(runs) / "it")
     assert len(again.of("resume")) == 1
     assert result.summary["status"] == "done"
-    assert result.summary["epochs"] == 4
+    assert result.summary["epochs"] == epochs
     if strategy != "layer":
         assert presented(again) < 4 * 800
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])
-def test_resumed_run_ends_as_the_undisturbed_one(three_workers: Any, synthetic: str, runs: str, strategy: str) -> None:
+def test_resumed_run_ends_as_the_undisturbed_one(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
     """Weights, momentum, order and schedule all come back: to the last bit under a barrier."""
 
     job = small_job(
         synthetic,
         runs,
         train={"strategy": strategy, "epochs": 3, "increments": 1} if strategy == "sgwu" else {"strategy": strategy},
+        data={"limit": 500},
         model={"dtype": "float64"},
         cluster={"workers": {"cpu": 1}},
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, kill_worker, local_cluster, one_process, run, small_job
+from cluster_jobs import Watch, allocations_after, kill_worker, local_cluster, one_process, run, small_job, wait_for_all
 from distributed import Client
 
 from daskcnn.cluster import groups
@@ -21,6 +21,7 @@ from daskcnn.report.tables import tables
 
 pytestmark = pytest.mark.cluster
 
+SAMPLES = 400  # that are trained on
 WHOLE = {"dtype": "float64"}
 NORMALISED: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 12, "size": 3, "pad": 1},
@@ -37,14 +38,27 @@ NORMALISED: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def four_workers() -> Iterator[Client]:
+def _four_workers() -> Iterator[Client]:
     with local_cluster(4) as client:
         yield client
+
+
+@pytest.fixture
+def four_workers(_four_workers: Client) -> Iterator[Client]:
+    """Four CPU workers and one for the server: whom a test kills is back for the next."""
+    yield _four_workers
+    wait_for_all(_four_workers, 5)
 
 
 @pytest.fixture(autouse=True)
 def _free_links_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "measure_links", lambda context, home: {})
+
+
+def short_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A small job with a quarter of its steps, in half of its samples: a group's step costs what its tasks do."""
+    train = {"batch_size": 64} | sections.get("train", {})
+    return small_job(path, runs, **sections | {"data": {"limit": SAMPLES + 100}, "train": train})
 
 
 def grouped(job: dict[str, Any], workers: int = 4, **train: Any) -> dict[str, Any]:
@@ -80,8 +94,8 @@ def presented(watch: Watch) -> int:
 def test_one_group_is_plain_sgd(
     four_workers: Client, synthetic: str, runs: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "CHAIN", 7)  # cut within a round as well
-    job = small_job(synthetic, runs, train={"increments": 1})
+    monkeypatch.setattr(groups, "CHAIN", 3)  # cut within a round as well
+    job = short_job(synthetic, runs, train={"increments": 1})
     job["model"] |= more.get("model", {}) | WHOLE
     expected = plain_sgd(job, monkeypatch)
     watch = Watch()
@@ -98,8 +112,8 @@ def test_one_group_is_plain_sgd(
         ("sgwu", {}),
         ("sgwu", {"accuracy_on": "train"}),
         ("bsp", {}),
-        ("bsp", {"every": 5, "combine": "sum"}),
-        ("admm", {"rho": 0.0, "every": 4, "from_center": True}),
+        ("bsp", {"every": 3, "combine": "sum"}),
+        ("admm", {"rho": 0.0, "every": 2, "from_center": True}),
         ("parallel-sgd", {"rounds": 2}),
     ],
 )
@@ -107,7 +121,7 @@ def test_two_groups_end_where_two_workers_do(
     four_workers: Client, synthetic: str, runs: str, strategy: str, rule: dict[str, Any]
 ) -> None:
     train = {"strategy": strategy, "partition": "udpa", "lr": 0.005}
-    job = small_job(synthetic, runs, model=WHOLE, train=train, rule=rule, cluster={"workers": {"cpu": 2}})
+    job = short_job(synthetic, runs, model=WHOLE, train=train, rule=rule, cluster={"workers": {"cpu": 2}})
     alone, together = Watch(), Watch()
     expected = run(four_workers, job, alone)
     result = run(four_workers, grouped(job), together)
@@ -122,7 +136,6 @@ def test_two_groups_end_where_two_workers_do(
 @pytest.mark.parametrize(
     ("strategy", "rule"),
     [
-        ("agwu", {}),
         ("agwu", {"max_staleness": 1}),
         ("easgd", {"tau": 3}),
         ("downpour", {"n_push": 2, "n_fetch": 3}),
@@ -131,11 +144,11 @@ def test_two_groups_end_where_two_workers_do(
 def test_groups_learn_and_every_sample_is_presented(
     four_workers: Client, synthetic: str, runs: str, strategy: str, rule: dict[str, Any]
 ) -> None:
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, rule=rule)
+    job = short_job(synthetic, runs, train={"strategy": strategy, "epochs": 4, "batch_size": 32}, rule=rule)
     watch = Watch()
     result = run(four_workers, grouped(job), watch)
     rounds = watch.of("round")
-    assert presented(watch) == 4 * 800
+    assert presented(watch) == 4 * SAMPLES
     assert {event["worker"] for event in rounds} == {"group-0", "group-1"}
     assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
     assert {w["name"]: w["device"] for w in result.summary["workers"]} == {"group-0": "2 cpu", "group-1": "2 cpu"}
@@ -148,14 +161,14 @@ def test_scheduler_forgets_steps_that_are_done(
     four_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task keeps all that it hangs on, so each step would keep all steps before it."""
-    monkeypatch.setattr(groups, "CHAIN", 10)
+    monkeypatch.setattr(groups, "CHAIN", 3)
     remembered: list[int] = []
 
     def count(event: Any) -> bool:
         remembered.append(four_workers.run_on_scheduler(_tasks))
         return False
 
-    run(four_workers, grouped(small_job(synthetic, runs, train={"epochs": 6}), 2), Watch("round", lambda: None, count))
+    run(four_workers, grouped(short_job(synthetic, runs, train={"epochs": 6}), 2), Watch("round", lambda: None, count))
     assert len(remembered) >= 6
     assert max(remembered[3:]) <= 1.3 * max(remembered[:3])
 
@@ -166,13 +179,13 @@ def _tasks(dask_scheduler: Any) -> int:
 
 def test_a_report_counts_groups_as_workers(four_workers: Client, synthetic: str, runs: str) -> None:
     watch = Watch()
-    run(four_workers, grouped(small_job(synthetic, runs, train={"epochs": 3})), watch)
+    run(four_workers, grouped(short_job(synthetic, runs)), watch)
     report = tables(watch.events)
     assert [(row.name, row.device, row.lost) for row in report.workers] == [
         ("group-0", "2 cpu", False),
         ("group-1", "2 cpu", False),
     ]
-    assert report.total.samples == 3 * 800
+    assert report.total.samples == 2 * SAMPLES
     assert report.balance is not None
     assert report.balance.workers == 2
     assert report.traffic.share == pytest.approx(1, abs=0.5)
@@ -181,99 +194,98 @@ def test_a_report_counts_groups_as_workers(four_workers: Client, synthetic: str,
 
 def test_who_is_in_no_group_is_named(four_workers: Client, synthetic: str, runs: str) -> None:
     watch = Watch()
-    run(four_workers, grouped(small_job(synthetic, runs), 3), watch)
+    run(four_workers, grouped(short_job(synthetic, runs), 3), watch)
     (formed,) = watch.of("groups")
     (left_out,) = formed["left_out"]
     assert sorted([*formed["groups"][0]["members"], left_out]) == ["cpu-0", "cpu-1", "cpu-2"]
     assert any(event["message"].startswith(f"{left_out}: left out, the slowest") for event in watch.of("warning"))
-    assert presented(watch) == 2 * 800
+    assert presented(watch) == 2 * SAMPLES
 
 
 def test_more_workers_to_a_group_than_there_are_is_refused(four_workers: Client, synthetic: str, runs: str) -> None:
-    job = small_job(synthetic, runs, train={"replica_size": 5})
+    job = short_job(synthetic, runs, train={"replica_size": 5})
     with pytest.raises(ClusterError, match=r"train\.replica_size = 5: there are 4 workers"):
         run(four_workers, job)
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "bsp"])
-def test_lost_member_leaves_its_group_s_samples_to_the_others(synthetic: str, runs: str, strategy: str) -> None:
-    job = grouped(small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, rule=_rule(strategy)))
-    with local_cluster(4) as client:
-        watch = Watch("round", kill_worker(client, "cpu-1"))
-        result = run(client, job, watch)
+def test_lost_member_leaves_its_group_s_samples_to_the_others(
+    four_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
+    job = grouped(short_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, rule=_rule(strategy)))
+    watch = Watch("round", kill_worker(four_workers, "cpu-1"))
+    result = run(four_workers, job, watch)
     group = next(g["name"] for g in watch.of("groups")[0]["groups"] if "cpu-1" in g["members"])
-    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1", group]
-    assert watch.of("worker-lost")[1]["samples_moved"] > 0
-    assert sum(watch.of("allocation")[-1]["sizes"].values()) == 800
-    assert presented(watch) == 4 * 800
+    worker, its_group = watch.of("worker-lost")
+    assert (worker["worker"], its_group["worker"]) == ("cpu-1", group)
+    assert its_group["samples_moved"] > 0
+    sizes = allocations_after(watch, its_group)
+    assert all(each.keys() == {"group-0", "group-1"} - {group} for each in sizes)
+    assert sum(sizes[-1].values()) == SAMPLES
+    assert presented(watch) == 4 * SAMPLES
     assert result.summary["status"] == "done"
 
 
 def _rule(strategy: str) -> dict[str, Any]:
-    return {"every": 5} if strategy == "bsp" else {}
+    return {"every": 2} if strategy == "bsp" else {}
 
 
-def test_group_that_stands_still_is_given_up(synthetic: str, runs: str) -> None:
-    job = grouped(small_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 4.0}))
-    with local_cluster(4) as client:
-        go_on = kill_worker(client, "cpu-1", signal.SIGCONT)
-        watch = Watch("round", kill_worker(client, "cpu-1", signal.SIGSTOP))
-        try:
-            result = run(client, job, watch)
-        finally:
-            go_on()
+def test_group_that_stands_still_is_given_up(four_workers: Client, synthetic: str, runs: str) -> None:
+    job = grouped(short_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 4.0}))
+    go_on = kill_worker(four_workers, "cpu-1", signal.SIGCONT)
+    watch = Watch("round", kill_worker(four_workers, "cpu-1", signal.SIGSTOP))
+    try:
+        result = run(four_workers, job, watch)
+    finally:
+        go_on()
     lost = {event["worker"]: event["reason"] for event in watch.of("worker-lost")}
     assert "cpu-1" in lost
     assert any("no report for" in reason for reason in lost.values())
-    assert presented(watch) == 4 * 800
+    assert presented(watch) == 4 * SAMPLES
     assert result.summary["status"] == "done"
 
 
-def test_last_group_lost_ends_the_run_resumably(synthetic: str, runs: str) -> None:
-    job = grouped(small_job(synthetic, runs, train={"epochs": 4}, run={"name": "it"}), 3)
-    with local_cluster(3) as client:
-        member: list[str] = []
-        watch = Watch("checkpoint", lambda: kill_worker(client, member[0])())
-        watch_groups = watch.handle
+def test_last_group_lost_ends_the_run_resumably(four_workers: Client, synthetic: str, runs: str) -> None:
+    job = grouped(short_job(synthetic, runs, train={"epochs": 4}, run={"name": "it"}), 3)
 
-        def handle(event: Any) -> None:
-            if event["event"] == "groups":
-                member[:] = event["groups"][0]["members"][:1]
-            watch_groups(event)
+    def kill_a_member() -> None:
+        (group,) = watch.of("groups")[0]["groups"]
+        kill_worker(four_workers, group["members"][0])()
 
-        watch.handle = handle  # type: ignore[method-assign]
-        with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
-            run(client, job, watch)
+    watch = Watch("checkpoint", kill_a_member)
+    with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
+        run(four_workers, job, watch)
 
 
-def test_new_server_goes_on_with_groups_when_its_host_is_killed(synthetic: str, runs: str) -> None:
-    job = grouped(small_job(synthetic, runs, train={"epochs": 4}))
-    with local_cluster(4) as client:
-        watch = Watch("checkpoint", kill_worker(client, "ps"))
-        result = run(client, job, watch)
+def test_new_server_goes_on_with_groups_when_its_host_is_killed(
+    four_workers: Client, synthetic: str, runs: str
+) -> None:
+    job = grouped(short_job(synthetic, runs, train={"epochs": 3}))
+    watch = Watch("checkpoint", kill_worker(four_workers, "ps"))
+    result = run(four_workers, job, watch)
     assert any("parameter server" in event["message"] for event in watch.of("warning"))
     assert result.summary["status"] == "done"
-    assert result.summary["epochs"] == 4
+    assert result.summary["epochs"] == 3
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
 def test_interrupted_groups_are_saved_and_resume(
     four_workers: Client, synthetic: str, runs: str, strategy: str
 ) -> None:
-    job = grouped(small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, run={"name": "it"}))
+    job = grouped(short_job(synthetic, runs, train={"strategy": strategy, "epochs": 3}, run={"name": "it"}))
     watch = Watch("round", lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="--resume"):
         run(four_workers, job, watch, handle_signals=True)
     again = Watch()
     result = run(four_workers, job, again, resume=Path(runs) / "it")
     assert result.summary["status"] == "done"
-    assert result.summary["epochs"] == 4
-    assert presented(again) < 4 * 800
+    assert result.summary["epochs"] == 3
+    assert presented(again) < 3 * SAMPLES
 
 
 def test_resumed_group_ends_as_the_undisturbed_one(four_workers: Client, synthetic: str, runs: str) -> None:
     """Momentum goes from the shards into the checkpoint and back."""
-    job = small_job(synthetic, runs, model=WHOLE, train={"epochs": 3, "increments": 1})
+    job = short_job(synthetic, runs, model=WHOLE, train={"epochs": 2, "increments": 1})
     undisturbed = run(four_workers, grouped(job, 2))
     job["run"]["name"] = "it"
     watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -284,7 +296,7 @@ def test_resumed_group_ends_as_the_undisturbed_one(four_workers: Client, synthet
 
 
 def test_divergence_of_a_group_ends_the_run(four_workers: Client, synthetic: str, runs: str) -> None:
-    job = small_job(synthetic, runs, train={"lr": 1e6, "schedule": "constant"}, run={"name": "it"})
+    job = short_job(synthetic, runs, train={"lr": 1e6, "schedule": "constant"}, run={"name": "it"})
     with pytest.raises(Diverged, match=r"lower train\.lr"):
         run(four_workers, grouped(job))
     for path in (Path(runs) / "it/checkpoints").glob("step-*"):

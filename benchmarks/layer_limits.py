@@ -1,0 +1,186 @@
+"""Layer sharding between unequal workers, and over a long time.
+
+    python benchmarks/layer_limits.py --data data/cifar10.zarr [--models 50:500 …] [--json FILE]
+
+1. Two one-thread workers, the second throttled to about a third. A run of `strategy = "layer"` moves kernels until both
+   take as long; then the convolutions of a step, with the layers spread with them, should take t1·t2 / (t1 + t2), where
+   t1 and t2 are what each takes for all kernels. By itself a throttled worker is slower than it was told to be, its
+   caches being cold after every pause, so both are taken from the run: seconds of a worker's shards over their part of
+   the kernels. Beside it by calibration, on warm caches. Exit 1 where that ratio is over 1.1.
+2. `--steps 2000` steps of a small network: memory of scheduler and driver (one process) and of the workers.
+   Exit 1 where any of them has grown by more than a twentieth from the second quarter of the run to the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+import psutil
+from distributed import Client
+from rules import machine, throttle
+
+from daskcnn.cluster.connect import connect
+from daskcnn.config import Cluster, Workers
+from daskcnn.launch.resolve import resolve
+from daskcnn.launch.runner import train_job
+
+RESULTS = Path(__file__).parent / "results" / "layer_limits.json"
+MODELS = {"50:500": 256, "150:800": 64, "300:1000": 64, "500:1500": 64}
+"""And the minibatch of each."""
+EPOCHS, STEPS = 4, 40
+"""Of a run with unequal workers; the last epoch counts."""
+WITHIN = 1.1
+GROWTH = 1.05
+SMALL = "8:8"
+
+
+class Watch:
+    """A display that keeps events, and does something at each."""
+
+    def __init__(self, at: Any = lambda event: None) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._at = at
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        self.events.append(dict(event))
+        self._at(event)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+
+@contextmanager
+def two_workers() -> Iterator[Client]:
+    """Processes with one thread each."""
+    with connect(Cluster(workers=Workers(cpu=2))) as client:
+        client.wait_for_workers(3, timeout=60)
+        yield client
+
+
+def trained(client: Client, data: str, model: str, batch: int, epochs: int, steps: int, watch: Watch) -> None:
+    """A run of so many steps an epoch."""
+    with tempfile.TemporaryDirectory() as runs:
+        job = {
+            "data": {"name": "cifar10", "path": data, "limit": batch * steps + 100, "validation": 100},
+            "model": {"name": model},
+            "train": {"strategy": "layer", "batch_size": batch, "threads": 1, "epochs": epochs, "lr": 1e-4},
+            "cluster": {"workers": {"cpu": 2}, "stall_timeout": 900.0},
+            "run": {"dir": runs, "checkpoint_every": 1000.0},
+        }
+        train_job(resolve(job), client=client, progress=watch)
+
+
+# --- unequal workers ---
+
+
+def unequal(data: str, model: str, batch: int) -> dict[str, Any]:
+    """Seconds of a step's convolutions of both workers, and what they should be."""
+    watch = Watch()
+    with two_workers() as client:
+        throttle(client)
+        trained(client, data, model, batch, EPOCHS, STEPS, watch)
+    kernels = watch.of("shards")[-1]["kernels"]
+    last, before = watch.of("epoch")[-1], watch.of("epoch")[-2]
+    made = last["step"] - before["step"]
+    taken = {row["name"]: row["conv_seconds"] for row in last["workers"]}
+    whole = {stage: sum(own[stage] for own in kernels.values()) for stage in kernels["cpu-0"]}
+    alone = [
+        sum(taken[w][stage] / made * whole[stage] / own[stage] for stage in whole if own[stage])
+        for w, own in kernels.items()
+    ]
+    rows = watch.of("calibration")[0]["workers"]
+    calibrated = [batch * sum(row["conv_seconds"].values()) for row in rows]
+    step = sum(max(own.get(stage, 0.0) for own in taken.values()) / made for stage in whole)
+    return {
+        "batch": batch,
+        "kernels": kernels,
+        "step": last["seconds"] / made,
+        "convolutions": step,
+        "alone": alone,
+        "ideal": ideal(alone),
+        "calibrated": calibrated,
+        "ideal_by_calibration": ideal(calibrated),
+        "moves": len(watch.of("shards")) - 1,
+    }
+
+
+def ideal(seconds: list[float]) -> float:
+    """Of workers that share out what takes each of them so long (Marques et al., eq. 1)."""
+    return 1 / sum(1 / each for each in seconds)
+
+
+# --- a long run ---
+
+
+def long_run(data: str, steps: int) -> dict[str, Any]:
+    """MiB of every process, quarter by quarter."""
+    taken: dict[str, list[float]] = {}
+    with two_workers() as client:
+        names = {a: i["name"] for a, i in client.scheduler_info(n_workers=-1)["workers"].items()}
+        processes = {names[a]: psutil.Process(pid) for a, pid in client.run(os.getpid).items()}
+        processes["scheduler and driver"] = psutil.Process()
+
+        def look(event: Mapping[str, Any]) -> None:
+            if event["event"] == "steps":
+                for name, process in processes.items():
+                    taken.setdefault(name, []).append(process.memory_info().rss / 2**20)
+
+        trained(client, data, SMALL, 32, max(1, steps // 500), min(steps, 500), Watch(look))
+    return {name: [median(part) for part in _quarters(each)] for name, each in taken.items()}
+
+
+def _quarters(each: list[float]) -> Iterator[list[float]]:
+    size = max(1, len(each) // 4)
+    return (each[i * size : (i + 1) * size] for i in range(4))
+
+
+def main() -> int:
+    """Exit code 1 where a bar is missed."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--models", nargs="*", default=[*MODELS])
+    options.add_argument("--steps", type=int, default=2000, help="of the long run; 0: none")
+    options.add_argument("--json", type=Path, metavar="FILE")
+    given = options.parse_args()
+    kept = json.loads(given.json.read_text()) if given.json and given.json.exists() else {"unequal": {}}
+    kept["machine"], missed = machine(), False
+    for model in given.models:
+        found = unequal(given.data, model, MODELS[model])
+        kept["unequal"][model] = found
+        ratio = found["convolutions"] / found["ideal"]
+        missed |= ratio > WITHIN
+        one, other = (1e3 * each for each in found["alone"])
+        print(
+            f"{model:9} batch {found['batch']}: alone {one:.0f} and {other:.0f} ms, together "
+            f"{1e3 * found['convolutions']:.0f} ms, {ratio:.2f} of the ideal; by calibration "
+            f"{found['convolutions'] / found['ideal_by_calibration']:.2f}; {found['moves']} moves",
+            flush=True,
+        )
+    if given.steps:
+        kept["memory_mib"] = long_run(given.data, given.steps)
+        for name, quarters in kept["memory_mib"].items():
+            missed |= quarters[3] > GROWTH * quarters[1]
+            print(
+                f"{name:21} " + " ".join(f"{each:6.0f}" for each in quarters) + " MiB, quarter by quarter", flush=True
+            )
+    if given.json:
+        given.json.write_text(json.dumps(kept, indent=1) + "\n")
+    return int(missed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
