@@ -161,6 +161,7 @@ def main() -> int:
     for model in given.models:
         found = unequal(given.data, model, MODELS[model])
         kept["unequal"][model] = found
+        keep(given.json, kept)
         ratio = found["convolutions"] / found["ideal"]
         missed |= ratio > WITHIN
         one, other = (1e3 * each for each in found["alone"])
@@ -177,9 +178,14 @@ def main() -> int:
             print(
                 f"{name:21} " + " ".join(f"{each:6.0f}" for each in quarters) + " MiB, quarter by quarter", flush=True
             )
-    if given.json:
-        given.json.write_text(json.dumps(kept, indent=1) + "\n")
+        keep(given.json, kept)
     return int(missed)
+
+
+def keep(path: Path | None, found: Mapping[str, Any]) -> None:
+    """All that was measured so far."""
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
