@@ -154,6 +154,8 @@ def _local(settings: Cluster) -> Iterator[Client]:
     config = {
         "distributed.scheduler.allowed-failures": 0,
         "distributed.admin.tick.limit": "30s",
+        # a hundred looks a second at what every thread does, a thousand seconds of which are kept
+        "distributed.worker.profile.enabled": False,
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
     with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config):
