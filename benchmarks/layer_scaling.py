@@ -150,9 +150,11 @@ class Sharded:
         return self.context.gather({w: self.graph.counters(w) for w in self.context.alive})
 
 
-def measure(client: Client, data: str, model: str, batch: int, *, rounds: int, seconds: float, wire: str) -> Any:
+def measure(
+    client: Client, data: str, model: str, batch: int, *, rounds: int, seconds: float, wire: str, parts: int = 1
+) -> Any:
     """One configuration: seconds of a step, and what they are made of."""
-    with opened(client, data, model, batch, wire) as context:
+    with opened(client, data, model, batch, wire, parts=parts) as context:
         workers, sharded = list(context.alive), Sharded(context)
         one, both, together, busy, conv, moved = [], [], [], [], [], []
         for _ in range(rounds):
@@ -200,6 +202,7 @@ def main() -> int:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=10.0, help="of each part of a round; four steps at least")
     options.add_argument("--wire", choices=("float32", "float16"), default="float32")
+    options.add_argument("--sub-batches", type=int, default=1, help="parts of a minibatch (train.sub_batches)")
     options.add_argument("--json", type=Path, metavar="FILE")
     options.add_argument("--simulate", action="store_true", help="tables and pictures from what FILE has")
     given = options.parse_args()
@@ -212,9 +215,11 @@ def main() -> int:
         for model in given.models:
             for batch in given.batches:
                 args = client, given.data, model, batch
-                found = measure(*args, rounds=given.rounds, seconds=given.seconds, wire=given.wire)
+                how = {"rounds": given.rounds, "seconds": given.seconds, "wire": given.wire}
+                found = measure(*args, **how, parts=given.sub_batches)
                 show(model, batch, found)
-                kept["measured"][f"{model} {batch} {given.wire}"] = found
+                parts = f" in {given.sub_batches}" if given.sub_batches > 1 else ""
+                kept["measured"][f"{model} {batch} {given.wire}{parts}"] = found
                 if given.json:
                     given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     best = {

@@ -213,7 +213,7 @@ class Workers:
             ys, kept = [], {}
             for w, piece in at.shards[i].items():
                 args = xs, piece, self.shares(i)[str(w)], self._edges(at, i, w), batch.keys, self.devices[w]
-                y, kept[w] = shard_forward(stage, *args)
+                y, kept[w] = shard_forward(stage, *args, need_dx=i > 0)
                 ys.append(_sent(y))
             y, residual, state = merged_forward(stage, ys or xs, at.merged[i], batch.keys, self.home)
             xs = [_sent(y)] if stage.rest else ys

@@ -237,7 +237,8 @@ def shard_fwd(
     with working(where, _name(where, part)) as replica:
         stage = _stage(replica, part)
         edges = _edges_beside(where, stage, beside, ends)
-        y, kept = shard_forward(stage, xs, piece, share, edges, batch.keys, replica.device)
+        args = stage, xs, piece, share, edges, batch.keys, replica.device
+        y, kept = shard_forward(*args, need_dx=part.stage > 0)
     shelf.put(part.kept(where), where.step, kept)
     _sent(where, part.away, [y])
     return Parcel(where.worker, {ALL: y}, wire=where.wire)

@@ -17,6 +17,9 @@ from daskcnn.arrays import Array
 from daskcnn.nn.blocks import arena, block_bytes, cut, share
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 
+ALL = slice(None)
+"""Every channel."""
+
 
 class Local(Layer):
     """Base of layers without parameters, each block of whose output depends on one block of the input.
@@ -122,7 +125,7 @@ class Block:
         self._note(function, [*arguments], {"out": out})
         return out
 
-    def copy(self, source: Array, target: Array) -> Array:
+    def copy(self, source: Any, target: Array) -> Array:
         """Note a copy."""
         self._note(self.xp.copyto, [target, source], {})
         return target
@@ -180,14 +183,19 @@ class Chain:
         self._over_blocks(note, x, ctx, goes_back=False)
         return y if x is x_map else y[0, 0]
 
-    def backward(self, x: Array, dy: Array, ctx: Context) -> Array:
-        """dx of the pass that x went through."""
+    def backward(self, x: Array, dy: Array, ctx: Context, *, given: slice = ALL, wanted: slice = ALL) -> Array:
+        """dx of the pass that x went through. dy is given of these channels, and is 0 elsewhere; dx is wanted of those.
+
+        Either is cheaper here, in cache, than a larger dy or dx in memory.
+        """
         x_map, dy_map = _as_map(x), _as_map(dy)
-        dx = ctx.device.xp.empty(x_map.shape, x.dtype)
+        C = x_map.shape[-1]
+        dx = ctx.device.xp.empty((*x_map.shape[:-1], len(range(C)[wanted])), x.dtype)
 
         def note(block: Block, part: Part) -> None:
             residuals = self._forward(View.of(x_map, self.side, part), block, None)
-            self._backward(residuals, View.of(dy_map, 1, part), block, View.of(dx, self.side, part))
+            back = _widened(View.of(dy_map, 1, part), given, C, block)
+            self._backward(residuals, back, block, View.of(dx, self.side, part), wanted)
 
         self._over_blocks(note, x, ctx, goes_back=True)
         return dx if x is x_map else dx[0, 0]
@@ -203,12 +211,13 @@ class Chain:
         self._finish(x, block)
         return residuals
 
-    def _backward(self, residuals: list[Residual], dy: Any, block: Block, target: View) -> None:
-        """Note the way of dy back to the target."""
+    def _backward(self, residuals: list[Residual], dy: Any, block: Block, target: View, wanted: slice) -> None:
+        """Note the way of dy back to the target, which has the channels that are wanted."""
         for block.link, kept in zip(reversed(self.links), reversed(residuals), strict=True):
-            block.target = target if block.link is self.links[0] else None
+            block.target = target if block.link is self.links[0] and wanted == ALL else None
             dy = block.link.layer.block_backward(kept, dy, block)
-        self._finish(dy, block)
+        block.target = target
+        self._finish(dy[..., wanted] if wanted != ALL else dy, block)
 
     @staticmethod
     def _finish(result: Any, block: Block) -> None:
@@ -242,6 +251,16 @@ class Chain:
         samples, columns = cut(N, fit), cut(W, fit // N)
         rows = cut(H, fit // (N * W))
         return [Part(h, w, n) for h in rows for w in columns for n in samples]
+
+
+def _widened(dy: View, given: slice, channels: int, block: Block) -> Array | View:
+    """The gradient of all channels from that of some, in the block's memory."""
+    if given == ALL:
+        return dy
+    whole = block.take((*dy.shape[:-1], channels))
+    block.copy(0, whole)
+    block.copy(dy, whole[..., given])
+    return whole
 
 
 def _as_map(x: Array) -> Array:

@@ -24,17 +24,31 @@ class SGD:
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay={self.weight_decay}: SGD needs 0 or more")
 
-    def step(self, params: Array, grads: Array, velocity: Array, lr: float, device: Device | None = None) -> None:
+    def step(
+        self,
+        params: Array,
+        grads: Array,
+        velocity: Array,
+        lr: float,
+        device: Device | None = None,
+        *,
+        out: tuple[Array, Array] | None = None,
+    ) -> None:
         """One step; vectors of one length, changed in place, `grads` too. `velocity` starts at zero.
 
-        With a device it goes in blocks that stay in cache, on its threads; the numbers are the same.
+        With a device it goes in blocks that stay in cache, on its threads; the numbers are the same. out: where new
+        parameters and velocity go, and the old ones stay what they were.
         """
-        if device is None:
-            self._step(params, grads, velocity, lr)
-            return
+        new = out or (params, velocity)
 
         def step(block: slice) -> None:
-            self._step(params[block], grads[block], velocity[block], lr)
+            if out is not None:
+                out[0][block], out[1][block] = params[block], velocity[block]
+            self._step(new[0][block], grads[block], new[1][block], lr)
+
+        if device is None:
+            step(slice(None))
+            return
 
         over_rows(device, step, len(params), params.itemsize)
 

@@ -106,6 +106,19 @@ class Sequential(Layer):
             grads |= {name: own} if own else {}
         return dy if ctx.need_dx else None, {name: grads[name] for name in params}
 
+    def backward_of(
+        self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
+    ) -> tuple[Array, Params]:
+        """`backward` where dy has these channels of so many, and is 0 elsewhere, and dx is wanted of those."""
+        run = residual[0]
+        if isinstance(run, _Run) and len(run.chain.links) == len(self.layers):
+            return run.chain.backward(run.x, dy, ctx, given=given, wanted=wanted), {}
+        whole = ctx.device.xp.zeros((*dy.shape[:-1], of), dy.dtype)
+        whole[..., given] = dy
+        dx, grads = self.backward(params, residual, whole, ctx)
+        assert dx is not None, "asked for"
+        return ctx.device.xp.ascontiguousarray(dx[..., wanted]), grads
+
     def _first_with(self, params: Params) -> int:
         return next((i for i, (name, _) in enumerate(self.layers) if name in params), len(self.layers))
 

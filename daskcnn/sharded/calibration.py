@@ -45,7 +45,7 @@ def _passes(
     share, there = Share(0, stage.conv.kernels, stage.conv.kernels, stage.reach), piece.on(device)
 
     def passes() -> None:
-        y, kept = shard_forward(stage, [x], there, share, Edges(), keys, device)
+        y, kept = shard_forward(stage, [x], there, share, Edges(), keys, device, need_dx=need_dx)
         shard_backward(stage, kept, [y], there, share, keys, device, need_dx=need_dx)
 
     return passes

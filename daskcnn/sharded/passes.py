@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Loss, Params, State, correct
+from daskcnn.nn import Context, Loss, Params, Sequential, State, correct
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.optimizer import SGD
 from daskcnn.replica import Score
@@ -48,17 +48,20 @@ def shard_forward(
     edges: Edges,
     keys: Keys | None,
     device: Device,
+    *,
+    need_dx: bool,
 ) -> tuple[Array, Kept]:
     """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
 
-    edges: of the neighbours, for the channels that it holds besides its own. Returns y (…, N, own kernels), or this
+    edges: of the neighbours, for the channels that it holds besides its own. need_dx: whether the way back will be
+    asked for it, for the algorithm is the fastest there and back. Returns y (…, N, own kernels), or this
     shard's part (N, units) of what the stage's summed layer makes.
     """
     assert stage.conv is not None
     assert stage.name is not None
     x = device.backend.from_host(_together(xs))
     params, state = piece.widened(stage, edges, device)
-    y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device))
+    y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device, need_dx=need_dx))
     residual = None
     if stage.spread is not None:
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
@@ -94,15 +97,10 @@ def shard_backward(
     dy, spread, summed = device.backend.from_host(_sum(dys)), Params(), Params()
     if stage.summed is not None:
         dy, summed = _unsummed(stage, kept, dy, share, device)
-    cut = share.within(share.own)
     if stage.spread is not None:
-        if not share.alone:
-            dy = _padded(dy, share, device)
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
-        back, found = stage.spread.backward(kept.params, kept.residual, dy, ctx)
-        assert back is not None, "asked for"
-        spread = of_channels(stage, found, cut)
-        dy = back if share.alone else device.xp.ascontiguousarray(back[..., cut])
+        dy, found = _through_spread(stage.spread, kept, dy, share, ctx)
+        spread = of_channels(stage, found, share.within(share.own))
     ctx = Context(device, training=True, need_dx=need_dx)
     residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
     dx: Array | None
@@ -122,12 +120,15 @@ def _unsummed(stage: Stage, kept: Kept, dy: Array, share: Share, device: Device)
     return back, of_channels(stage, {name: grads}, own)
 
 
-def _padded(dy: Array, share: Share, device: Device) -> Array:
-    """The gradient of the channels that are held, 0 where it is not needed."""
+def _through_spread(spread: Sequential, kept: Kept, dy: Array, share: Share, ctx: Context) -> tuple[Array, Params]:
+    """The gradient of the shard's own channels, from that of the graded ones; and of the parameters."""
+    if share.alone:
+        dx, grads = spread.backward(kept.params, kept.residual, dy, ctx)
+        assert dx is not None, "asked for"
+        return dx, grads
+    own, graded = share.within(share.own), share.within(share.graded)
     held = share.held.stop - share.held.start
-    whole = device.xp.zeros((*dy.shape[:-1], held), dy.dtype)
-    whole[..., share.within(share.graded)] = dy
-    return whole
+    return spread.backward_of(kept.params, kept.residual, dy, ctx, given=graded, of=held, wanted=own)
 
 
 def _together(parts: Sequence[Array]) -> Array:

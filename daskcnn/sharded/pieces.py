@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Layout, Params, State, map_leaves
+from daskcnn.nn import Layout, Params, State, leaves, map_leaves
 from daskcnn.nn.optimizer import SGD
 from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
@@ -81,12 +81,17 @@ class Piece:
 
     def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
         """The piece after one step of the optimizer; `grads` as backward returns them."""
-        xp = device.xp
-        vector = self.layout.flatten(self.params, state, xp=xp)
-        velocity = self.velocity.copy()
-        size = self.layout.parameter_size
-        optimizer.step(vector[:size], self.layout.flatten(grads, {}, xp=xp), velocity, lr, device)
-        return Piece(*self.layout.views(vector), velocity, self.layout)
+        vector, velocity = device.xp.empty(self.layout.size, self.velocity.dtype), device.xp.empty_like(self.velocity)
+        start = 0
+        for (name, old), (also, grad) in zip(leaves(self.params), leaves(grads), strict=True):
+            assert name == also, "gradients are nested like their parameters"
+            at = slice(start, start := start + old.size)
+            flat, into = (old.reshape(-1), grad.reshape(-1), self.velocity[at]), (vector[at], velocity[at])
+            optimizer.step(*flat, lr, device, out=into)
+        params, kept = self.layout.views(vector)
+        for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
+            own[...] = new
+        return Piece(params, kept, velocity, self.layout)
 
 
 def _each(function: Callable[[Array], Array], params: Params, state: State) -> Edge:

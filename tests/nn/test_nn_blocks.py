@@ -24,6 +24,16 @@ def test_descent_in_blocks_gives_the_same_bits(options, threads, rng):
     np.testing.assert_equal(parts, whole)
 
 
+@pytest.mark.parametrize("options", [(0.0,), (0.9,), (0.9, True, 1e-3)])
+def test_descent_to_somewhere_else_leaves_the_old_weights(options, rng):
+    params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
+    before, new = [v.copy() for v in whole], (np.empty_like(params), np.empty_like(velocity))
+    SGD(*options).step(params, grads, velocity, 0.1, in_blocks(100), out=new)
+    np.testing.assert_equal([params, velocity], before[::2])
+    SGD(*options).step(*before, 0.1)
+    np.testing.assert_equal(new, tuple(before[::2]))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_channels_are_summed_on_every_device(shape, device, rng):
     x = values(rng, shape)

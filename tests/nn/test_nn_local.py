@@ -60,12 +60,31 @@ def test_a_chain_is_its_layers_one_by_one(net, in_shape, block, N, training):
 
 
 @every_chain
+@pytest.mark.parametrize("block", [1, 300, 1 << 20])
+@pytest.mark.parametrize("given", [slice(1, 3), slice(0, 2), slice(None)])
+def test_going_back_from_some_channels_to_some(net, in_shape, block, given):
+    _, _, x, dy, ctx = example(net, in_shape, Device(), N=3, training=True)
+    ctx, C, wanted = replace(ctx, device=in_blocks(block)), in_shape[-1], slice(1, 2)
+    _, _, residual = net.forward({}, {}, x, ctx)
+    whole = np.zeros_like(dy)
+    whole[..., given] = dy[..., given]
+    expected, _ = net.backward({}, residual, whole, ctx)
+    found, grads = net.backward_of({}, residual, dy[..., given], ctx, given=given, of=C, wanted=wanted)
+    np.testing.assert_array_equal(found, expected[..., wanted])
+    assert found.flags.c_contiguous
+    assert grads == {}
+
+
+@every_chain
 def test_devices_agree_on_chains(net, in_shape, device):
     _, _, x, dy, ctx = example(net, in_shape, device)
     move, host = device.backend.from_host, device.backend.to_host
     expected = together(net, x, dy, replace(ctx, device=Device()))
     for found, own in zip(together(net, move(x), move(dy), ctx), expected, strict=True):
         np.testing.assert_allclose(host(found), own, rtol=1e-9, atol=1e-12)
+    part, (_, _, residual) = {"given": slice(0, 2), "wanted": slice(1, 2)}, net.forward({}, {}, move(x), ctx)
+    some, _ = net.backward_of({}, residual, move(dy[..., :2]), ctx, of=in_shape[-1], **part)
+    assert some.shape == (*x.shape[:-1], 1)
 
 
 @every_chain
