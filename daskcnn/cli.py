@@ -259,7 +259,7 @@ def plan(
 @click.option("--scheduler", metavar="ADDRESS", help="Look at this cluster too.")
 @click.option("--scheduler-file", metavar="FILE", help="The file the scheduler wrote its address to.")
 @click.option("--workers", metavar="cpu=N,gpu=N", help="Workers a job would ask for.  [default: one of any kind]")
-@click.option("--data", metavar="PATH", help="A data set that every worker must see, under the same path.")
+@click.option("--data", metavar="PATH", help="A data set that all must see, under the same path.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -285,6 +285,8 @@ def doctor(
 
     ok: fine. !: a job would start, but see the remedy. NO: it would not; then the exit code is 3.
     """
+    if workers and not (scheduler or scheduler_file):
+        raise click.UsageError("--workers: they are a cluster's; give --scheduler or --scheduler-file too")
     findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data))
     click.echo(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
     ctx.exit(0 if would_start(findings) else 3)

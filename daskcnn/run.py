@@ -19,7 +19,11 @@ FLAGS = {
     "data": ("data.path", "PATH", "Where the prepared data set is (a zarr store; s3://… works too)."),
     "archive": ("data.archive", "FILE", "The data set's own archive, to prepare it from."),
     "model": ("model.name", "NAME", "Network: quick, lenet5, or C1:C2 such as 50:500."),
-    "strategy": ("train.strategy", "NAME", "sgwu, agwu (replicas and a server) or layer (kernels sharded)."),
+    "strategy": (
+        "train.strategy",
+        "NAME",
+        "sgwu, agwu, bsp, easgd, downpour, admm or parallel-sgd (replicas); layer (kernels sharded).",
+    ),
     "partition": ("train.partition", "NAME", "idpa, idpa-paper or udpa."),
     "epochs": ("train.epochs", "N", "How often every sample is seen, on average."),
     "batch-size": ("train.batch_size", "N", "Samples in a minibatch."),

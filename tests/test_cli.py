@@ -414,6 +414,10 @@ def test_auto_starts_anew_or_goes_on(tmp_path: Path, path: str, nothing_starts: 
     tiny_run(tmp_path / "runs", tiny_job(path, cluster={"wait": 8}), status="done")
     result = invoke(run, *args)
     assert "nothing to resume" in result.stderr
+    assert "warning" not in result.stderr
+    edited = invoke(run, *args, "--seed", "77").stderr
+    assert "warning: train.seed = 77: ignored, the run" in edited
+    assert "another run.name starts anew" in edited
     other = [*args, "--name", "other"]  # of this name there is none
     refused(3, run, *other)
     assert [settings.wait for settings in nothing_starts] == [60, 60]

@@ -53,7 +53,9 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as the scheduler knows it. `resource` is what tasks for it are pinned by."""
+    """A worker as the scheduler knows it. `resource` is what tasks for it are pinned by; it counts as its first kind,
+    `also` are others that it advertises.
+    """
 
     name: str
     address: str
@@ -61,6 +63,12 @@ class Member:
     kind: Kind
     threads: int
     memory_limit: int
+    also: tuple[Kind, ...] = ()
+
+    @property
+    def declared(self) -> str:
+        """What it advertises, in words."""
+        return " and ".join(RESOURCES[kind] for kind in (self.kind, *self.also))
 
     @property
     def resource(self) -> dict[str, float]:
@@ -95,12 +103,12 @@ def advertised(workers: Mapping[str, Mapping[str, Any]]) -> list[Member]:
     found = []
     for address, info in workers.items():
         resources = info.get("resources") or {}
-        for kind, resource in RESOURCES.items():
-            if resources.get(resource, 0) >= 1:
-                limit = int(info.get("memory_limit") or 0)
-                name = str(info.get("name", address))
-                found.append(Member(name, address, str(info["host"]), kind, int(info["nthreads"]), limit))
-                break
+        kinds = [kind for kind, resource in RESOURCES.items() if resources.get(resource, 0) >= 1]
+        if kinds:
+            limit = int(info.get("memory_limit") or 0)
+            name = str(info.get("name", address))
+            first, *also = kinds
+            found.append(Member(name, address, str(info["host"]), first, int(info["nthreads"]), limit, tuple(also)))
     return sorted(found, key=lambda m: (m.kind, _natural(m.name), m.address))
 
 
@@ -134,7 +142,7 @@ def wait_for_members(
         if (missing := missing_members(found, wanted)) and patience.over:
             raise ClusterError(_what_is_missing(client, found, wanted, wait))
         if settled and not missing:
-            return _chosen(found, wanted)
+            return chosen(found, wanted)
         if missing:
             patience.wait_for(_in_short(found, missing))
         else:
@@ -169,12 +177,13 @@ def missing_members(found: list[Member], wanted: Workers) -> dict[str, int]:
     return {kind: n - have for kind, n in wanted.given.items() if (have := _count(found, kind)) < n}
 
 
-def _chosen(found: list[Member], wanted: Workers) -> Members:
+def chosen(found: list[Member], wanted: Workers) -> Members:
+    """Those of them that a job takes, where none is missing."""
     workers: list[Member] = []
     for kind in ("cpu", "gpu"):
         of_kind = [m for m in found if m.kind == kind]
-        chosen = of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
-        workers += [replace(m, name=f"{kind}-{i}") for i, m in enumerate(chosen)]
+        taken = of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
+        workers += [replace(m, name=f"{kind}-{i}") for i, m in enumerate(taken)]
     servers = [m for m in found if m.kind == "ps"]
     used = {m.address for m in workers}
     spare = [m for m in found if m.kind == "cpu" and m.address not in used]
@@ -191,7 +200,12 @@ def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait:
             f"  {n} more with {resource}=1; on each machine: "
             f"dask worker {address} --nthreads 1 --resources {resource}=1"
         )
-    silent = len(present(client)) - len(found)
-    if silent:
-        lines.append(f"  {silent} workers advertise none of CPU, GPU, PS: restart them with --resources CPU=1")
+    lines += [
+        f"  worker {m.name} advertises {m.declared}, and counts as {m.kind}: restart it with one of them"
+        for m in found
+        if m.also
+    ]
+    if silent := len(present(client)) - len(found):
+        who = "1 worker advertises" if silent == 1 else f"{silent} workers advertise"
+        lines.append(f"  {who} none of CPU, GPU, PS: restart with --resources CPU=1")
     return "\n".join(lines)

@@ -107,6 +107,7 @@ def calibrate_all(context: RunContext) -> None:
 
     A worker whose device cannot be used is left out with a warning. Raises ClusterError where none is left.
     """
+    _warn_of_two_kinds(context)
     futures = {
         name: context.submit("calibrate", calibrate, context.name, context.job, member.kind, worker=name)
         for name, member in context.alive.items()
@@ -133,6 +134,13 @@ def calibrate_all(context: RunContext) -> None:
     if not context.alive:
         raise ClusterError("no worker is usable; see the warnings above")
     context.emit(_event(context))
+
+
+def _warn_of_two_kinds(context: RunContext) -> None:
+    for name, member in context.alive.items():
+        if member.also:
+            message = f"worker {name} ({member.address}) advertises {member.declared}, and trains as {member.kind}"
+            context.emit({"event": "warning", "message": f"{message}: restart it with one of them"})
 
 
 def _event(context: RunContext) -> dict[str, Any]:

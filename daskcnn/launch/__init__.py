@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,17 @@ def _job(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
             ]
         )
     kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
+    for key in sorted(_keys(raw)):
+        _say_if_ignored(key, kept, asked, path)
     data = kept.data.model_copy(update={"path": asked.data.path}) if "path" in raw.get("data", {}) else kept.data
     return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
+
+
+def _say_if_ignored(key: str, kept: Job, asked: Job, path: Path) -> None:
+    """A run that goes on keeps its job, whatever has become of the job file."""
+    own, other = (reduce(getattr, key.split("."), job) for job in (kept, asked))
+    if own != other:
+        say(f"warning: {key} = {other}: ignored, the run {path} keeps {own}; another run.name starts anew")
 
 
 def _keys(raw: Mapping[str, Any]) -> set[str]:

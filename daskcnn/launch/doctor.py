@@ -18,8 +18,8 @@ from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.start import PACKAGES, versions
 from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
-from daskcnn.launch.doctor_cluster import Wanted, examine_cluster
-from daskcnn.launch.doctor_findings import GIB, Finding
+from daskcnn.launch.doctor_cluster import Wanted, data_here, examine_cluster
+from daskcnn.launch.doctor_findings import GIB, Finding, failed
 from daskcnn.launch.doctor_worker import blas_names
 from daskcnn.launch.resolve import resolve
 
@@ -35,7 +35,7 @@ def asked_for(workers: str | None, data: str | None) -> Wanted:
 
 
 def examine(scheduler: str | None, scheduler_file: str | None, wait: float, wanted: Wanted) -> list[Finding]:
-    """Look at this machine, and at a cluster where one is named."""
+    """Look at this machine, and at a cluster where one is named; without one, at the data set from here."""
     findings = list(_this_machine())
     if scheduler or scheduler_file:
         settings = Cluster(scheduler=scheduler, scheduler_file=scheduler_file, wait=wait)
@@ -45,7 +45,9 @@ def examine(scheduler: str | None, scheduler_file: str | None, wait: float, want
                     wait_for_members(client, wanted.workers, wait)
                 findings += examine_cluster(client, wanted)
         except ClusterError as error:
-            findings.append(Finding("scheduler", False, str(error), "start it, or correct the address"))
+            findings.append(failed("scheduler", error))
+    elif wanted.data:
+        findings.append(data_here(wanted.data))
     return findings
 
 
@@ -91,7 +93,9 @@ def _gpu() -> Finding:
     try:
         backend("gpu")
     except ClusterError as error:
-        return Finding("GPU", True, str(error))
+        reason, _, remedy = str(error).removeprefix("device gpu: ").replace(" on this worker", "").partition("; ")
+        to_use = f" (to use one: {remedy.removesuffix(' there')})" if "CuPy" in reason else ""
+        return Finding("GPU", True, f"none is used here: {reason}{to_use}")
     gpu = device_profile("gpu", 1)
     return Finding("GPU", True, f"{gpu.name}, {gpu.memory / GIB:.0f} GiB")
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.members import Member, advertised, missing_members, present
+from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present
 from daskcnn.cluster.start import check_scheduler, check_versions
 from daskcnn.config import Workers
 from daskcnn.errors import ClusterError, DataError
-from daskcnn.launch.doctor_findings import GIB, Finding, gib
+from daskcnn.launch.doctor_findings import GIB, Finding, failed, gib, plural
 from daskcnn.launch.doctor_links import Way, clock_offsets, measure_ways
 from daskcnn.launch.doctor_worker import Seen, look
 from daskcnn.store import open_dataset
@@ -40,11 +39,12 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
     found = advertised(workers)
     fit = yield from _of_same_versions(client, found)
     seen = _look(client, fit, wanted.data)
-    yield from _workers(address, workers, found, [m for m in fit if not _useless(seen, m)], wanted.workers)
+    yield _workers(address, found, {m.address for m in fit if _left_out(seen, m)}, wanted.workers)
+    yield from _misdeclared(workers, found)
     yield _server(address, found)
     expected = None
     if wanted.data:
-        data = _data_here(wanted.data)
+        data = data_here(wanted.data)
         expected = data.facts.get("fingerprint")
         yield data
     for member in fit:
@@ -61,12 +61,8 @@ def _scheduler(client: Client, workers: int) -> Finding:
     try:
         check_scheduler(client)
     except ClusterError as error:
-        return Finding("scheduler", False, str(error), _same_versions())
-    return Finding("scheduler", True, f"{address}, {encrypted}, {workers} workers, versions as here")
-
-
-def _same_versions() -> str:
-    return f"install Python {sys.version_info[0]}.{sys.version_info[1]} and the same packages there"
+        return failed("scheduler", error)
+    return Finding("scheduler", True, f"{address}, {encrypted}, {plural(workers, 'worker')}, versions as here")
 
 
 def _of_same_versions(client: Client, found: Sequence[Member]) -> Generator[Finding, None, list[Member]]:
@@ -77,7 +73,7 @@ def _of_same_versions(client: Client, found: Sequence[Member]) -> Generator[Find
             check_versions(client, [member])
             fit.append(member)
         except ClusterError as error:
-            yield Finding(f"worker {member.name}", False, str(error), _same_versions())
+            yield failed(f"worker {member.name}", error)
     return fit
 
 
@@ -93,31 +89,43 @@ def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: A
     return look(*orders[dask_worker.address])
 
 
-def _useless(seen: Mapping[str, Seen], member: Member) -> bool:
-    there = seen.get(member.name)
-    return there is None or bool(there.device_problem or (there.gpu and there.gpu.problem))
+def _left_out(seen: Mapping[str, Seen], member: Member) -> bool:
+    """Whether a job that takes it would go on without it."""
+    return member.name in seen and bool(seen[member.name].device_problem)
 
 
-def _workers(
-    address: str, workers: Mapping[str, Any], found: list[Member], usable: list[Member], wanted: Workers
-) -> Iterator[Finding]:
-    """Whether those that a job needs are there, and who is of no use to it."""
+def _workers(address: str, found: list[Member], unusable: set[str], wanted: Workers) -> Finding:
+    """Whether those that a job needs are there, and whether any is left of those it would take."""
     command = f"dask worker {address} --nthreads 1 --resources"
-    missing = missing_members(usable, wanted)
-    remedy = "on each machine: " + " or ".join(f"{command} {kind.upper()}=1" for kind in missing) if missing else ""
-    counts = ", ".join(f"{n} more {kind}" for kind, n in missing.items())
-    seen = _counts(found) + (f"; a job needs {counts}" if missing else "")
-    yield Finding("workers", not missing, seen, remedy)
-    ours = {m.address for m in found}
-    for other, info in workers.items():
-        declared = {k: v for k, v in (info.get("resources") or {}).items() if k in ("CPU", "GPU", "PS") and v >= 1}
-        name = f"worker {info.get('name', other)}"
-        if other not in ours:
+    counts = _counts(found)
+    if missing := missing_members(found, wanted):
+        more = ", ".join(f"{n} more {kind}" for kind, n in missing.items())
+        remedy = "on each machine: " + " or ".join(f"{command} {kind.upper()}=1" for kind in missing)
+        return Finding("workers", False, f"{counts}; a job needs {more}", remedy)
+    addresses = {m.address for m in chosen(found, wanted).workers}
+    taken = [m for m in found if m.address in addresses]
+    out = [m for m in taken if m.address in unusable]
+    if not out:
+        return Finding("workers", True, counts)
+    gpus = sum(m.kind == out[0].kind for m in taken)
+    usable = gpus - len(out) or "none"
+    seen = f"{counts}; {gpus} {out[0].kind}, of which {usable} can be used: see worker {', '.join(m.name for m in out)}"
+    if len(out) == len(taken):
+        return Finding("workers", False, seen, f"no worker would be left: mend one, or start others: {command} CPU=1")
+    return Finding("workers", True, seen, "a job leaves out those that cannot be used: mend them, or ask for others")
+
+
+def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Finding]:
+    """Those that advertise nothing we use, or more than one kind."""
+    ours = {m.address: m for m in found}
+    for address, info in workers.items():
+        name, member = f"worker {info.get('name', address)}", ours.get(address)
+        if member is None:
             remedy = "a job does not use it: restart it with --resources CPU=1 (or GPU=1, PS=1)"
-            yield Finding(name, True, f"at {other}, advertises none of CPU, GPU, PS", remedy)
-        elif len(declared) > 1:
-            remedy = "restart it with one of them: a worker looks only at the first task that waits for a resource"
-            yield Finding(name, False, f"at {other}, advertises {' and '.join(declared)}", remedy)
+            yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)
+        elif member.also:
+            seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"
+            yield Finding(name, True, seen, "restart it with one of them")
 
 
 def _counts(found: list[Member]) -> str:
@@ -132,12 +140,13 @@ def _server(address: str, found: list[Member]) -> Finding:
     return Finding("parameter server", True, f"none is set apart: one that trains will hold it ({command} starts one)")
 
 
-def _data_here(path: str) -> Finding:
+def data_here(path: str) -> Finding:
     """The data set as this machine, which would be the job's, sees it."""
     try:
         dataset = open_dataset(path)
     except DataError as error:
-        return Finding("data", False, str(error), "make it with `daskcnn data prepare`, or correct the path (--data)")
+        found = failed("data", error)
+        return replace(found, remedy=", or ".join(filter(None, (found.remedy, "correct the path (--data)"))))
     images = f"{len(dataset.train):,} + {len(dataset.test):,} images"
     return Finding("data", True, f"{path}: {dataset.name}, {images}", facts={"fingerprint": dataset.fingerprint})
 
@@ -167,14 +176,10 @@ def _described(member: Member, seen: Seen) -> str:
     g = seen.gpu
     gpu = f", {g.name}, {gib(g.free)} of {gib(g.memory)} GiB free, {g.driver}" if g else ""
     return (
-        f"{member.kind} at {member.address}, {_plural(member.threads, 'thread')} on {_plural(seen.cores, 'core')} "
-        f"({seen.busy_cores:.1f} busy), {seen.blas or 'BLAS unknown'} with {_plural(seen.blas_threads, 'thread')} in "
+        f"{member.kind} at {member.address}, {plural(member.threads, 'thread')} on {plural(seen.cores, 'core')} "
+        f"(got {seen.got_cores:.1f}), {seen.blas or 'BLAS unknown'} with {plural(seen.blas_threads, 'thread')} in "
         f"each, {gib(member.memory_limit)} of {gib(seen.memory)} GiB{gpu}"
     )
-
-
-def _plural(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def _state(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
@@ -191,10 +196,11 @@ def _threads(name: str, member: Member, seen: Seen) -> Iterator[Finding]:
         return
     if member.threads > seen.cores:
         remedy = f"start it with --nthreads {seen.cores}: threads without a core slow each other down"
-        yield Finding(name, True, f"{member.threads} threads, but {_plural(seen.cores, 'core')}", remedy)
-    elif seen.busy_cores < IDLE * member.threads:
-        remedy = "other programs, other workers of its machine or a limit on processor time have the rest"
-        yield Finding(name, True, f"{seen.busy_cores:.1f} cores are free for its {member.threads} threads", remedy)
+        yield Finding(name, True, f"{plural(member.threads, 'thread')}, but {plural(seen.cores, 'core')}", remedy)
+    elif seen.got_cores < IDLE * member.threads:
+        fewer = ", or lower --nthreads" if member.threads > 1 else ""
+        remedy = f"stop other programs or workers of its machine, raise a limit on its processor time{fewer}"
+        yield Finding(name, True, f"its {plural(member.threads, 'thread')} got {seen.got_cores:.1f} cores", remedy)
 
 
 def _memory(name: str, member: Member, seen: Seen) -> Iterator[Finding]:
@@ -216,13 +222,13 @@ def _device(name: str, seen: Seen) -> Iterator[Finding]:
         remedy = (
             "check nvidia-smi there, that driver and CuPy are of one CUDA version, and that CUPY_CACHE_DIR is writable"
         )
-        yield Finding(name, True, f"{seen.gpu.name}, {seen.gpu.driver}: {seen.gpu.problem}", remedy)
+        yield Finding(name, False, f"{seen.gpu.name}, {seen.gpu.driver}: {seen.gpu.problem}", remedy)
 
 
 def _visible(name: str, seen: Seen, data: str | None, expected: str | None) -> Iterator[Finding]:
     remedy = "give a path on storage that every worker reaches, or copy the data set there"
     if seen.data_problem:
-        yield Finding(name, False, seen.data_problem, remedy)
+        yield Finding(name, False, seen.data_problem.partition("; ")[0], remedy)
     elif seen.fingerprint and expected and seen.fingerprint != expected:
         yield Finding(name, False, f"{data} holds another data set ({seen.fingerprint[:12]})", remedy)
 
@@ -248,7 +254,8 @@ def _host(host: str, members: list[Member], cores: int, memory: int) -> Iterator
     threads = sum(m.threads for m in members if m.kind == "cpu")
     if threads > cores:
         remedy = "lower --nthreads, one worker with all the cores is best: they slow each other down"
-        yield Finding(f"host {host}", True, f"{threads} threads of its workers on {_plural(cores, 'core')}", remedy)
+        seen = f"{plural(threads, 'thread')} of its workers on {plural(cores, 'core')}"
+        yield Finding(f"host {host}", True, seen, remedy)
     if (limits := sum(m.memory_limit for m in members)) > memory:
         remedy = "lower --memory-limit: together they may take more than there is"
         yield Finding(f"host {host}", True, f"limits of {gib(limits)} GiB, {gib(memory)} GiB of memory", remedy)

@@ -31,6 +31,17 @@ class Finding:
         return asdict(self)
 
 
+def failed(check: str, error: Exception) -> Finding:
+    """What an error says: the remedy is what stands behind its first semicolon, as in all of ours."""
+    seen, _, remedy = str(error).partition("; ")
+    return Finding(check, False, seen, remedy)
+
+
+def plural(n: int, thing: str) -> str:
+    """As one says it: 1 core, 2 cores."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
 def gib(nbytes: int) -> str:
     """GiB with a digit behind the point, two where they are few."""
     return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"

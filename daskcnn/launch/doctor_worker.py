@@ -19,7 +19,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.pool import Pool
 from daskcnn.store import open_dataset
 
-BUSY = 0.2  # seconds of computing, to see how many cores take part
+COMPUTE = 0.2  # seconds of it, to see how many cores take part
 SIDE = 192  # of the matrices that are multiplied: a core's work for less than a millisecond
 
 
@@ -39,15 +39,15 @@ class Gpu:
 class Seen:
     """What a worker has: cores and memory (bytes) that its process may use, control groups considered.
 
-    blas_threads: of each of its matrix products while we compute. busy_cores: how many worked when all its threads
-    were asked to. fingerprint: of the data set, None where none was asked for or `data_problem` says why.
+    blas_threads: of each of its matrix products while we compute. got_cores: how many its threads were given when
+    all computed. fingerprint: of the data set, None where none was asked for or `data_problem` says why.
     """
 
     cores: int
     memory: int
     blas: str
     blas_threads: int
-    busy_cores: float
+    got_cores: float
     gpu: Gpu | None = None
     device_problem: str = ""
     fingerprint: str | None = None
@@ -60,13 +60,13 @@ def look(kind: str, threads: int, data: str | None) -> Seen:
     fingerprint, data_problem = (None, "") if data is None or kind == "ps" else _dataset(data)
     with single_threaded_blas():
         libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
-        busy = _busy_cores(threads if kind == "cpu" else 1)
+        got = _got_cores(threads if kind == "cpu" else 1)
     return Seen(
         cpu_count(),
         int(memory_limit()),
         blas_names(libraries),
         max((i["num_threads"] for i in libraries), default=1),
-        busy,
+        got,
         gpu,
         device_problem,
         fingerprint,
@@ -80,11 +80,11 @@ def blas_names(libraries: list[dict[str, Any]]) -> str:
     return ", ".join(names)
 
 
-def _busy_cores(threads: int) -> float:
+def _got_cores(threads: int) -> float:
     """Seconds of processor time a second, while so many threads multiply matrices as a training step does."""
     a = np.ones((SIDE, SIDE), np.float32)
     begun, spent = time.perf_counter(), time.process_time()
-    end = begun + BUSY
+    end = begun + COMPUTE
 
     def multiply(_: int) -> None:
         while time.perf_counter() < end:

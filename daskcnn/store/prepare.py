@@ -60,7 +60,7 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
     """Write, unless the same is there already, be it that another process was faster."""
     if existing is None:
         try:
-            write(source, manifest, out, lambda part: progress(f"write {part}", 0, 0))
+            write(source, manifest, out, lambda part: progress(f"write {part} to {out}", 0, 0))
         except Occupied:
             existing = _existing(out)
     if existing is None:

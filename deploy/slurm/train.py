@@ -1,7 +1,9 @@
 """A job on a cluster of computers run by SLURM: workers are SLURM jobs, which dask-jobqueue writes and submits.
 
-python deploy/slurm/train.py job.toml --partition compute --workers 4 [--gpu-partition gpu --gpus 2]
-Needs `pip install dask-jobqueue`. Run it on a login node, or as a small SLURM job of its own.
+    python deploy/slurm/train.py job.toml --partition compute --workers 4 [--gpu-partition gpu --gpus 2] [--name …]
+
+Other flags are those of `python -m daskcnn.run`, which runs in this process: it has its messages, its answers to
+signals and its exit code. Needs `pip install dask-jobqueue`. Run it on a login node, or as a small SLURM job.
 """
 
 from __future__ import annotations
@@ -9,14 +11,11 @@ from __future__ import annotations
 import argparse
 import subprocess
 import tempfile
-import tomllib
-from pathlib import Path
 
 from dask_jobqueue import SLURMCluster
 from dask_jobqueue.slurm import SLURMJob
 
-import daskcnn
-from daskcnn.launch import format_summary
+from daskcnn.run import main as train
 
 PROLOGUE = ["export MALLOC_ARENA_MAX=1"]
 
@@ -60,8 +59,9 @@ def submit(script: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=Path)
+    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser(description=__doc__, **how)
+    parser.add_argument("job")
     parser.add_argument("--partition", required=True)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cores", type=int, default=16)
@@ -69,16 +69,15 @@ def main() -> None:
     parser.add_argument("--walltime", default="04:00:00")
     parser.add_argument("--gpu-partition")
     parser.add_argument("--gpus", type=int, default=0)
-    given = parser.parse_args()
+    given, flags = parser.parse_known_args()
     size = {"memory": given.memory, "walltime": given.walltime}
     with cpu_cluster(given.partition, cores=given.cores, **size) as cluster:
         cluster.scale(jobs=given.workers)
         for _ in range(given.gpus):
             submit(gpu_script(cluster.scheduler_address, given.gpu_partition or given.partition, **size))
-        workers = {"cpu": given.workers} | ({"gpu": given.gpus} if given.gpus else {})
-        where = {"scheduler": cluster.scheduler_address, "workers": workers, "wait": 3600}
-        result = daskcnn.train(job=tomllib.loads(given.job.read_text(encoding="utf-8")) | {"cluster": where})
-        print(format_summary(result.summary))
+        workers = f"cpu={given.workers}" + (f",gpu={given.gpus}" if given.gpus else "")
+        where = ["--scheduler", cluster.scheduler_address, "--workers", workers, "--wait", "3600"]
+        train([given.job, *where, *flags])
 
 
 if __name__ == "__main__":

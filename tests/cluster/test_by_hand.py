@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -161,6 +162,25 @@ def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synth
     assert done.returncode == 0, done.stderr
     assert "worker gpu-0 is left out: device gpu: CuPy is not installed" in done.stderr
     assert [w["name"] for w in json.loads(done.stdout)["workers"]] == ["cpu-0"]
+    look = finish([*DASK, "cnn", "doctor", "--scheduler-file", by_hand, "--workers", "cpu=1,gpu=1", "--json"])
+    (workers,) = [f for f in json.loads(look.stdout) if f["check"] == "workers"]
+    assert (look.returncode, workers["ok"]) == (0, True), look.stdout
+    assert "1 gpu, of which none can be used" in workers["seen"]
+
+
+def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp_path: Path, synthetic: str) -> None:
+    with hand_made_cluster(tmp_path, ["CPU=1 GPU=1"]) as (file, _):
+        done = finish(daskcnn_run(job_file(tmp_path, synthetic), "--scheduler-file", file, "--json", "--wait", "60"))
+        look = finish([*DASK, "cnn", "doctor", "--scheduler-file", file, "--json"])
+        short = finish(
+            daskcnn_run(job_file(tmp_path, synthetic), "--scheduler-file", file, "--workers", "gpu=1", "--wait", "1")
+        )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"worker cpu-0 \(tcp://\S+\) advertises CPU and GPU, and trains as cpu: restart it", done.stderr)
+    assert look.returncode == 0, look.stdout
+    assert "advertises CPU and GPU: it counts as cpu" in look.stdout
+    assert short.returncode == 3
+    assert "advertises CPU and GPU, and counts as cpu: restart it" in short.stderr
 
 
 def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:

@@ -60,14 +60,16 @@ class Pod:
 
 
 def pods(manifests: list[Manifest]) -> list[Pod]:
-    """Every pod of Deployments, Jobs and the operator's kinds."""
+    """Every pod, be it of a Deployment, a Job or the operator's kinds."""
     return [pod for manifest in manifests for pod in _pods_of(manifest)]
 
 
 def _pods_of(manifest: Manifest) -> Iterator[Pod]:
     name = f"{manifest['kind']}/{manifest['metadata']['name']}"
     spec = manifest.get("spec", {})
-    if manifest["kind"] in ("Deployment", "Job"):
+    if manifest["kind"] == "Pod":
+        yield Pod(name, manifest["metadata"]["labels"], spec)
+    elif manifest["kind"] in ("Deployment", "Job"):
         yield _pod(name, spec["template"])
     elif manifest["kind"] == "DaskJob":
         cluster = spec["cluster"]["spec"]

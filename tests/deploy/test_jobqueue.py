@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -82,3 +83,45 @@ def test_the_script_starts_a_worker_that_a_job_can_use(cluster: Any, tmp_path: P
         finally:
             worker.terminate()
             worker.wait(30)
+
+
+SBATCH = """#!/bin/sh
+cp "$1" "$0.$$"
+setsid sh "$0.$$" >"$0.$$.log" 2>&1 &
+echo "Submitted batch job $!"
+"""
+SCANCEL = """#!/bin/sh
+for job in "$@"; do kill -- "-$job" 2>/dev/null; done
+exit 0
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with SLURM: what is submitted runs here."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, script in {"sbatch": SBATCH, "scancel": SCANCEL}.items():
+        (folder / name).write_text(script, encoding="utf-8")
+        (folder / name).chmod(0o755)
+    quiet = {"DASK_DISTRIBUTED__SCHEDULER__DASHBOARD__ENABLED": "0", "DASKCNN_TUNE": "0"}
+    return os.environ | quiet | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.cluster
+def test_the_example_trains_and_its_command_can_be_given_again(tmp_path: Path, slurm: dict[str, str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[data]\nlimit = 600\nvalidation = 100\n[train]\nepochs = 1\n", encoding="utf-8")
+    size = ["--partition", "compute", "--workers", "1", "--cores", "1", "--memory", "2GiB"]
+    command = [sys.executable, str(DEPLOY / "slurm" / "train.py"), str(job), *size, "--name", "first"]
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        found = subprocess.run([*command, *flags], cwd=tmp_path, env=slurm, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in found.stderr, found.stderr
+        return found
+
+    assert (first := run("--resume", "auto")).returncode == 0, first.stderr
+    assert (tmp_path / "runs" / "first" / "summary.json").exists()
+    assert "nothing to resume" in run("--resume", "auto").stderr
+    again = run()
+    assert (again.returncode, "exists already" in again.stderr) == (2, True), again.stderr

@@ -394,6 +394,23 @@ def test_the_readme_s_own_kustomization_does_what_it_says(tmp_path: Path) -> Non
     }
 
 
+def test_the_pod_that_holds_the_claims_is_like_the_others() -> None:
+    pod = yaml.safe_load((DEPLOY / "k8s/claims.yaml").read_text())
+    for version in KUBERNETES:
+        kubernetes_validate.validate(pod, version, strict=True)
+    with_base = [*build("k8s/base"), pod]
+    for law in (
+        test_everything_lies_in_one_namespace_that_is_restricted,
+        test_what_is_mounted_exists,
+        test_pods_are_restricted,
+        test_nothing_has_or_needs_a_right,
+        test_requests_and_limits_are_given,
+        test_images_are_of_this_version_and_kind,
+        test_selectors_choose_their_own_pods,
+    ):
+        law(with_base)
+
+
 def test_kustomizations_are_all_tested() -> None:
     found = {p.parent.relative_to(DEPLOY).as_posix() for p in DEPLOY.rglob("kustomization.yaml")}
     assert {f for f in found if "components" not in f} == set(KUSTOMIZATIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from daskcnn.cli import main
 from daskcnn.cluster.members import Member
 from daskcnn.config import Workers
 from daskcnn.errors import ClusterError, JobError
@@ -87,7 +90,7 @@ def member(name: str, kind: Any = "cpu", **other: Any) -> Member:
 
 
 GPU = Gpu("H200", "desk 0000:3B:00.0", 139 * GIB, 130 * GIB, "driver 580.1, up to CUDA 13.0")
-SEEN = Seen(cores=4, memory=16 * GIB, blas="openblas 0.3", blas_threads=1, busy_cores=3.9)
+SEEN = Seen(cores=4, memory=16 * GIB, blas="openblas 0.3", blas_threads=1, got_cores=3.9)
 
 
 def judged(m: Member, seen: Seen | None = SEEN, info: dict[str, Any] | None = None, **data: Any) -> list[Finding]:
@@ -98,8 +101,8 @@ def judged(m: Member, seen: Seen | None = SEEN, info: dict[str, Any] | None = No
     ("m", "seen"),
     [
         (member("a"), SEEN),
-        (member("g", "gpu", threads=1), replace(SEEN, gpu=GPU, busy_cores=0.9)),
-        (member("s", "ps", threads=1, memory_limit=GIB), replace(SEEN, busy_cores=0.9)),
+        (member("g", "gpu", threads=1), replace(SEEN, gpu=GPU, got_cores=0.9)),
+        (member("s", "ps", threads=1, memory_limit=GIB), replace(SEEN, got_cores=0.9)),
     ],
 )
 def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
@@ -107,6 +110,7 @@ def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
     assert (found.ok, found.remedy, found.mark) == (True, "", "ok")
     assert f"{m.kind} at {m.address}" in found.seen
     assert ("H200" in found.seen) == (m.kind == "gpu")
+    assert f"(got {seen.got_cores})" in found.seen
 
 
 @pytest.mark.parametrize(
@@ -117,12 +121,13 @@ def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
         (member("a", threads=8), SEEN, {}, True, "8 threads, but 4 cores", "--nthreads 4"),
         (
             member("a"),
-            replace(SEEN, busy_cores=1.9),
+            replace(SEEN, got_cores=1.9),
             {},
             True,
-            "1.9 cores are free for its 4 threads",
-            "other programs",
+            "its 4 threads got 1.9 cores",
+            "other programs or workers of its machine, raise a limit on its processor time, or lower --nthreads",
         ),
+        (member("a", threads=1), replace(SEEN, got_cores=0.6), {}, True, "its 1 thread got 0.6 cores", "stop other"),
         (member("a"), replace(SEEN, blas_threads=4), {}, True, "BLAS takes 4 threads", "OPENBLAS_NUM_THREADS=1"),
         (member("a", memory_limit=0), SEEN, {}, True, "no memory limit", "--memory-limit 4GiB"),
         (member("a", memory_limit=32 * GIB), SEEN, {}, True, "32.0 GiB, but 16.0 GiB", "--memory-limit 15.2GiB"),
@@ -132,7 +137,7 @@ def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
             member("g", "gpu", threads=1),
             replace(SEEN, gpu=replace(GPU, problem="CompileException: read-only")),
             {},
-            True,
+            False,
             "CompileException: read-only",
             "CUPY_CACHE_DIR",
         ),
@@ -201,7 +206,7 @@ def test_a_worker_looks_at_itself(path: str):
     assert seen.cores >= 1
     assert seen.memory > 0
     assert seen.blas_threads == 1
-    assert 0 < seen.busy_cores < 2
+    assert 0 < seen.got_cores < 2
     assert seen.fingerprint
     assert not seen.data_problem
     assert "no data set here" in look("cpu", 1, path + "x").data_problem
@@ -224,21 +229,26 @@ class StandInClient:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
-    """What is found in a cluster of workers that advertise this, all of them as `seen` says."""
+    """What is found in a cluster of workers that advertise this; `seen` speaks of all, or of each by name."""
 
     def of(
         workers: dict[str, dict[str, float]],
         wanted: Wanted | None = None,
-        seen: Seen = SEEN,
+        seen: Seen | dict[str, Seen] = SEEN,
         change: Callable[[dict[str, str]], Any] = lambda v: v,
     ) -> list[Finding]:
+        def by_name(m: Member) -> Seen:
+            return seen[m.name] if isinstance(seen, dict) else seen
+
         common = {"host": "10.0.0.2", "nthreads": 1, "memory_limit": 4 << 30}
         found = {
             f"tcp://10.0.0.2:{4000 + i}": {"name": name, "resources": resources, **common}
             for i, (name, resources) in enumerate(workers.items())
         }
         monkeypatch.setattr(doctor_cluster, "present", lambda client: found)
-        monkeypatch.setattr(doctor_cluster, "_look", lambda client, members, data: {m.name: seen for m in members})
+        monkeypatch.setattr(
+            doctor_cluster, "_look", lambda client, members, data: {m.name: by_name(m) for m in members}
+        )
         monkeypatch.setattr(doctor_cluster, "clock_offsets", lambda client, members: {})
         monkeypatch.setattr(doctor_cluster, "measure_ways", lambda client, members: [Way("a", "b", 1e9, 1e-4)])
         client: Any = StandInClient(change)
@@ -280,19 +290,44 @@ def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]):
 
 def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Finding]]):
     useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
-    assert not would_start(cluster({"g": {"GPU": 1}}, Wanted(Workers(gpu=1)), useless))
+    findings = cluster({"g": {"GPU": 1}}, Wanted(Workers(gpu=1)), useless)
+    assert not would_start(findings)
+    found = of(findings, "workers")
+    assert found.seen == "0 cpu, 1 gpu, 0 ps; 1 gpu, of which none can be used: see worker g"
+    assert "no worker would be left" in found.remedy
+
+
+def test_a_job_starts_without_the_gpu_that_does_not_work(cluster: Callable[..., list[Finding]]):
+    useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
+    workers = {"a": {"CPU": 1}, "g": {"GPU": 1}, "s": {"PS": 1}}
+    findings = cluster(workers, Wanted(Workers(cpu=1, gpu=1)), {"a": SEEN, "g": useless, "s": SEEN})
+    assert would_start(findings)
+    found = of(findings, "workers")
+    assert (found.mark, found.seen) == ("!", "1 cpu, 1 gpu, 1 ps; 1 gpu, of which none can be used: see worker g")
+    assert "leaves out" in found.remedy
+    assert "dask worker" not in found.remedy, "another one is not what is missing"
+    two = workers | {"h": {"GPU": 1}}
+    found = of(cluster(two, None, {"a": SEEN, "g": SEEN, "h": useless, "s": SEEN}), "workers")
+    assert found.seen.endswith("2 gpu, of which 1 can be used: see worker h")
+    not_asked_for = cluster(workers, Wanted(Workers(cpu=1)), {"a": SEEN, "g": useless, "s": SEEN})
+    assert of(not_asked_for, "workers").mark == "ok"
 
 
 def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]):
-    found = [f for f in cluster({"a": {"CPU": 1, "PS": 1}}) if f.check == "worker a" and not f.ok]
-    assert [f.seen for f in found] == ["at tcp://10.0.0.2:4000, advertises CPU and PS"]
+    findings = cluster({"a": {"CPU": 1, "GPU": 1}})
+    assert would_start(findings), "a job takes it for what it counts as, with a warning"
+    (found,) = [f for f in findings if f.check == "worker a" and f.mark == "!"]
+    assert found.seen == "at tcp://10.0.0.2:4000, advertises CPU and GPU: it counts as cpu"
+    assert found.remedy == "restart it with one of them"
+    assert not would_start(cluster({"a": {"CPU": 1, "GPU": 1}}, Wanted(Workers(gpu=1))))
 
 
 def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
     found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"numpy": "1.0"}), "worker a")
     assert not found.ok
     assert "numpy 1.0" in found.seen
-    assert "same packages" in found.remedy
+    assert found.remedy == "install the same versions there"
+    assert found.remedy not in found.seen
 
 
 def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):
@@ -303,17 +338,55 @@ def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):
 def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]):
     found = of(cluster({"a": {"CPU": 1}}, Wanted(data="/no/such.zarr")), "data")
     assert not found.ok
-    assert "daskcnn data prepare" in found.remedy
+    assert found.seen == "/no/such.zarr: no data set here"
+    assert found.remedy.count("daskcnn data prepare") == found.remedy.count("--data") == 1
+
+
+def test_a_worker_that_does_not_see_the_data_has_one_remedy():
+    (found,) = judged(member("a"), replace(SEEN, data_problem="/d: no data set here; make it again"), data="/d")
+    assert found.seen == "/d: no data set here"
+    assert "every worker" in found.remedy
+
+
+def test_without_a_scheduler_the_data_set_is_looked_at_here(path: str):
+    sound = CliRunner().invoke(main, ["doctor", "--data", path])
+    assert re.search(r"^ok +data +" + re.escape(path), sound.stdout, re.MULTILINE)
+    absent = CliRunner().invoke(main, ["doctor", "--data", f"{path}x"])
+    assert absent.exit_code == 3
+    assert re.search(r"^NO +data .*no data set here$", absent.stdout, re.MULTILINE)
+
+
+def test_workers_want_a_scheduler():
+    refused = CliRunner().invoke(main, ["doctor", "--workers", "cpu=2"])
+    assert refused.exit_code == 2
+    assert "give --scheduler" in refused.output
+
+
+def test_a_machine_without_a_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch):
+    def absent(kind: str):
+        raise ClusterError("device gpu: CuPy is not installed on this worker; pip install 'daskcnn[gpu]' there")
+
+    monkeypatch.setattr(doctor, "backend", absent)
+    found = finding("GPU")
+    assert (found.mark, found.seen) == (
+        "ok",
+        "none is used here: CuPy is not installed (to use one: pip install 'daskcnn[gpu]')",
+    )
+
+
+def test_one_is_singular(cluster: Callable[..., list[Finding]]):
+    assert ", 1 worker, " in of(cluster({"a": {"CPU": 1}}), "scheduler").seen
+    assert ", 2 workers, " in of(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}), "scheduler").seen
 
 
 def test_no_scheduler(monkeypatch: pytest.MonkeyPatch):
     def connect(settings: Any):
-        raise ClusterError("scheduler tcp://10.0.0.1:8786: no answer")
+        raise ClusterError("scheduler tcp://10.0.0.1:8786: no answer; start one")
 
     monkeypatch.setattr(doctor, "connect", connect)
     found = finding("scheduler", "tcp://10.0.0.1:8786", None, 1.0)
     assert (found.ok, found.seen) == (False, "scheduler tcp://10.0.0.1:8786: no answer")
-    assert found.remedy
+    assert found.remedy == "start one"
 
 
 def test_what_is_asked_for_is_checked():

@@ -179,14 +179,15 @@ def test_one_class_or_plain_images_are_refused_at_import(source):
 
 
 def test_progress_and_warnings_are_passed_on(archive, tmp_path):
-    stages, warnings = [], []
+    stages, warnings, out = [], [], tmp_path / "x.zarr"
     prepare(
         "cifar10",
         archive=archive,
-        out=tmp_path / "x.zarr",
+        out=out,
         progress=lambda stage, done, total: stages.append(stage),
         warn=warnings.append,
     )
-    assert list(dict.fromkeys(stages)) == ["checksum", "unpack", "write train", "write test"]
+    written = [f"write {part} to {out}" for part in ("train", "test")]
+    assert list(dict.fromkeys(stages)) == ["checksum", "unpack", *written]
     (warning,) = warnings
     assert "not the official CIFAR-10 archive: SHA-256" in warning
