@@ -11,6 +11,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any, Self
 
+import dask
 from distributed import Client
 
 from daskcnn.arrays import Device, single_threaded_blas
@@ -88,8 +89,13 @@ def allocations_after(watch: Watch, lost: dict[str, Any]) -> list[dict[str, int]
 
 @contextmanager
 def local_cluster(cpus: int) -> Iterator[Client]:
-    """Processes as a job without a scheduler starts them."""
-    with connect(Cluster(workers=Workers(cpu=cpus))) as client:
+    """Processes as a job without a scheduler starts them.
+
+    Dask looks for a lost worker's successor when this time is over, and forgets the name if there is none just then: be
+    it that the successor has been killed by the next test, and its own is on its way.
+    """
+    patient = dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
+    with patient, connect(Cluster(workers=Workers(cpu=cpus))) as client:
         client.wait_for_workers(cpus + 1, timeout=60)
         yield client
 
