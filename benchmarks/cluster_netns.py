@@ -79,6 +79,7 @@ def _measured(client: Client, sharded: Sharded, seconds: float) -> dict[str, Any
         "steps": steps,
         "home": sharded.graph.home,
         "kernels": sharded.graph.by_worker(),
+        "divided": next(iter(sharded.graph.divided().values())),
         "scheduler": scheduler / all_of_them,
         "busy": {name: own.busy / count for name, own in counters.items()},
         "up": {name: own.bytes_up / count for name, own in counters.items()},
@@ -174,6 +175,7 @@ def simulated(job: Job, calibration: dict[str, Any], row: dict[str, Any], rate: 
             name=name,
             images_per_second=1 / own["seconds_per_sample"],
             conv_seconds=own["conv_seconds"],
+            conv_fixed=own["conv_fixed"],
             bandwidth=rate and rate * FRAMING,
         )
         for name, own in calibration.items()
@@ -181,7 +183,8 @@ def simulated(job: Job, calibration: dict[str, Any], row: dict[str, Any], rate: 
     chosen, kernels = scenario_of(job, Cluster(worker=workers), "measured"), row["kernels"]
     layers = next(iter(kernels.values()))
     given = {layer: {name: own[layer] for name, own in kernels.items()} for layer in layers}
-    return replace(chosen.sharding(chosen.cluster), given=given, at=row["home"])
+    first = row["divided"][next(iter(layers))]
+    return replace(chosen.sharding(chosen.cluster), given=given, at=row["home"], first_conv=first)
 
 
 def compare(job: Job, name: str, found: dict[str, Any]) -> None:

@@ -57,14 +57,32 @@ def _silent(stage: str, done: int, total: int) -> None:
 
 @contextmanager
 def opened(
-    client: Client, data: str, model: str, batch: int, wire: str, *, workers: int = 2, gpus: int = 0, parts: int = 1
+    client: Client,
+    data: str,
+    model: str,
+    batch: int,
+    wire: str,
+    *,
+    workers: int = 2,
+    gpus: int = 0,
+    parts: int = 1,
+    first: str = "auto",
 ) -> Iterator[RunContext]:
-    """A run of this network on so many processors and GPUs, calibrated; minibatches in so many parts."""
+    """A run of this network on so many processors and GPUs, calibrated; minibatches in so many parts.
+
+    first: what of the first convolution is divided (train.first_conv).
+    """
     job = resolve(
         {
             "data": {"name": "cifar10", "path": data},
             "model": {"name": model},
-            "train": {"strategy": "layer", "batch_size": batch, "threads": 1, "sub_batches": parts},
+            "train": {
+                "strategy": "layer",
+                "batch_size": batch,
+                "threads": 1,
+                "sub_batches": parts,
+                "first_conv": first,
+            },
             "cluster": {"workers": {"cpu": workers, "gpu": gpus}, "wire": wire, "stall_timeout": 900.0},
         }
     )
@@ -151,10 +169,19 @@ class Sharded:
 
 
 def measure(
-    client: Client, data: str, model: str, batch: int, *, rounds: int, seconds: float, wire: str, parts: int = 1
+    client: Client,
+    data: str,
+    model: str,
+    batch: int,
+    *,
+    rounds: int,
+    seconds: float,
+    wire: str,
+    parts: int = 1,
+    first: str = "auto",
 ) -> Any:
     """One configuration: seconds of a step, and what they are made of."""
-    with opened(client, data, model, batch, wire, parts=parts) as context:
+    with opened(client, data, model, batch, wire, parts=parts, first=first) as context:
         workers, sharded = list(context.alive), Sharded(context)
         one, both, together, busy, conv, moved = [], [], [], [], [], []
         for _ in range(rounds):
@@ -173,6 +200,7 @@ def measure(
             "shards": median(conv),
             "bytes": median(moved),
             "kernels": sharded.graph.by_worker(),
+            "divided": next(iter(sharded.graph.divided().values())),
         }
     return {**found, "speedup": found["one"] / found["step"]}
 
@@ -203,6 +231,7 @@ def main() -> int:
     options.add_argument("--seconds", type=float, default=10.0, help="of each part of a round; four steps at least")
     options.add_argument("--wire", choices=("float32", "float16"), default="float32")
     options.add_argument("--sub-batches", type=int, default=1, help="parts of a minibatch (train.sub_batches)")
+    options.add_argument("--first-conv", choices=("auto", "kernels", "samples"), default="auto")
     options.add_argument("--json", type=Path, metavar="FILE")
     options.add_argument("--simulate", action="store_true", help="tables and pictures from what FILE has")
     given = options.parse_args()
@@ -216,10 +245,11 @@ def main() -> int:
             for batch in given.batches:
                 args = client, given.data, model, batch
                 how = {"rounds": given.rounds, "seconds": given.seconds, "wire": given.wire}
-                found = measure(*args, **how, parts=given.sub_batches)
+                found = measure(*args, **how, parts=given.sub_batches, first=given.first_conv)
                 show(model, batch, found)
                 parts = f" in {given.sub_batches}" if given.sub_batches > 1 else ""
-                kept["measured"][f"{model} {batch} {given.wire}{parts}"] = found
+                by = f" by {given.first_conv}" if given.first_conv != "auto" else ""
+                kept["measured"][f"{model} {batch} {given.wire}{parts}{by}"] = found
                 if given.json:
                     given.json.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     best = {

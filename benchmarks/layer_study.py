@@ -119,7 +119,8 @@ def stage_parts(model: str) -> dict[str, Any]:
         replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
         replica.tune()
         whole, convs = replica.calibrate()
-        return {"whole": whole, "stages": stage_seconds(replica), "convs": convs, "batch": STAGES_AT}
+        stages = stage_seconds(replica)._asdict()
+        return {"whole": whole, "stages": stages["whole"], "fixed": stages["fixed"], "convs": convs, "batch": STAGES_AT}
 
 
 def roofs_and_first(models: Iterable[str]) -> dict[str, Any]:
@@ -170,16 +171,17 @@ class Study:
             name="cpu",
             images_per_second=1 / seconds,
             conv_seconds={name: scale * each for name, each in parts["stages"].items()},
+            conv_fixed={name: scale * each for name, each in parts["fixed"].items()},
             spread_share=min(0.9, max(0.0, apart)),
         )
 
     def faster(self, model: str, batch: int, factor: float, name: str) -> Worker:
         """The same device, so many times as fast."""
         cpu = self.cpu(model, batch)
-        conv = {layer: each / factor for layer, each in (cpu.conv_seconds or {}).items()}
+        conv, fixed = ({k: v / factor for k, v in (own or {}).items()} for own in (cpu.conv_seconds, cpu.conv_fixed))
         kind = "cpu" if name == "cpu" else "gpu"
         update = {"name": name, "kind": kind, "images_per_second": factor * cpu.images_per_second}
-        return cpu.model_copy(update={**update, "conv_seconds": conv})
+        return cpu.model_copy(update={**update, "conv_seconds": conv, "conv_fixed": fixed})
 
     def costs(self, model: str, batch: int) -> Costs:
         """Dask's own seconds: what a step of two took beyond its busiest worker, and for each task more."""

@@ -9,7 +9,7 @@ from datetime import date, time
 from difflib import get_close_matches
 from os.path import expanduser
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -63,12 +63,16 @@ def _named_schedule(value: Any) -> Any:
     return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
 
 
+FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
+
+
 class Train(Options):
     """`[train]`: how. `early_stopping` counts epochs without a better validation accuracy.
 
     `workspace_mib` is what a layer may take for scratch memory on each worker, in MiB. `replica_size`: workers that
     shard the kernels of one replica. `sub_batches`: parts of a minibatch that these, or strategy `layer`, send on one
-    by one.
+    by one. `first_conv`: what of their first convolution they divide, kernels or the samples of a minibatch; auto:
+    whichever makes the shorter step.
     """
 
     strategy: str = "sgwu"
@@ -87,6 +91,7 @@ class Train(Options):
     workspace_mib: int = Field(1024, ge=1)
     replica_size: int = Field(1, ge=1)
     sub_batches: int = Field(1, ge=1)
+    first_conv: FirstConv = "auto"
     early_stopping: int | None = Field(None, ge=1)
 
 
@@ -324,6 +329,11 @@ def _sharding_contradictions(train: Train) -> Iterator[str]:
         yield (
             f"train.sub_batches = {train.sub_batches}: only strategy 'layer' and groups cut minibatches; remove it, "
             "or set train.replica_size"
+        )
+    if train.first_conv != "auto" and train.strategy != "layer" and train.replica_size == 1:
+        yield (
+            f"train.first_conv = {train.first_conv!r}: only strategy 'layer' and groups divide convolutions; remove "
+            "it, or set train.replica_size"
         )
     if train.sub_batches > train.batch_size:
         yield (

@@ -346,13 +346,14 @@ class Replica:
 
     def median_seconds(self, step: Callable[[], Any], steps: int) -> float:
         """Seconds that a step takes, throttled, the first one left out."""
-        seconds = []
-        for _ in range(steps + 1):
-            begun = self._clock()
-            step()
-            self.device.backend.synchronize()
-            seconds.append(self.slowed(self._clock() - begun))
-        return median(seconds[1:])
+        return median([self.seconds_of(step) for _ in range(steps + 1)][1:])
+
+    def seconds_of(self, step: Callable[[], Any]) -> float:
+        """Seconds that it takes this once, throttled."""
+        begun = self._clock()
+        step()
+        self.device.backend.synchronize()
+        return self.slowed(self._clock() - begun)
 
     def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
         """Each batch with the seconds it was waited for."""

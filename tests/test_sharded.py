@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from daskcnn.nn.sequential import Sequential
 from daskcnn.partition import kernel_shards
 from daskcnn.replica import Replica, Score
 from daskcnn.sharded import (
+    By,
     Edge,
     Edges,
     Kept,
@@ -30,11 +32,14 @@ from daskcnn.sharded import (
     Share,
     cut_pieces,
     descended,
+    descended_alike,
+    gradient_vector,
     join_pieces,
     loss_of,
     merged_backward,
     merged_forward,
     neighbours,
+    samples_first,
     shard_backward,
     shard_forward,
     shares_of,
@@ -153,11 +158,16 @@ class Shards:
 
 
 class Workers:
-    """Takes steps as the cluster layer does: a worker without kernels of a layer has no part in it."""
+    """Takes steps as the cluster layer does: a worker without kernels of a layer has no part in it.
 
-    def __init__(self, replica: Replica, devices: Sequence[Device], seconds: Sequence[float]) -> None:
+    by: what of the first convolution is divided.
+    """
+
+    def __init__(
+        self, replica: Replica, devices: Sequence[Device], seconds: Sequence[float], *, by: By = "kernels"
+    ) -> None:
         self.replica, self.devices, self.home = replica, devices, devices[0]
-        stages = stages_of(replica.model)
+        stages = samples_first(stages_of(replica.model)) if by == "samples" else stages_of(replica.model)
         counts = [kernel_shards(s.conv.kernels, seconds) if s.conv else [] for s in stages]
         self.kernels = [{w: n for w, n in enumerate(own) if n} for own in counts]
         self.stages = [s.spread_for(list(own.values())) for s, own in zip(stages, self.kernels, strict=True)]
@@ -191,17 +201,29 @@ class Workers:
             args = stage, went.residual, dxs, whole, batch.keys, self.home
             dy, grads = merged_backward(*args, need_dx=bool(at.kernels[i]))
             new.merged[i] = whole and self._descended(whole, grads, went.state, lr, self.home)
-            dxs = []
+            dxs, vectors = [], []
             for (w, piece), share in zip(at.shards[i].items(), self.shares(i).values(), strict=True):
                 assert dy is not None
-                device, kept = self.devices[w], went.kept[w]
+                device, kept, samples = self.devices[w], went.kept[w], self._samples(i, share, batch)
                 wanted = slice(None) if stage.summed else share.graded
-                to_shard = stage, kept, [_sent(dy[..., wanted])], piece, share, batch.keys, device
+                own = dy[..., samples, :] if stage.by == "samples" else dy[..., wanted]
+                to_shard = stage, kept, [_sent(own)], piece, self._channels(i, share), batch.keys[samples], device
                 dx, grads = shard_backward(*to_shard, need_dx=i > 0)
-                new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
+                if stage.by == "samples":
+                    vectors.append(_sent(gradient_vector(piece, grads, device)))
+                else:
+                    new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
                 assert (dx is None) == (i == 0)
                 dxs += [] if dx is None else [_sent(dx)]
+            for w, piece in at.shards[i].items() if vectors else ():
+                new.shards[i][w] = descended_alike(piece, vectors, self.replica.optimizer, lr, self.devices[w])
         return score, new
+
+    def _samples(self, i: int, share: Share, batch: Batch) -> slice:
+        return share.samples(len(batch.labels)) if self.stages[i].by == "samples" else slice(None)
+
+    def _channels(self, i: int, share: Share) -> Share:
+        return share.whole if self.stages[i].by == "samples" else share
 
     def _descended(self, piece: Piece, grads: Params, state: State, lr: float, device: Device) -> Piece:
         return descended(piece, grads, state, self.replica.optimizer, lr, device)
@@ -212,9 +234,17 @@ class Workers:
         for i, stage in enumerate(self.stages):
             ys, kept = [], {}
             for w, piece in at.shards[i].items():
-                args = xs, piece, self.shares(i)[str(w)], self._edges(at, i, w), batch.keys, self.devices[w]
-                y, kept[w] = shard_forward(stage, *args, need_dx=i > 0)
+                share = self.shares(i)[str(w)]
+                samples, channels = self._samples(i, share, batch), self._channels(i, share)
+                own = [x[..., samples, :] for x in xs] if i == 0 else xs
+                args = own, piece, channels, self._edges(at, i, w), batch.keys[samples], self.devices[w]
+                inputs = self.stages[i - 1].by if i else "kernels"
+                y, kept[w] = shard_forward(stage, *args, need_dx=i > 0, inputs=inputs)
                 ys.append(_sent(y))
+            if stage.by == "samples":
+                passed.append(Passed(np.concatenate(ys, axis=-2), kept, None, {}))
+                xs = ys
+                continue
             y, residual, state = merged_forward(stage, ys or xs, at.merged[i], batch.keys, self.home)
             xs = [_sent(y)] if stage.rest else ys
             passed.append(Passed(_sent(y), kept, residual, state))
@@ -298,6 +328,81 @@ def test_a_sharded_network_follows_the_replica(
     scale = np.abs(trained.weights).max()
     np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance * scale)
     np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance * scale)
+
+
+BY_SAMPLES = ("quick", "C1:C2", "dropout", "no bias")
+"""Networks whose first convolution can be divided by samples."""
+
+
+@dtypes
+@pytest.mark.parametrize("network", BY_SAMPLES)
+@pytest.mark.parametrize("workers", WORKERS)
+def test_by_samples_first_it_follows_the_replica_too(
+    workers: str, network: str, dtype: str, dataset: Dataset, alone: Callable[..., tuple[list[Score], Replica]]
+) -> None:
+    """The last minibatch of a pass has three samples, fewer than some have workers."""
+    expected, trained = alone(network, dtype)
+    replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
+    group = Workers(replica, [Device() for _ in seconds], seconds, by="samples")
+    shards, losses = group.place(replica.host_weights(), replica.host_velocity()), []
+    for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
+        score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
+        losses.append(score.loss)
+    assert losses == pytest.approx([s.loss for s in expected], rel=TOLERANCE[dtype])
+    weights, velocity = group.collect(shards)
+    tolerance = TOLERANCE[dtype] * np.abs(trained.weights).max()
+    np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("devices", [("numpy",) * 3, ("standin", "numpy", "standin")])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_workers_that_divide_samples_keep_the_same_kernels_to_the_bit(
+    devices: tuple[str, ...], decay: float, dataset: Dataset
+) -> None:
+    """However unequal their parts are; the second one's has no sample of any minibatch."""
+    replica = _replica("quick", "float32", dataset, weight_decay=decay)
+    group = Workers(replica, [device_of(name) for name in devices], (1.0, 30.0, 2.0), by="samples")
+    assert group.shares(0)["1"].samples(BATCH) == slice(5, 5)
+    shards = group.place(replica.host_weights(), replica.host_velocity())
+    begin = [piece.on_host(group.devices[w]).velocity.copy() for w, piece in shards.shards[0].items()]
+    for batch in _batches(dataset, "float32", 5):
+        _, shards = group.step(shards, batch, 0.05)
+    first, *others = (piece.on_host(group.devices[w]) for w, piece in shards.shards[0].items())
+    assert len(others) == 2
+    assert not np.array_equal(first.velocity, begin[0])
+    for other in others:
+        np.testing.assert_array_equal(first.velocity, other.velocity)
+        for (_, one), (_, two) in zip(leaves(first.params), leaves(other.params), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        ("batch norm", "batchnorm1 takes the mean of a whole minibatch"),
+        ("begins without a convolution", "only where a convolution comes first"),
+        ("no convolution", "only where a convolution comes first"),
+    ],
+)
+def test_networks_that_cannot_be_divided_by_samples_say_why(network: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        samples_first(stages_of(_network(network)))
+
+
+def test_a_convolution_with_nothing_but_the_end_behind_it_goes_by_kernels() -> None:
+    with pytest.raises(ValueError, match="another behind"):
+        samples_first(stages_of(sequential_from_spec(_spec(_conv(6), "relu", "dense"))))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 300))
+def test_shares_cut_any_number_of_samples_without_a_gap(kernels: list[int], samples: int) -> None:
+    cuts = [share.samples(samples) for share in shares_of(kernels)]
+    assert cuts[0].start == 0
+    assert cuts[-1].stop == samples
+    assert all(one.stop == two.start for one, two in pairwise(cuts))
+    for cut, n in zip(cuts, kernels, strict=True):
+        assert abs((cut.stop - cut.start) - samples * n / sum(kernels)) < 1
 
 
 def test_the_replica_learns_meanwhile(alone: Callable[..., tuple[list[Score], Replica]]) -> None:

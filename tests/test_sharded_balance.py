@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
 from daskcnn.sharded import (
+    FREE,
     Balance,
     Link,
     Stage,
     Traffic,
-    edge_traffic,
     flows,
+    samples_first,
     stage_shapes,
     stages_of,
     traffic,
+    weight_traffic,
 )
 
 IN_SHAPE = (8, 8, 3)
@@ -41,6 +45,96 @@ TOGETHER = network(conv(6), {"layer": "dense", "units": 5}, {"layer": "relu"})
 def totals(stages: tuple[Stage, ...], kernels: list[dict[str, int]]) -> dict[str, Traffic]:
     spread = [s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True)]
     return traffic(spread, stage_shapes(spread, IN_SHAPE), kernels, "a")
+
+
+# --- shards by samples, and what every shard takes ---
+
+
+LOCAL = network(conv(6), POOL, conv(4), {"layer": "dense", "units": 10})
+BY_SAMPLES = samples_first(LOCAL)
+SECONDS = {"conv1": 0.4, "conv2": 1.0}
+
+
+def two(stages: tuple[Stage, ...] = LOCAL, link: Link = FREE, fixed: dict[str, float] | None = None) -> Balance:
+    """Two equal workers."""
+    workers = "a", "b"
+    compute, links, least = (dict.fromkeys(workers, each) for each in (SECONDS, link, fixed or {}))
+    return Balance(stages, IN_SHAPE, "a", compute, links, fixed=least)
+
+
+def test_shards_of_samples_travel_as_many_numbers_as_shards_of_kernels() -> None:
+    kernels = [{"a": 4, "b": 2}, {"a": 1, "b": 3}]
+    assert totals(BY_SAMPLES, kernels) == totals(LOCAL, kernels)
+
+
+def test_every_worker_gets_the_others_gradients_of_kernels_that_all_have() -> None:
+    """27 weights and a bias a kernel."""
+    found = weight_traffic(BY_SAMPLES, stage_shapes(BY_SAMPLES, IN_SHAPE), [{"a": 3, "b": 2, "c": 1}, {"a": 4}])
+    assert found == dict.fromkeys("abc", Traffic(2 * 6 * 28, 2 * 6 * 28))
+
+
+def test_what_every_shard_takes_is_part_of_a_step() -> None:
+    balance = two(fixed={"conv1": 0.1, "conv2": 0.2})
+    halves = [{"a": 3, "b": 3}, {"a": 2, "b": 2}]
+    assert balance.step_seconds(halves) == pytest.approx(0.1 + 0.3 / 2 + 0.2 + 0.8 / 2)
+    assert balance.step_seconds([{"a": 6}, {"a": 4}]) == pytest.approx(1.4)
+    assert balance.kernels() == halves
+
+
+def test_shards_of_samples_divide_that_too() -> None:
+    balance = two(BY_SAMPLES, fixed={"conv1": 0.1, "conv2": 0.2})
+    assert balance.step_seconds([{"a": 3, "b": 3}, {"a": 2, "b": 2}]) == pytest.approx(0.2 + 0.2 + 0.8 / 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "fixed", "link", "by"),
+    [
+        ("auto", {"conv1": 0.1}, Link(), "samples"),
+        ("auto", {}, Link(), "kernels"),  # as good
+        ("auto", {"conv1": 0.1}, Link(latency=0.2), "kernels"),  # a message more between two steps
+        ("kernels", {"conv1": 0.1}, Link(), "kernels"),
+        ("samples", {}, Link(latency=0.2), "samples"),
+    ],
+)
+def test_the_first_convolution_is_divided_by_what_is_shorter_or_asked_for(
+    first: Any, fixed: dict[str, float], link: Link, by: str
+) -> None:
+    assert two(link=link, fixed=fixed).divided_by(first).stages[0].by == by
+
+
+def test_a_network_that_cannot_be_divided_by_samples_is_not_unless_asked_for() -> None:
+    balance = two(network(conv(6), {"layer": "batchnorm"}, conv(4), DENSE), fixed={"conv1": 0.3})
+    assert balance.divided_by("auto") is balance
+    with pytest.raises(ValueError, match="batchnorm1 takes the mean"):
+        balance.divided_by("samples")
+
+
+def test_a_second_worker_that_every_shard_takes_too_long_for_gets_none_and_is_told_why() -> None:
+    """Half a step less of either layer's last tenth is not worth 50 ms a message."""
+    balance = two(link=Link(latency=0.05), fixed={"conv1": 0.36, "conv2": 0.9})
+    assert balance.kernels() == [{"a": 6}, {"a": 4}]
+    assert "not worth what it takes to send" in balance.idle(balance.kernels())["b", "conv2"]
+    twice = {layer: 2 * seconds for layer, seconds in SECONDS.items()}
+    slower = replace(two(), compute={"a": SECONDS, "b": twice}, fixed={"b": {"conv1": 0.7, "conv2": 1.7}})
+    assert slower.kernels() == [{"a": 6}, {"a": 4}]
+    told = slower.idle(slower.kernels())["b", "conv2"]
+    assert told == "a shard of any size would take it 1.7 s of the layer's 2 s a step"
+
+
+@given(st.sampled_from([LOCAL, BY_SAMPLES]), st.floats(0, 0.4), st.floats(0.01, 1), st.floats(0.1, 10))
+def test_a_stage_s_seconds_follow_from_those_of_any_part(
+    stages: tuple[Stage, ...], fixed: float, part: float, slower: float
+) -> None:
+    balance = two(stages, fixed={"conv1": fixed})
+    least = fixed if stages is LOCAL else 0.0
+    seconds = slower * (least + (0.4 - least) * part)
+    assert balance.whole_seconds("a", stages[0], part, seconds) == pytest.approx(slower * 0.4)
+
+
+def test_what_is_fixed_goes_with_a_worker_s_speed() -> None:
+    found = two(fixed={"conv1": 0.1, "conv2": 0.2}).measured({"a": {"conv1": 0.8}})
+    assert found.fixed["a"] == pytest.approx({"conv1": 0.2, "conv2": 0.2})
+    assert found.fixed["b"] == pytest.approx({"conv1": 0.1, "conv2": 0.2})
 
 
 # --- what travels ---
@@ -102,7 +196,7 @@ def test_neighbours_need_what_a_layer_that_sums_multiplies_their_channels_by() -
 
 def assert_edges(stages: tuple[Stage, ...], kernels: list[dict[str, int]], *, weights: int) -> None:
     """Of a kernel so many numbers; two kernels each way."""
-    assert edge_traffic(stages, stage_shapes(stages, IN_SHAPE), kernels) == {
+    assert weight_traffic(stages, stage_shapes(stages, IN_SHAPE), kernels) == {
         "a": Traffic(2 * weights, 2 * weights),
         "b": Traffic(2 * weights, 2 * weights),
     }

@@ -62,7 +62,8 @@ class GroupGraph(LayerGraph):
 
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
         super().__init__(context, stages, layout)
-        self.plan = Plan(tuple(len(stage.names) for stage in self.stages), tuple(self.kernels), self.home)
+        spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in self.stages), strict=True))
+        self.plan = Plan(spread, by, tuple(self.kernels), self.home)
         self._weighted = self._with_weights()
         self.shards, self.merged, self.edges = [], {}, []
         self.chained = 0  # steps since the last task that hangs on none before it

@@ -19,7 +19,7 @@ from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import Counters, Exchanges, Session, join_run, stopped
 from daskcnn.ps import Action
 from daskcnn.replica import Replica, Score, Stopped, Trained
-from daskcnn.sharded import Piece, Stage, cut_pieces, join_pieces, stages_of
+from daskcnn.sharded import By, Piece, Stage, cut_pieces, join_pieces, stages_of
 
 Handed = Mapping[tuple[str, int], Piece]
 """A member's pieces by their names on the shelf."""
@@ -31,15 +31,17 @@ Shards = Sequence[Sequence[Piece]]
 class Plan:
     """How the network lies on the group: of each stage how many layers are spread, and the kernels of its workers.
 
-    home: who has the layers that are not spread.
+    by: what of each is divided. home: who has the layers that are not spread.
     """
 
     spread: tuple[int, ...]
+    by: tuple[By, ...]
     kernels: tuple[Mapping[str, int], ...]
     home: str
 
     def stages(self, replica: Replica) -> list[Stage]:
-        return [stage.spread_to(n) for stage, n in zip(stages_of(replica.model), self.spread, strict=True)]
+        stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
+        return [replace(stage.spread_to(n), by=by) for stage, n, by in stages]
 
 
 @dataclass(frozen=True)

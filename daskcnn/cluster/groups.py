@@ -172,7 +172,9 @@ class Grouped(DataParallel):
             )
             self.context.emit({"event": "warning", "message": message})
         kernels = {w: own for group in self.groups.values() for w, own in group.graph.by_worker().items()}
-        self.context.emit({"event": "shards", "home": "", "kernels": kernels})
+        divided = {w: own for group in self.groups.values() for w, own in group.graph.divided().items()}
+        of = next(group.graph.of() for group in self.groups.values())
+        self.context.emit({"event": "shards", "home": "", "kernels": kernels, "divided": divided, "of": of})
         super()._begin()
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:

@@ -29,7 +29,7 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balan
     job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
     whole = np.dtype(job.model.dtype).itemsize
     rest = measured[home].seconds_per_sample - sum(measured[home].conv_seconds.values())
-    return Balance(
+    balance = Balance(
         stages,
         context.dataset.shape,
         home,
@@ -38,7 +38,9 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balan
         samples=min(job.train.batch_size, context.samples),
         itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
         rest=max(0.0, rest),
+        fixed={name: own.conv_fixed for name, own in measured.items()},
     )
+    return balance.divided_by(job.train.first_conv)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ def adopt(context: RunContext, move: Move) -> None:
         before = context.calibrations[name]
         slower = sum(own.values()) - sum(before.conv_seconds.values())
         seconds = max(before.seconds_per_sample + slower, sum(own.values()))
-        context.calibrations[name] = replace(before, conv_seconds=dict(own), seconds_per_sample=seconds)
+        fixed = dict(move.balance.fixed.get(name, {}))
+        context.calibrations[name] = replace(
+            before, conv_seconds=dict(own), conv_fixed=fixed, seconds_per_sample=seconds
+        )
 
 
 class Drift:
@@ -87,8 +92,8 @@ class Drift:
             for worker, kernels in own.items():
                 counted = counters.get(worker, Counters())
                 if stage.name and (samples := counted.conv_samples.get(stage.name, 0.0)):
-                    part = kernels / sum(own.values())
-                    self._last[worker, stage.name].append(counted.conv_seconds[stage.name] / samples / part)
+                    part, seconds = kernels / sum(own.values()), counted.conv_seconds[stage.name] / samples
+                    self._last[worker, stage.name].append(self._balance.whole_seconds(worker, stage, part, seconds))
 
     def measured(self) -> Balance:
         """The balance by the medians of the last reports.

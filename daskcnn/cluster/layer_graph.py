@@ -21,7 +21,7 @@ from daskcnn.cluster.layer_balance import balance_of, fastest
 from daskcnn.cluster.layer_tasks import Cuts, Minibatch, Part, Where
 from daskcnn.cluster.parcel import ALL
 from daskcnn.nn import Layout
-from daskcnn.sharded import Piece, Share, Stage, cut_pieces, edges_travel_along, join_pieces, neighbours, shares_of
+from daskcnn.sharded import By, Piece, Share, Stage, cut_pieces, edges_travel_along, join_pieces, neighbours, shares_of
 from daskcnn.store import BatchPlan
 
 Result: TypeAlias = Future | Alias
@@ -65,7 +65,9 @@ class LayerGraph:
         self.home = fastest(context)
         self.balance = balance_of(context, stages, self.home)
         self.kernels = self.balance.kernels()
-        self.stages = [s.spread_for(list(own.values())) for s, own in zip(stages, self.kernels, strict=True)]
+        self.stages = [
+            s.spread_for(list(own.values())) for s, own in zip(self.balance.stages, self.kernels, strict=True)
+        ]
         self.shares = [self._shares(stage, own) for stage, own in zip(self.stages, self.kernels, strict=True)]
         busy = {self.home, *(worker for own in self.kernels for worker in own)}
         self.workers = [worker for worker in context.alive if worker in busy]
@@ -82,11 +84,20 @@ class LayerGraph:
         return dict(zip(kernels, shares_of(list(kernels.values()), stage.reach), strict=True))
 
     def by_worker(self) -> dict[str, dict[str, int]]:
-        """Kernels of each layer, worker by worker."""
+        """Kernels of each layer, worker by worker; of one that is divided by samples, its part in as many."""
         return {
             worker: {s.name: own.get(worker, 0) for s, own in zip(self.stages, self.kernels, strict=True) if s.name}
             for worker in self.context.alive
         }
+
+    def divided(self) -> dict[str, dict[str, By]]:
+        """What of each layer is divided, worker by worker."""
+        by = {stage.name: stage.by for stage in self.stages if stage.name}
+        return dict.fromkeys(self.context.alive, by)
+
+    def of(self) -> dict[str, int]:
+        """All kernels of each layer."""
+        return {stage.name: stage.conv.kernels for stage in self.stages if stage.name and stage.conv}
 
     # --- the pieces ---
 
@@ -216,17 +227,28 @@ class LayerGraph:
     def _shards_backward(self, i: int, dys: dict[str, Sources], passed: Passed, lr: float) -> dict[str, Sources]:
         """The shards' parts of the gradient, by who needs them; the shards are the next step's from here on."""
         dxs: dict[str, Sources] = {}
+        results: Sources = []
         merged = i > 0 and i - 1 in passed.merged
-        cuts = None if i == 0 else {self.home: slice(None)} if merged else self._cuts(i - 1)
+        cuts = None if i == 0 else {self.home: (...,)} if merged else self._cuts(i - 1)
         for w, share in self.shares[i].items():
-            args = self._part(i, share), dys[w], passed.of, lr, cuts, self.shards[i][w]
+            away = len(self.shares[i]) - 1 if self.stages[i].by == "samples" else 0
+            args = self._part(i, share, away=away), dys[w], passed.of, lr, cuts, self.shards[i][w]
             result = self._submit(f"{self._label(i)}-bwd", tasks.shard_bwd, *args, worker=w)
             self.shards[i][w] = result
+            results.append(result)
             if self.stages[i].reach and self._at[0] == self._at[1] - 1:
                 self.edges[i][w] = self._edges_of(i, result, w, cuts or {})
             for worker, sources in self._cut_for(result, w, cuts or {}, whole=False).items():
                 dxs.setdefault(worker, []).extend(sources)
+        if self.stages[i].by == "samples" and self._at[0] == self._at[1] - 1:
+            self._step_alike(i, results, lr)
         return dxs
+
+    def _step_alike(self, i: int, gradients: Sources, lr: float) -> None:
+        """Shards of samples make their step by the gradients of all."""
+        for w, share in self.shares[i].items():
+            args = self._part(i, share), gradients, lr
+            self.shards[i][w] = self._submit(f"{self._label(i)}-step", tasks.shard_step, *args, worker=w)
 
     def _edges_of(self, i: int, result: Result, worker: str, cuts: Iterable[str]) -> Result:
         """Of a shard after its step: in its parcel where all that is in there is for whom they go to."""
@@ -261,7 +283,8 @@ class LayerGraph:
 
     def _part(self, i: int, share: Share | None = None, *, away: int = 0) -> Part:
         weighted = share is not None or i in self._weighted
-        return Part(i, len(self.stages[i].names), share, away, weighted)
+        before = self.stages[i - 1].by if i else "kernels"
+        return Part(i, len(self.stages[i].names), share, away, weighted, self.stages[i].by, before)
 
     def _away(self, i: int, worker: str) -> int:
         """How many other workers a shard's output goes to."""
@@ -269,10 +292,14 @@ class LayerGraph:
         return len({*(self.shares[i + 1] if ahead else [self.home])} - {worker})
 
     def _cuts(self, i: int) -> Cuts:
-        """Of which channels of a stage's outputs each worker needs the gradient; all that of the summed layer's."""
+        """Of which part of a stage's outputs each worker needs the gradient; all that of the summed layer's."""
         if self.stages[i].summed is not None:
-            return {ALL: slice(None)}
-        return {worker: share.graded for worker, share in self.shares[i].items()}
+            return {ALL: (...,)}
+        if self.stages[i].by == "kernels":
+            return {worker: (..., share.graded) for worker, share in self.shares[i].items()}
+        (sub, subs, samples), whole = self._at, slice(None)
+        count = samples * (sub + 1) // subs - samples * sub // subs
+        return {worker: (..., share.samples(count), whole) for worker, share in self.shares[i].items()}
 
     def _label(self, i: int) -> str:
         return self.stages[i].name or "input"

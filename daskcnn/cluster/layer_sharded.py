@@ -128,7 +128,8 @@ class LayerSharded:
         """Cut the kernels over the workers by what is known of them now."""
         self.graph = LayerGraph(self.context, self.stages, self.layout, generation=self._generation)
         kernels = self.graph.by_worker()
-        self.context.emit({"event": "shards", "home": self.graph.home, "kernels": kernels, "eq2": self._eq2})
+        cut = {"kernels": kernels, "divided": self.graph.divided(), "of": self.graph.of(), "eq2": self._eq2}
+        self.context.emit({"event": "shards", "home": self.graph.home, **cut})
         idle = self.graph.balance.idle(self.graph.kernels)
         for (worker, layer), reason in idle.items():
             if (worker, layer) not in self._idle:

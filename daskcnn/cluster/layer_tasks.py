@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from daskcnn.config import Job
 from daskcnn.nn import Params, State
 from daskcnn.replica import Replica, Score
 from daskcnn.sharded import (
+    By,
     Edge,
     Edges,
     Piece,
@@ -30,6 +31,8 @@ from daskcnn.sharded import (
     Stage,
     added,
     descended,
+    descended_alike,
+    gradient_vector,
     loss_of,
     merged_backward,
     merged_forward,
@@ -41,8 +44,8 @@ from daskcnn.sharded import (
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 
-Cuts = Mapping[str, slice]
-"""Which channels go to which worker; under `ALL`, to each that needs any."""
+Cuts = Mapping[str, tuple[Any, ...]]
+"""Which part of the numbers (…, N, C) goes to which worker; under `ALL`, to each that needs any."""
 Sources = Sequence[Parcel]
 """Where a task finds its inputs; empty: in the batch."""
 
@@ -73,7 +76,8 @@ class Where:
 class Part:
     """Which stage, how many of its layers are spread, and which channels; None where all are put together.
 
-    away: other workers that need what is made. weighted: whether layers where all are put together have weights.
+    away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
+    what is divided, channels or samples; inputs: what its inputs come divided by.
     """
 
     stage: int
@@ -81,6 +85,17 @@ class Part:
     share: Share | None = None
     away: int = 0
     weighted: bool = False
+    by: By = "kernels"
+    inputs: By = "kernels"
+
+    def samples(self, batch: Batch) -> slice:
+        """Which of the batch a shard works on."""
+        return _share(self).samples(len(batch.labels)) if self.by == "samples" else slice(None)
+
+    @property
+    def channels(self) -> Share:
+        """Which channels a shard works on."""
+        return _share(self).whole if self.by == "samples" else _share(self)
 
     @property
     def piece(self) -> tuple[str, int]:
@@ -145,7 +160,7 @@ def working(where: Where, conv: str | None = None) -> Iterator[Replica]:
 
 
 def _stage(replica: Replica, part: Part) -> Stage:
-    return stages_of(replica.model)[part.stage].spread_to(part.spread)
+    return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
 
 
 def _name(where: Where, part: Part) -> str | None:
@@ -231,14 +246,15 @@ def shard_fwd(
 
     behind: what has to be done before, the last step's way back.
     """
-    share, shelf, batch = _share(part), shelf_at(where), batch_of(where, of)
-    xs = _received(where, sources) if sources else [batch.x]
+    shelf, batch = shelf_at(where), batch_of(where, of)
+    own = part.samples(batch)
+    xs = _received(where, sources) if sources else [batch.x[..., own, :]]
     piece = shelf.get(part.piece, where.step)
     with working(where, _name(where, part)) as replica:
         stage = _stage(replica, part)
         edges = _edges_beside(where, stage, beside, ends)
-        args = stage, xs, piece, share, edges, batch.keys, replica.device
-        y, kept = shard_forward(*args, need_dx=part.stage > 0)
+        args = stage, xs, piece, part.channels, edges, batch.keys[own], replica.device
+        y, kept = shard_forward(*args, need_dx=part.stage > 0, inputs=part.inputs)
     shelf.put(part.kept(where), where.step, kept)
     _sent(where, part.away, [y])
     return Parcel(where.worker, {ALL: y}, wire=where.wire)
@@ -247,16 +263,50 @@ def shard_fwd(
 def shard_bwd(
     where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
 ) -> Parcel:
-    """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step."""
-    share, shelf, dys = _share(part), shelf_at(where), _received(where, sources, gradient(part.stage, where))
+    """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step.
+
+    A shard of samples hands on the gradients of its weights after the minibatch's last part, for `shard_step`.
+    """
+    shelf, dys = shelf_at(where), _received(where, sources, gradient(part.stage, where))
     kept, piece = shelf.take(part.kept(where), where.step), shelf.get(part.piece, where.step)
     batch = batch_of(where, of)
     with working(where, _name(where, part)) as replica:
         stage, device = _stage(replica, part), replica.device
-        dx, grads = shard_backward(stage, kept, dys, piece, share, batch.keys, device, need_dx=cuts is not None)
+        keys = batch.keys[part.samples(batch)]
+        dx, grads = shard_backward(stage, kept, dys, piece, part.channels, keys, device, need_dx=cuts is not None)
+        if part.by == "samples":
+            return _to_add(where, part, piece, grads, replica)
         new = _step(where, part, piece, grads, kept.state, replica, lr)
         edges = edges_of(replica, part, new) if new else {}
     return _handed_on(where, part.stage - 1, dx, cuts or {}, edges=edges)
+
+
+def _to_add(where: Where, part: Part, piece: Piece, grads: Params, replica: Replica) -> Parcel:
+    """The whole minibatch's gradients by this worker's samples; nothing before its last part.
+
+    Not even float16 on the wire shortens them: the worker's own would be others than those that arrive.
+    """
+    vector = gradient_vector(piece, grads, replica.device)
+    shelf, name = shelf_at(where), ("gradients of", *part.piece)
+    if where.sub:
+        vector += shelf.take(name, where.step)
+    if not where.last:
+        shelf.put(name, where.step, vector)
+        return Parcel(where.worker, {})
+    session_at(where).counters.bytes_up += part.away * vector.nbytes
+    return Parcel(where.worker, {ALL: vector})
+
+
+def shard_step(where: Where, part: Part, sources: Sources, lr: float) -> Parcel:
+    """The step of a shard of samples, by the gradients of all: the same one everywhere."""
+    shelf, vectors = shelf_at(where), [source.part(where.worker) for source in sources]
+    piece = shelf.get(part.piece, where.step)
+    with working(where) as replica:
+        new = descended_alike(piece, vectors, replica.optimizer, lr, replica.device)
+    shelf.put(part.piece, where.step + 1, new)
+    arrived = (vector.nbytes for vector, source in zip(vectors, sources, strict=True) if source.arrived)
+    session_at(where).counters.bytes_down += sum(arrived)
+    return Parcel(where.worker, {})
 
 
 def _step(
@@ -378,9 +428,9 @@ def _handed_on(
     for worker, cut in cuts.items():
         assert dy is not None, "asked for"
         if worker in (where.worker, ALL):
-            shelf_at(where).put(gradient(stage, where), where.step, dy[..., cut])
+            shelf_at(where).put(gradient(stage, where), where.step, dy[cut])
         if worker != where.worker:
-            parts[worker] = np.ascontiguousarray(dy[..., cut])
+            parts[worker] = np.ascontiguousarray(dy[cut])
     _sent(where, away, [*parts.values(), *(a for edge in (edges or {}).values() for a in arrays_of(edge))])
     return Parcel(where.worker, parts, edges, where.wire)
 

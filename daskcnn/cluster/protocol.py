@@ -71,10 +71,14 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer."""
+    """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer.
+
+    conv_fixed: of those, what a shard of its kernels takes however few they are.
+    """
 
     seconds_per_sample: float
     conv_seconds: dict[str, float]
+    conv_fixed: dict[str, float]
     threads: int
     device: str
     memory: int

@@ -158,9 +158,10 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
     with single_threaded_blas():
         session.replica.tune()
         seconds, convs = session.replica.calibrate()
+        fixed = dict[str, float]()
         if job.train.strategy == "layer" or job.train.replica_size > 1:  # a shard's share goes by all that it does
-            convs = stage_seconds(session.replica)
-    return Calibration(seconds, convs, profile.threads, profile.name, profile.memory)
+            convs, fixed = map(dict, stage_seconds(session.replica))
+    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory)
 
 
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:

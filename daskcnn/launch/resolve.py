@@ -21,6 +21,7 @@ from daskcnn.ps.admm import ADMM
 from daskcnn.ps.bsp import BSP
 from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
 from daskcnn.report.run_dir import RunDirectory
+from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
 
 STRATEGIES = (*RULES, "layer")
@@ -239,6 +240,11 @@ def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
             "use 1, or a network without batch normalising"
         )
+    if job.train.first_conv == "samples":
+        try:
+            samples_first(stages_of(network_of(job, dataset)))
+        except ValueError as reason:
+            yield f"train.first_conv = 'samples': {reason}; use 'kernels'"
 
 
 def _check_workspace(job: Job, dataset: Dataset) -> None:

@@ -83,6 +83,7 @@ class Scenario:
             shape=self.images.shape,
             sub_batches=job.train.sub_batches,
             per_task=cluster.costs.task,
+            first_conv=job.train.first_conv,
         )
 
     def star(self, cluster: Cluster) -> Sharding:

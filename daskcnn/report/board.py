@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from daskcnn.report.text import shard_text
+
 Event = Mapping[str, Any]
 
 
@@ -22,7 +24,7 @@ class WorkerRow:
     wait: float = 0.0
     communication: float = 0.0
     staleness: int | None = None
-    kernels: dict[str, int] = field(default_factory=dict)
+    shards: dict[str, str] = field(default_factory=dict)
     conv_seconds: float | None = None
     state: str = ""
 
@@ -52,6 +54,8 @@ class Board:
     lr: float | None = None
     asynchronous: bool = False
     workers: dict[str, WorkerRow] = field(default_factory=dict)
+    _divided: dict[str, dict[str, str]] = field(default_factory=dict)
+    _of: dict[str, int] = field(default_factory=dict)
     _origin: tuple[float, float] | None = None
     _resumed: bool = False
     _now: float = 0.0
@@ -134,8 +138,16 @@ class Board:
         self.seconds_per_step = event["seconds_per_step"]
         for worker in event["workers"]:
             row = self.worker(worker["name"])
-            row.kernels, row.conv_seconds = dict(worker["kernels"]), worker.get("conv_seconds")
+            divided = self._divided.get(worker["name"], {})
+            row.shards = {
+                layer: shard_text(n, divided.get(layer, "kernels"), self._of.get(layer, n))
+                for layer, n in worker["kernels"].items()
+            }
+            row.conv_seconds = worker.get("conv_seconds")
         self._advance(event["epoch"])
+
+    def _shards(self, event: Event) -> None:
+        self._divided, self._of = event.get("divided", {}), event.get("of", {})
 
     def _allocation(self, event: Event) -> None:
         for name, samples in event["sizes"].items():
@@ -158,6 +170,7 @@ class Board:
         "round": _round,
         "epoch": _epoch,
         "steps": _steps,
+        "shards": _shards,
         "allocation": _allocation,
         "worker-lost": _worker_lost,
         "worker-ignored": _worker_ignored,

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from daskcnn.report import record
 from daskcnn.report.lines import describe
+from daskcnn.report.text import shard_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class History:
     looks: list[Look] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
@@ -199,6 +201,13 @@ class History:
 
     def _on_shards(self, event: record.Shards) -> None:
         self.kernels, self.eq2 = event.kernels, event.eq2
+        self.shards = {
+            worker: {
+                layer: shard_text(n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n))
+                for layer, n in own.items()
+            }
+            for worker, own in event.kernels.items()
+        }
 
     def _on_server(self, event: record.Server) -> None:
         self.servers[self._life, event.server] = event

@@ -166,11 +166,11 @@ def _state(row: WorkerRow) -> Text:
 
 
 def _kernels(board: Board) -> _Cell:
-    """Kernels by layer, the numbers in line with those of the other workers."""
+    """Kernels by layer, or per cent of the samples, the numbers in line with those of the other workers."""
     rows = board.workers.values()
-    layers = {layer: None for row in rows for layer in row.kernels}
-    widths = {layer: max(len(str(row.kernels.get(layer, 0))) for row in rows) for layer in layers}
-    return lambda row: Text("  ".join(f"{clean(k)} {n:>{widths[k]}}" for k, n in row.kernels.items()))
+    layers = {layer: None for row in rows for layer in row.shards}
+    widths = {layer: max(len(row.shards.get(layer, "0")) for row in rows) for layer in layers}
+    return lambda row: Text("  ".join(f"{clean(k)} {n:>{widths[k]}}" for k, n in row.shards.items()))
 
 
 def _columns(board: Board, *, wide: bool) -> list[_Column]:

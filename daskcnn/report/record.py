@@ -139,10 +139,16 @@ class Epoch(Logged):
 
 
 class Shards(Logged):
-    """Who has which kernels. eq2: numbers that a step would exchange by Marques et al., eq. 2."""
+    """Who has which kernels. eq2: numbers that a step would exchange by Marques et al., eq. 2.
+
+    divided: what each worker's shards are, "kernels" where nothing is said; of one of samples `kernels` counts its part
+    in as many as the layer has. of: how many that is.
+    """
 
     kind = "shards"
     kernels: dict[str, dict[str, int]]
+    divided: dict[str, dict[str, str]] = {}
+    of: dict[str, int] = {}
     eq2: int | None = None
 
 

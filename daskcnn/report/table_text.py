@@ -266,10 +266,16 @@ def _sharding(report: Report) -> list[str]:
     """Kernels of each layer by worker, the seconds that they took, and what a step of each worker is made of."""
     layers = list(dict.fromkeys(layer for kernels in report.kernels.values() for layer in kernels))
     columns: list[Column[str]] = [("worker", clean, str)]
-    columns += [(f"{clean(layer)} kernels", _of(report.kernels, layer), count) for layer in layers]
+    columns += [(_of_what(report, layer), _of(report.shards, layer), str) for layer in layers]
     columns += [(f"{clean(layer)} time", _of(report.conv_seconds, layer), duration) for layer in layers]
     columns += [(f"{part} a step", _part(report, part), _milliseconds) for part in ("comm", "conv", "comp")]
     return _table(list(report.kernels), columns)
+
+
+def _of_what(report: Report, layer: str) -> str:
+    """A column's heading."""
+    parts = [own[layer].endswith("%") for own in report.shards.values() if layer in own]
+    return f"{clean(layer)} {'samples' if all(parts) else 'shard' if any(parts) else 'kernels'}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -118,7 +118,8 @@ class Report:
     """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
-    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; breakdown: of its steps, by worker.
+    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; shards: the kernels for people, samples as
+    per cent; breakdown: of its steps, by worker.
     """
 
     start: record.Start
@@ -138,6 +139,7 @@ class Report:
     looks: tuple[Look, ...]
     notes: tuple[Note, ...]
     kernels: dict[str, dict[str, int]]
+    shards: dict[str, dict[str, str]]
     conv_seconds: dict[str, dict[str, float]]
     breakdown: dict[str, StepParts]
 
@@ -167,6 +169,7 @@ class Report:
             "test": self.test.model_dump() if self.test else None,
             **{name: _dict_or_none(getattr(self, name)) for name in one},
             "kernels": self.kernels,
+            "shards": self.shards,
             "conv_seconds": self.conv_seconds,
             "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
@@ -204,6 +207,7 @@ def tables(events: Iterable[Mapping[str, Any]]) -> Report:
         looks=tuple(run.looks),
         notes=tuple(run.notes),
         kernels=run.kernels,
+        shards=run.shards,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
         breakdown=_breakdown(run),
     )

@@ -32,6 +32,11 @@ def count(value: float | None) -> str:
     return f"{value:,.1f}" if abs(value) < 10 and value != int(value) else f"{value:,.0f}"
 
 
+def shard_text(kernels: int, divided: str, of: int) -> str:
+    """How much of a layer a worker has: its kernels, or its part of the samples."""
+    return f"{100 * kernels / max(of, 1):.0f} %" if divided == "samples" else count(kernels)
+
+
 def clock(seconds: float | None) -> str:
     """'1:23' or '2:01:23'; '-' where there is none."""
     if seconds is None or not math.isfinite(seconds):

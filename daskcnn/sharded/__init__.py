@@ -6,12 +6,14 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 """
 
 from daskcnn.sharded.balance import FREE, Balance, Link
-from daskcnn.sharded.calibration import stage_seconds
+from daskcnn.sharded.calibration import StageSeconds, stage_seconds
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.passes import (
     Kept,
     added,
     descended,
+    descended_alike,
+    gradient_vector,
     loss_of,
     merged_backward,
     merged_forward,
@@ -19,12 +21,23 @@ from daskcnn.sharded.passes import (
     shard_forward,
 )
 from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces
-from daskcnn.sharded.stages import Share, Side, Stage, edges_travel_along, neighbours, shares_of, stages_of
-from daskcnn.sharded.traffic import Flow, Kernels, Traffic, edge_traffic, eq2_elements, flows, stage_shapes, traffic
+from daskcnn.sharded.stages import (
+    By,
+    Share,
+    Side,
+    Stage,
+    edges_travel_along,
+    neighbours,
+    samples_first,
+    shares_of,
+    stages_of,
+)
+from daskcnn.sharded.traffic import Flow, Kernels, Traffic, eq2_elements, flows, stage_shapes, traffic, weight_traffic
 
 __all__ = [
     "FREE",
     "Balance",
+    "By",
     "Edge",
     "Edges",
     "Flow",
@@ -35,20 +48,23 @@ __all__ = [
     "Share",
     "Side",
     "Stage",
+    "StageSeconds",
     "Traffic",
     "added",
     "cut_pieces",
     "descended",
-    "edge_traffic",
+    "descended_alike",
     "edges_travel_along",
     "eq2_elements",
     "flows",
+    "gradient_vector",
     "join_pieces",
     "loss_of",
     "merged_backward",
     "merged_forward",
     "neighbours",
     "of_channels",
+    "samples_first",
     "shard_backward",
     "shard_forward",
     "shares_of",
@@ -56,4 +72,5 @@ __all__ = [
     "stage_shapes",
     "stages_of",
     "traffic",
+    "weight_traffic",
 ]

@@ -13,14 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
+from typing import Literal
 
 from daskcnn.nn import Shape
 from daskcnn.partition.sharding import balanced_shards, kernel_shards
-from daskcnn.sharded.stages import Stage
-from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, sum_size, takers
+from daskcnn.sharded.stages import By, Stage, samples_first
+from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, sum_size, takers, weight_traffic
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
+_WHOLE = 4
+"""Bytes of a number of kernels and their gradients, which are never cut on the wire."""
 ROUNDS = 4
 """In which each stage is cut anew; what was cut last has settled by then, or goes to and fro."""
 
@@ -54,9 +57,10 @@ FREE = Link()
 class Balance:
     """What shares go by.
 
-    compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; links
-    by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on its way; rest:
-    seconds a sample of all that is done at home.
+    compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; fixed:
+    how much of that a shard of kernels takes however few they are (the columns of its input, channels computed twice),
+    none: nothing; links by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on
+    its way; rest: seconds a sample of all that is done at home.
     """
 
     stages: Sequence[Stage]
@@ -67,6 +71,23 @@ class Balance:
     samples: int = 1
     itemsize: int = 4
     rest: float = 0.0
+    fixed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def divided_by(self, first: By | Literal["auto"]) -> Balance:
+        """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
+
+        Raises ValueError where its samples cannot be.
+        """
+        if first == "kernels":
+            return self
+        try:
+            by_samples = replace(self, stages=samples_first(self.stages))
+        except ValueError:
+            if first == "auto":
+                return self
+            raise
+        both = (self, by_samples) if first == "auto" else (by_samples,)
+        return min(both, key=lambda balance: balance.step_seconds(balance.kernels()))
 
     def kernels(self) -> list[dict[str, int]]:
         """Of each stage, how many kernels each worker gets; without those that get none. Of equals, eq. 1's."""
@@ -92,17 +113,21 @@ class Balance:
     def step_seconds(self, kernels: Kernels) -> float:
         """Seconds of a step that is cut like this."""
         computing = sum(
-            max(self._computing(w, stage) * n / sum(own.values()) for w, n in own.items())
+            max(self._part(w, stage, n / sum(own.values())) for w, n in own.items())
             for stage, own in zip(self.stages, kernels, strict=True)
             if own
         )
-        return self.rest * self.samples + computing + self._carrying(self._spread(kernels))
+        cut = self._spread(kernels)
+        return self.rest * self.samples + computing + self._carrying(cut) + self._between_steps(cut)
 
     def idle(self, kernels: Kernels) -> dict[tuple[str, str], str]:
         """Why workers get no kernels of layers, by worker and layer."""
         untransferred = replace(self, links={}).kernels()
+        by_size = replace(self, links={}, fixed={}).kernels()
         return {
-            (worker, stage.name): self._reason(i, worker, kernels, transfers=worker in untransferred[i])
+            (worker, stage.name): self._reason(
+                i, worker, kernels, transfers=worker in untransferred[i], size=worker in by_size[i]
+            )
             for i, (stage, own) in enumerate(zip(self.stages, kernels, strict=True))
             if stage.name
             for worker in self.compute
@@ -110,8 +135,18 @@ class Balance:
         }
 
     def measured(self, compute: Mapping[str, Mapping[str, float]]) -> Balance:
-        """The same by other seconds a sample, where they are given."""
-        return replace(self, compute={w: {**own, **compute.get(w, {})} for w, own in self.compute.items()})
+        """The same by other seconds a sample, where they are given; what is fixed of them changes with them."""
+        new = {w: {**own, **compute.get(w, {})} for w, own in self.compute.items()}
+        fixed = {
+            w: {name: each * new[w][name] / self.compute[w][name] for name, each in own.items()}
+            for w, own in self.fixed.items()
+        }
+        return replace(self, compute=new, fixed=fixed)
+
+    def whole_seconds(self, worker: str, stage: Stage, part: float, seconds: float) -> float:
+        """Seconds a sample that the worker takes for the whole stage, if it takes these for such a part of it."""
+        whole = self.compute[worker][stage.name or ""]
+        return whole * seconds * self.samples / self._part(worker, stage, part)
 
     # --- seconds of a step ---
 
@@ -119,10 +154,29 @@ class Balance:
         """With all kernels of the stage."""
         return self.samples * self.compute[worker][stage.name or ""]
 
+    def _regardless(self, worker: str, stage: Stage) -> float:
+        """Of that, what a shard takes whatever its size."""
+        if stage.by == "samples":
+            return 0.0
+        return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
+
+    def _part(self, worker: str, stage: Stage, part: float) -> float:
+        """With such a part of the stage."""
+        regardless = self._regardless(worker, stage)
+        return regardless + (self._computing(worker, stage) - regardless) * part
+
     def _carrying(self, cut: _Cut) -> float:
         """All messages of the same kind go at once; the links carry both ways at the same time."""
         in_order = sorted(flows(cut.stages, cut.shapes, cut.kernels, self.home), key=_kind)
         return sum(self._phase(list(together)) for _, together in groupby(in_order, key=_kind))
+
+    def _between_steps(self, cut: _Cut) -> float:
+        """Until every worker has what it needs of the others' first kernels, or of their gradients, for the next step.
+
+        Of other stages that comes with the step's own messages.
+        """
+        moved = weight_traffic(cut.stages[:1], cut.shapes[:1], cut.kernels[:1])
+        return max((self._link(w).seconds(_WHOLE * max(own.up, own.down)) for w, own in moved.items()), default=0.0)
 
     def _phase(self, together: Sequence[Flow]) -> float:
         loads: dict[tuple[str, str], int] = {}
@@ -156,8 +210,12 @@ class Balance:
         if stage.conv is None:
             return {}
         cut = self._spread(kernels)
-        seconds = [self._computing(w, stage) + self._outgoing(i, w, cut) for w in self.compute]
-        fixed = [self._fixed(i, w, cut) for w in self.compute]
+        regardless = [self._regardless(w, stage) for w in self.compute]
+        seconds = [
+            self._computing(w, stage) - least + self._outgoing(i, w, cut)
+            for w, least in zip(self.compute, regardless, strict=True)
+        ]
+        fixed = [self._fixed(i, w, cut) + least for w, least in zip(self.compute, regardless, strict=True)]
         return self._given(balanced_shards(stage.conv.kernels, seconds, fixed))
 
     def _given(self, shares: Sequence[int]) -> dict[str, int]:
@@ -191,10 +249,13 @@ class Balance:
 
     # --- why ---
 
-    def _reason(self, i: int, worker: str, kernels: Kernels, *, transfers: bool) -> str:
-        """transfers: whether they are why."""
+    def _reason(self, i: int, worker: str, kernels: Kernels, *, transfers: bool, size: bool) -> str:
+        """transfers: whether they are why; size: whether, where they are not, what every shard takes is."""
         conv, link = self.stages[i].conv, self._link(worker)
         assert conv is not None, "asked for stages with kernels"
+        if not transfers and size:
+            least, whole = self._regardless(worker, self.stages[i]), self._computing(worker, self.stages[i])
+            return f"a shard of any size would take it {least:.2g} s of the layer's {whole:.2g} s a step"
         if not transfers:
             return f"{conv.kernels} are few for {len(self.compute)} workers, and others are faster"
         cut = self._spread(kernels)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,42 +12,79 @@ from daskcnn.nn.layers.conv import Conv
 from daskcnn.replica import Replica
 from daskcnn.sharded.passes import shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
-from daskcnn.sharded.stages import Share, Stage, stages_of
+from daskcnn.sharded.stages import Share, Stage, shares_of, stages_of
+
+MOST_FIXED = 0.9
+"""Of a stage's seconds: some are for its kernels, whatever the clock says of so few."""
 
 
-def stage_seconds(replica: Replica, *, steps: int = 5) -> dict[str, float]:
-    """Seconds a sample of each convolution and the layers spread with it, forward and backward, on random values.
+class StageSeconds(NamedTuple):
+    """Seconds a sample of each convolution and the layers spread with it, forward and backward, by name.
 
-    All kernels, the real shapes, through the code path of training; a warm-up is dropped and the median kept.
+    whole: with all kernels. fixed: of those, what a shard takes however few kernels it has.
     """
-    stages = stages_of(replica.model)
-    counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
-    shards, _ = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_velocity(), counts)
+
+    whole: Mapping[str, float]
+    fixed: Mapping[str, float]
+
+
+def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
+    """Measured on random values of the real shapes, through the code path of training.
+
+    A warm-up is dropped and the median kept. What is fixed is found from half of the kernels, which take their turns
+    with all of them: by the shortest times, for a disturbance would count as much of either.
+    """
+    n, whole, fixed = replica.batch_size, dict[str, float](), dict[str, float]()
     shapes = {
         name: shape for name, layer, shape in replica.model.shapes(replica.dataset.shape) if isinstance(layer, Conv)
     }
-    n = replica.batch_size
-    return {
-        stage.name: replica.median_seconds(_passes(replica, stage, piece, shapes[stage.name], need_dx=i > 0), steps) / n
-        for i, (stage, own) in enumerate(zip(stages, shards, strict=True))
-        for piece in own
-        if stage.name
-    }
+    for i, stage in enumerate(stages_of(replica.model)):
+        if stage.name is None or stage.conv is None:
+            continue
+        kernels = stage.conv.kernels
+        sizes = [kernels, kernels // 2][: min(kernels, 2)]
+        passes = [_passes(replica, i, size, shapes[stage.name]) for size in sizes]
+        rounds = [[replica.seconds_of(each) / n for each in passes] for _ in range(steps + 1)][1:]
+        seconds = list(zip(*rounds, strict=True))
+        whole[stage.name] = median(seconds[0])
+        fixed[stage.name] = _fixed(*map(min, seconds), part=sizes[-1] / kernels) if kernels > 1 else 0.0
+    return StageSeconds(whole, fixed)
 
 
-def _passes(
-    replica: Replica, stage: Stage, piece: Piece, in_shape: tuple[int, ...], *, need_dx: bool
-) -> Callable[[], object]:
-    """A shard of all kernels, there and back."""
-    (H, W, C), n, device = in_shape, replica.batch_size, replica.device
+def _fixed(whole: float, seconds: float, *, part: float) -> float:
+    """Of `whole`, what does not depend on the size of a part, if such a part takes these seconds."""
+    return min(max(0.0, (seconds - part * whole) / (1 - part)), MOST_FIXED * whole)
+
+
+def _passes(replica: Replica, i: int, kernels: int, in_shape: tuple[int, ...]) -> Callable[[], object]:
+    """A shard of the stage's first kernels, there and back."""
+    (H, W, C), n, device, first = in_shape, replica.batch_size, replica.device, i == 0
     rng = np.random.default_rng(replica.job.train.seed)
     x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
-    assert stage.conv is not None
-    share, there = Share(0, stage.conv.kernels, stage.conv.kernels, stage.reach), piece.on(device)
+    stage, share, piece, edges = _shard(replica, i, kernels)
+    there = piece.on(device)
+    y, _ = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
+    graded = y.shape[-1] if stage.summed else share.graded.stop - share.graded.start
+    dy = rng.standard_normal((*y.shape[:-1], graded)).astype(y.dtype)
 
     def passes() -> None:
-        y, kept = shard_forward(stage, [x], there, share, Edges(), keys, device, need_dx=need_dx)
-        shard_backward(stage, kept, [y], there, share, keys, device, need_dx=need_dx)
+        _, kept = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
+        shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=not first)
 
     return passes
+
+
+def _shard(replica: Replica, i: int, kernels: int) -> tuple[Stage, Share, Piece, Edges]:
+    """The stage's first kernels, with those of the next shard that its layers reach over to."""
+    stages = stages_of(replica.model)
+    counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
+    stage, conv = stages[i], stages[i].conv
+    assert conv is not None, "asked for stages with kernels"
+    counts[i] = [n for n in (kernels, conv.kernels - kernels) if n]
+    shards, _ = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_velocity(), counts)
+    own, share = shards[i], shares_of(counts[i], stage.reach)[0]
+    if share.alone:
+        return stage, share, own[0], Edges()
+    next_one = own[1].edge(stage, "left", share.held.stop - share.stop, replica.device)
+    return stage, share, own[0], Edges(after=[next_one])

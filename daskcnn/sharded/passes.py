@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Loss, Params, Sequential, State, correct
+from daskcnn.nn import Context, Loss, Params, Sequential, State, correct, map_leaves
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.optimizer import SGD
 from daskcnn.replica import Score
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.pieces import Edges, Piece
-from daskcnn.sharded.stages import Share, Stage
+from daskcnn.sharded.stages import By, Share, Stage
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")
 
@@ -50,16 +50,21 @@ def shard_forward(
     device: Device,
     *,
     need_dx: bool,
+    inputs: By = "kernels",
 ) -> tuple[Array, Kept]:
     """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
 
     edges: of the neighbours, for the channels that it holds besides its own. need_dx: whether the way back will be
-    asked for it, for the algorithm is the fastest there and back. Returns y (…, N, own kernels), or this
-    shard's part (N, units) of what the stage's summed layer makes.
+    asked for it, for the algorithm is the fastest there and back. inputs: what `xs` hold in turn. Returns
+    y (…, N, own kernels), or this shard's part (N, units) of what the stage's summed layer makes.
+
+    A shard of samples is the whole stage over its part of the batch, which may be none.
     """
     assert stage.conv is not None
     assert stage.name is not None
-    x = device.backend.from_host(_together(xs))
+    x = device.backend.from_host(_together(xs, inputs))
+    if not x.shape[-2]:
+        return _of_no_samples(stage, x), Kept(x, None, {}, {})
     params, state = piece.widened(stage, edges, device)
     y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device, need_dx=need_dx))
     residual = None
@@ -94,6 +99,8 @@ def shard_backward(
     """
     assert stage.conv is not None
     assert stage.name is not None
+    if not kept.x.shape[-2]:
+        return None, map_leaves(device.xp.zeros_like, piece.params)
     dy, spread, summed = device.backend.from_host(_sum(dys)), Params(), Params()
     if stage.summed is not None:
         dy, summed = _unsummed(stage, kept, dy, share, device)
@@ -131,8 +138,17 @@ def _through_spread(spread: Sequential, kept: Kept, dy: Array, share: Share, ctx
     return spread.backward_of(kept.params, kept.residual, dy, ctx, given=graded, of=held, wanted=own)
 
 
-def _together(parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+def _together(parts: Sequence[Array], by: By = "kernels") -> Array:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1 if by == "kernels" else -2)
+
+
+def _of_no_samples(stage: Stage, x: Array) -> Array:
+    """What the stage makes of a batch of none, on the host."""
+    assert stage.conv is not None
+    height, width, _, channels = x.shape
+    out = stage.conv.out_shape((height, width, channels))
+    *sides, kernels = stage.spread.out_shape(out) if stage.spread else out
+    return np.empty((*sides, 0, kernels), x.dtype)
 
 
 def _sum(parts: Sequence[Array]) -> Array:
@@ -187,6 +203,23 @@ def merged_backward(
 def descended(piece: Piece, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
     """The piece after one step of the optimizer."""
     return piece.descended(grads, state, optimizer, lr, device)
+
+
+@_QUIET
+def descended_alike(piece: Piece, parts: Sequence[Array], optimizer: SGD, lr: float, device: Device) -> Piece:
+    """The piece after one step by gradients (size,) of all shards of samples, which add up.
+
+    Each of them makes this step for itself. Its parts come in the same order everywhere, and every operation on them is
+    one that IEEE 754 rounds alike, so the pieces stay the same to the bit, on devices of all kinds.
+    """
+    total = _sum(parts)
+    grads, _ = piece.layout.views(device.backend.from_host(total.copy() if len(parts) == 1 else total))
+    return piece.descended(grads, {}, optimizer, lr, device)
+
+
+def gradient_vector(piece: Piece, grads: Params, device: Device) -> Array:
+    """Gradients (size,) on the host, to be added to others'."""
+    return device.backend.to_host(piece.layout.flatten(grads, {}, xp=device.xp))
 
 
 def added(grads: Params, more: Params) -> Params:

@@ -103,12 +103,15 @@ def cut_pieces(
 ) -> tuple[list[list[Piece]], list[Piece | None]]:
     """Kernel shards (per stage, per worker) and merged pieces (per stage) of flat weights and momentum.
 
-    `kernels` says, per stage, how many each worker gets; weights (size,), velocity (parameter_size,).
+    `kernels` says, per stage, how many each worker gets, of a stage by samples all; weights (size,), velocity
+    (parameter_size,).
     """
     params, state = layout.views(weights)
     whole = params, state, _nested(layout, velocity)
     shards = [
-        [_shard(stage, whole, share.own) for share in shares_of(own)] if stage.name else []
+        [_shard(stage, whole, share.own if stage.by == "kernels" else slice(None)) for share in shares_of(own)]
+        if stage.name
+        else []
         for stage, own in zip(stages, kernels, strict=True)
     ]
     return shards, [_merged(stage, whole) for stage in stages]
@@ -161,10 +164,11 @@ def join_pieces(
     momentum, _ = layout.views(velocity)
     for stage, own, piece in zip(stages, shards, merged, strict=True):
         if stage.name:
+            shards_of = own if stage.by == "kernels" else own[:1]  # else all have the same
             for whole, parts in (
-                (params, [s.params for s in own]),
-                (state, [s.state for s in own]),
-                (momentum, [s.momentum for s in own]),
+                (params, [s.params for s in shards_of]),
+                (state, [s.state for s in shards_of]),
+                (momentum, [s.momentum for s in shards_of]),
             ):
                 _copy_into(whole, side_by_side(stage, parts, np))
         if piece is not None:

@@ -10,8 +10,11 @@ from typing import Literal, TypeAlias, TypeVar
 from daskcnn.nn import Layer, Sequential
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Bias, Dense
+from daskcnn.nn.layers.normalise import BatchNorm
 
 Side: TypeAlias = Literal["left", "right"]
+By: TypeAlias = Literal["kernels", "samples"]
+"""What of a stage is divided between its workers."""
 Named: TypeAlias = tuple[str, Layer]
 W = TypeVar("W", bound=Hashable)
 """What a worker is known by."""
@@ -28,6 +31,10 @@ class Stage:
     summed: a fully connected layer between the two, by name. Its outputs are sums over its inputs, so a shard adds up
     those of its own channels and sends these sums, which are few; together they are the layer's outputs, but for the
     bias, which is the first of the rest.
+
+    by: what its shards are. By samples each worker has all kernels, which are few, and its part of the minibatch
+    (`samples_first`); they add up their gradients and make the same step (Krizhevsky 2014, One weird trick for
+    parallelizing convolutional neural networks).
     """
 
     name: str | None
@@ -35,11 +42,14 @@ class Stage:
     spread: Sequential | None
     rest: Sequential | None
     summed: tuple[str, Dense] | None = None
+    by: By = "kernels"
 
     @property
     def reach(self) -> int:
-        """On how many channels to each side an output of the spread layers depends."""
-        return sum(layer.reach or 0 for _, layer in self.spread.layers) if self.spread else 0
+        """On how many channels to each side, that a neighbour may have, an output of the spread layers depends."""
+        if self.spread is None or self.by == "samples":
+            return 0
+        return sum(layer.reach or 0 for _, layer in self.spread.layers)
 
     @property
     def names(self) -> list[str]:
@@ -92,6 +102,21 @@ def stages_of(model: Sequential) -> tuple[Stage, ...]:
     return tuple(_stage(model.layers[a:b]) for a, b in pairwise(edges))
 
 
+def samples_first(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The same network with its first convolution divided by samples.
+
+    Only the first: it has few weights, large maps and an input that every worker can load. What the kernels of a shard
+    do not shorten, the columns of the whole input and channels that are computed twice, is divided then. Raises
+    ValueError where it cannot be.
+    """
+    first = stages[0]
+    if first.conv is None or len(stages) < 2 or first.rest is not None or first.summed is not None:
+        raise ValueError("only where a convolution comes first, and another behind layers that go by channel")
+    if names := [name for name, layer in (first.spread.layers if first.spread else ()) if isinstance(layer, BatchNorm)]:
+        raise ValueError(f"{', '.join(names)} takes the mean of a whole minibatch")
+    return replace(first, by="samples"), *stages[1:]
+
+
 def _stage(layers: Sequence[Named]) -> Stage:
     name, first = layers[0]
     if not isinstance(first, Conv):
@@ -117,7 +142,7 @@ def _sequential(layers: tuple[Named, ...]) -> Sequential | None:
 
 @dataclass(frozen=True)
 class Share:
-    """Channels start…stop of `total` belong to a worker; `reach` is the stage's.
+    """Channels start…stop of `total` belong to a worker, or as large a part of the samples; `reach` is the stage's.
 
     An output depends on inputs up to `reach` channels away, and an input's gradient on outputs as far away, each of
     which depends on inputs again. So the worker computes the convolution's outputs up to twice that away (`held`) and
@@ -140,6 +165,15 @@ class Share:
     @property
     def held(self) -> slice:
         return self._widened(2 * self.reach)
+
+    @property
+    def whole(self) -> Share:
+        """All channels, for one whose stage is divided by samples."""
+        return Share(0, self.total, self.total)
+
+    def samples(self, count: int) -> slice:
+        """Which of so many samples go with it, where a stage is divided by those."""
+        return slice(*(count * edge // self.total for edge in (self.start, self.stop)))
 
     @property
     def alone(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, permutations
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -117,12 +117,18 @@ def traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernel
     return found
 
 
-def edge_traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels) -> dict[str, Traffic]:
-    """Numbers a step: kernels and what goes with them that neighbours need, of stages with layers that reach over."""
+def weight_traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels) -> dict[str, Traffic]:
+    """Numbers a step: kernels and what goes with them that neighbours need, of stages with layers that reach over; all
+    gradients, of a stage by samples.
+    """
     found = {worker: Traffic(0, 0) for own in kernels for worker in own}
     for stage, in_shape, own in zip(stages, in_shapes, kernels, strict=True):
-        if stage.reach:
-            shares, each = _shares(stage, own), _numbers_of_a_kernel(stage, in_shape)
+        each = _numbers_of_a_kernel(stage, in_shape) if stage.reach or stage.by == "samples" else 0
+        if stage.by == "samples":
+            for sender, receiver in permutations(own, 2):
+                _add(found, sender, receiver, each * sum(own.values()))
+        elif stage.reach:
+            shares = _shares(stage, own)
             for worker in own:
                 for other, _, _ in neighbours(shares, worker):
                     _add(found, other, worker, each * min(2 * stage.reach, own[other]))
@@ -140,7 +146,7 @@ def _shares(stage: Stage, kernels: Mapping[str, int]) -> dict[str, Share]:
 
 def _numbers_of_a_kernel(stage: Stage, in_shape: Shape) -> int:
     """Parameters and state of one kernel and of its channel in the spread layers."""
-    assert stage.conv is not None, "a stage that reaches over has a convolution"
+    assert stage.conv is not None, "asked for stages with kernels"
     rng = np.random.default_rng(0)  # of what is drawn only the size counts
     params, state, shape = replace(stage.conv, kernels=1).init(rng, in_shape)
     more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []

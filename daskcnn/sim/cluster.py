@@ -68,9 +68,9 @@ class Worker(Options):
     images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
     shorten. conv_seconds: seconds a sample of each convolution and what is spread with it, forward and backward, where
-    kernels are sharded; conv_share: without those, the part of a step that they take; spread_share: the part of them
-    that is not the convolution's, for where it is not spread. bandwidth (bytes a second), latency (seconds a message):
-    of its link. speed: how it goes with time.
+    kernels are sharded; conv_fixed: what of that a shard takes however small it is; conv_share: without those, the part
+    of a step that they take; spread_share: the part of them that is not the convolution's, for where it is not spread.
+    bandwidth (bytes a second), latency (seconds a message): of its link. speed: how it goes with time.
     """
 
     name: str = Field(pattern=_NAME)
@@ -83,6 +83,7 @@ class Worker(Options):
     conv_share: float = Field(default=0.85, gt=0, lt=1)
     spread_share: float = Field(default=0.2, ge=0, lt=1)
     conv_seconds: dict[str, float] | None = None
+    conv_fixed: dict[str, float] | None = None
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0)
     speed: Speed = Constant()
@@ -109,8 +110,14 @@ class Worker(Options):
                 "threads": threads,
                 "images_per_second": self.images_per_second * faster,
                 "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
+                "conv_seconds": _shortened(self.conv_seconds, faster),
+                "conv_fixed": _shortened(self.conv_fixed, faster),
             }
         )
+
+
+def _shortened(seconds: dict[str, float] | None, faster: float) -> dict[str, float] | None:
+    return seconds and {name: each / faster for name, each in seconds.items()}
 
 
 class Cluster(Options):

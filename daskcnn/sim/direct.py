@@ -19,11 +19,13 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from daskcnn.config import FirstConv
 from daskcnn.nn import Sequential, Shape
-from daskcnn.sharded import Share, Stage, edges_travel_along, shares_of, stages_of
+from daskcnn.sharded import Share, Stage, edges_travel_along, samples_first, shares_of, stages_of
 from daskcnn.sharded.balance import Balance, Link
-from daskcnn.sharded.traffic import Traffic, edge_traffic, flows, stage_shapes
+from daskcnn.sharded.traffic import Traffic, flows, stage_shapes, weight_traffic
 from daskcnn.sim.layers import ShardedStep, Sharding
 
 
@@ -81,6 +83,7 @@ class Direct(Sharding):
     shape: of its input (H, W, C). itemsize: bytes of a number on the wire. sub_batches: parts of a minibatch.
     per_task: seconds that each of a step's tasks costs the scheduler, besides `overhead`. given: how many kernels of
     each layer the workers have, by name; None: as the cluster balances them. at: home's name; None: the fastest.
+    first_conv: what of the first convolution is divided (train.first_conv); of given kernels, those.
     """
 
     model: Sequential
@@ -89,6 +92,7 @@ class Direct(Sharding):
     per_task: float = 0.0
     given: Mapping[str, Mapping[str, int]] | None = None
     at: str | None = None
+    first_conv: FirstConv = "auto"
 
     @property
     def home(self) -> int:
@@ -98,10 +102,13 @@ class Direct(Sharding):
     @cached_property
     def placed(self) -> tuple[Placed, ...]:
         """The stages and their shards."""
-        number, stages = {worker.name: w for w, worker in enumerate(self.workers)}, stages_of(self.model)
+        number = {worker.name: w for w, worker in enumerate(self.workers)}
         if self.given is None:
-            kernels = self._balance().kernels()
+            balance = self._balance()
+            stages, kernels = balance.stages, balance.kernels()
         else:
+            stages = stages_of(self.model)
+            stages = samples_first(stages) if self.first_conv == "samples" else stages
             kernels = [dict(self.given.get(stage.name or "", {})) for stage in stages]
         return tuple(
             _placed(stage, {number[name]: n for name, n in own.items() if n})
@@ -112,7 +119,8 @@ class Direct(Sharding):
         """The same with kernels shared out by eq. 1, whatever it takes to send what they need."""
         balance = self._balance()
         named = zip(balance.stages, balance.by_compute, strict=True)
-        return replace(self, given={stage.name: own for stage, own in named if stage.name})
+        given = {stage.name: own for stage, own in named if stage.name}
+        return replace(self, given=given, first_conv=balance.stages[0].by)
 
     def _balance(self) -> Balance:
         """What shares go by: seconds a sample of each worker, and its link."""
@@ -121,7 +129,7 @@ class Direct(Sharding):
             worker.name: {name: each / self.batch for name, each in zip(self.names, seconds, strict=True)}
             for worker, seconds in ((worker, self.conv_seconds(worker)) for worker in self.workers)
         }
-        return Balance(
+        balance = Balance(
             stages_of(self.model),
             self.shape,
             home.name,
@@ -130,7 +138,9 @@ class Direct(Sharding):
             self.batch,
             self.itemsize,
             self.rest_seconds(home) / self.batch,
+            {worker.name: (worker.conv_seconds and worker.conv_fixed) or {} for worker in self.workers},
         )
+        return balance.divided_by(self.first_conv)
 
     def _by_layer(self) -> list[tuple[float, ...]]:
         return list(zip(*map(self.conv_seconds, self.workers), strict=True))
@@ -154,6 +164,13 @@ class Direct(Sharding):
         comm = max(0.0, step - conv - comp) + more  # rounding alone would make it less than nothing
         return ShardedStep(comm, conv, comp, kernels, taken, moved.up, moved.down, self._busy(taken, comp))
 
+    def division(self) -> dict[str, Any]:
+        """What the log says of how layers are divided."""
+        convs = [placed.stage for placed in self.placed if placed.stage.conv]
+        by = {stage.name: stage.by for stage in convs}
+        of = {stage.name: stage.conv.kernels for stage in convs if stage.conv}
+        return {"divided": {worker.name: by for worker in self.workers}, "of": of}
+
     def _kernels(self, placed: Placed) -> tuple[int, ...]:
         shares = placed.shares
         return tuple(_length(shares[w].own) if w in shares else 0 for w in range(len(self.workers)))
@@ -166,10 +183,18 @@ class Direct(Sharding):
         placed = [(i, each) for i, each in enumerate(self.placed) if each.stage.name]
         for (i, each), whole in zip(placed, self._by_layer(), strict=True):
             apart = [worker.spread_share if each.cut else 0.0 for worker in self.workers]
-            parts = {w: _part(share, first=i == 0) for w, share in each.shares.items()}
+            parts = {w: self._part(w, share, each.stage, first=i == 0) for w, share in each.shares.items()}
             taken.append(tuple(whole[w] * (1 - apart[w]) * parts.get(w, 0.0) for w in everyone))
             alone += whole[self.home] * apart[self.home]
         return tuple(taken), alone
+
+    def _part(self, w: int, share: Share, stage: Stage, *, first: bool) -> float:
+        """A shard's part of its stage's seconds, as measured; else channels computed twice are counted."""
+        worker, name = self.workers[w], stage.name or ""
+        if stage.by == "kernels" and worker.conv_fixed and worker.conv_seconds:
+            fixed = min(1.0, worker.conv_fixed.get(name, 0.0) / worker.conv_seconds[name])
+            return fixed + (1 - fixed) * _length(share.own) / share.total
+        return _part(share, first=first)
 
     # --- what travels ---
 
@@ -185,7 +210,7 @@ class Direct(Sharding):
 
     def _edges(self) -> Phase:
         """Numbers a step of the neighbours' kernels that shards compute with besides their own."""
-        found = edge_traffic(self._stages, self._in_shapes, self._by_name)
+        found = weight_traffic(self._stages, self._in_shapes, self._by_name)
         each = [found.get(worker.name, Traffic(0, 0)) for worker in self.workers]
         return Phase(tuple(t.up for t in each), tuple(t.down for t in each))
 
@@ -222,11 +247,14 @@ class Direct(Sharding):
 
     @property
     def tasks(self) -> int:
-        """Of a step: shards there and back, what is put together, parts cut out for several, edges, the score."""
+        """Of a step: shards there and back, what is put together, parts cut out for several, edges or the step of
+        shards of samples, the score.
+        """
         last, part, edges = len(self.placed) - 1, 0, 0
         for i, placed in enumerate(self.placed):
             shards = len(placed.shares)
             part += 2 * shards
+            edges += shards if placed.stage.by == "samples" else 0  # their step
             if i == last:
                 part += 1 + (0 if placed.stage.summed else _takes([self.home], placed.shares))
             elif placed.stage.rest is not None:

@@ -118,6 +118,10 @@ class Sharding:
         comm = PAPER_ITEMSIZE * eq2_elements(self.specs) / bandwidth if len(self.workers) > 1 else 0.0
         return alone / (comm + step.conv + step.comp)
 
+    def division(self) -> dict[str, Any]:
+        """What the log says of how layers are divided: here all by kernels."""
+        return {}
+
     def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
         """Seconds, and bytes of each worker up and down.
 
@@ -166,7 +170,7 @@ def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping
     return [
         {**start, **size, **about},
         {"event": "calibration", "at": 0.0, "workers": rows},
-        {"event": "shards", "at": 0.0, "home": home, "kernels": by_layer},
+        {"event": "shards", "at": 0.0, "home": home, "kernels": by_layer, **sharding.division()},
         *(_epoch(sharding, step, samples, epoch, epochs) for epoch in range(1, epochs + 1)),
         {"event": "end", "at": epochs * seconds, "status": "done"},
     ]

@@ -18,7 +18,7 @@ from daskcnn.cluster.connect import connect
 from daskcnn.config import Cluster, Workers
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Link, edge_traffic, stage_shapes, stages_of, traffic
+from daskcnn.sharded import Link, stage_shapes, stages_of, traffic, weight_traffic
 
 pytestmark = pytest.mark.cluster
 
@@ -108,7 +108,7 @@ def test_counted_bytes_are_those_of_the_scheme(
     shapes = stage_shapes(stages, (32, 32, 3))
     epoch = watch.of("epoch")[0]
     expected = traffic(stages, shapes, kernels, shards["home"])
-    edges = edge_traffic(stages, shapes, kernels)
+    edges = weight_traffic(stages, shapes, kernels)
     for row in epoch["workers"]:
         a_sample, a_step = expected[row["name"]], edges.get(row["name"], (0, 0))
         assert row["bytes_up"] == 4 * (400 * a_sample.up + epoch["step"] * a_step[0])

@@ -90,7 +90,15 @@ def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-@pytest.mark.parametrize("more", [{}, {"model": {"name": None, "layers": NORMALISED}}, {"train": {"sub_batches": 3}}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model": {"name": None, "layers": NORMALISED}},
+        {"train": {"sub_batches": 3}},
+        {"train": {"first_conv": "samples"}},
+    ],
+)
 def test_one_group_is_plain_sgd(
     four_workers: Client, synthetic: str, runs: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +111,7 @@ def test_one_group_is_plain_sgd(
     (shards,) = watch.of("shards")
     assert all(min(own.values()) > 0 for own in shards["kernels"].values())
     assert len(shards["kernels"]) == 2
+    assert shards["divided"]["cpu-0"]["conv1"] == more.get("train", {}).get("first_conv", "kernels")
     np.testing.assert_allclose(result.model.weights, expected, rtol=1e-9, atol=1e-9)
 
 

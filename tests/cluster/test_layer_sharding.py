@@ -77,6 +77,29 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize(("workers", "sub_batches", "wire"), [(3, 1, "float32"), (2, 3, "float32"), (3, 1, "float16")])
+def test_dividing_the_first_convolution_by_samples_changes_nothing(
+    three_workers: Client,
+    synthetic: str,
+    runs: str,
+    workers: int,
+    sub_batches: int,
+    wire: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    model = {"name": None, "layers": REACHING, "dtype": "float64"}
+    cluster = {"workers": {"cpu": workers}, "wire": wire}
+    job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster=cluster)
+    expected, _ = one_process(job)
+    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches, "first_conv": "samples"}
+    watch = Watch()
+    run(three_workers, job, watch)
+    np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9 if wire == "float32" else 0.02)
+    shards = watch.of("shards")[0]
+    assert {tuple(by.values()) for by in shards["divided"].values()} == {("samples", "kernels")}
+
+
 def test_float16_on_the_wire_halves_what_travels(three_workers: Client, synthetic: str, runs: str) -> None:
     bytes_up, losses = {}, {}
     for wire in ("float32", "float16"):

@@ -200,6 +200,14 @@ def test_a_wrong_parameter_starts_no_second_problem_about_what_follows_from_it()
 
 # --- what is wrong with data and network together ---
 
+LAYER = {"strategy": "layer"}
+BATCH_NORM = [
+    {"layer": "conv", "kernels": 4, "size": 3},
+    {"layer": "batchnorm"},
+    {"layer": "conv", "kernels": 4, "size": 3},
+    *LAYERS[-1:],
+]
+
 
 def test_a_job_that_fits_is_prepared(path: str):
     ready = prepared(tiny_job(path))
@@ -217,6 +225,18 @@ def test_a_job_that_fits_is_prepared(path: str):
         ({"model": {"layers": [{"layer": "dense", "units": 9}]}}, "end it with a dense layer of 10 units"),
         ({"model": {"layers": [{"layer": "conv", "kernels": 2, "size": 9}, *LAYERS[-1:]]}}, "9"),
         ({"model": {"layers": [{"layer": "maxpool", "size": 16}, *LAYERS[-1:]]}}, "16"),
+        (
+            {"train": LAYER | {"sub_batches": 2}, "model": {"layers": BATCH_NORM}},
+            "train.sub_batches = 2: batchnorm1 takes the mean of a whole minibatch; use 1",
+        ),
+        (
+            {"train": LAYER | {"first_conv": "samples"}, "model": {"layers": BATCH_NORM}},
+            "train.first_conv = 'samples': batchnorm1 takes the mean of a whole minibatch; use 'kernels'",
+        ),
+        (
+            {"train": LAYER | {"first_conv": "samples"}},
+            "train.first_conv = 'samples': only where a convolution comes first, and another behind",
+        ),
     ],
 )
 def test_a_job_that_does_not_fit_its_data_is_refused(path: str, sections: dict[str, Any], words: str):

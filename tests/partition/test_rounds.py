@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -419,15 +419,19 @@ def test_rounds_of_several_passes_present_everything(
     assert all(each.samples <= passes * count(each.ranges) for each in begun[-1])
 
 
+@example(9, 6, 25)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(24, 90))
 def test_so_many_increments_are_given_in_rounds_of_several_passes(epochs: int, passes: int, total: int) -> None:
-    """The most that a job may have (`launch.resolve`): the first round of all samples is a whole one."""
+    """The most that a job may have (`launch.resolve`): the first round of all samples is a whole one.
+
+    But for what the sizes before it were rounded up by, less than a sample of each increment, in every pass.
+    """
     passes = min(passes, epochs)
     most = max(1, 2 * epochs // passes - 1)
     rounds = _meeting([1.0, 2.0], total=total, epochs=epochs, passes=passes, increments=most)
     begun = _together(rounds)
     assert not rounds.allocation.free
-    assert passes * total - most <= sum(each.samples for each in begun[most - 1])
+    assert passes * (total - most) <= sum(each.samples for each in begun[most - 1])
 
 
 @given(speeds, st.integers(1, 60), st.integers(1, 3), st.integers(1, 3), st.integers(4, 300))

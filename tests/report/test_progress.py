@@ -111,6 +111,16 @@ def test_a_layer_sharded_run_shows_steps_and_kernels() -> None:
     assert "busy" not in text
 
 
+def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
+    of = {"conv1": 26, "conv2": 24, "conv3": 52}
+    divided = {w: {"conv1": "samples", "conv2": "kernels", "conv3": "kernels"} for w in ("w0", "w1")}
+    text = Screen().show(
+        {"event": "shards", "home": "w0", "kernels": {}, "divided": divided, "of": of}, *layer_sharded()
+    )
+    assert "conv1 77 %  conv2 16  conv3 40" in text
+    assert "conv1 23 %  conv2  8  conv3 12" in text
+
+
 def test_the_best_validation_accuracy_is_kept_on_show() -> None:
     worse = epoch(validation={"loss": 1.2, "accuracy": 0.5})
     assert "validation 50.0 % (best 57.3 %)" in Screen().show(start(), epoch(), worse, epoch(validation=None))

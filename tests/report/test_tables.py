@@ -14,6 +14,7 @@ from run_events import Event, asynchronous, calibration, data_parallel, epoch, l
 from daskcnn.errors import DataError
 from daskcnn.report.files import jsonable
 from daskcnn.report.summary import worker_totals
+from daskcnn.report.table_text import format_report
 from daskcnn.report.tables import UNFINISHED, Report, StepParts, tables
 
 VECTOR = 1000
@@ -186,6 +187,17 @@ def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() 
     assert report.kernels["w1"] == {"conv1": 12}
     assert report.conv_seconds["w0"] == {"conv1": 6.0}
     assert [look.rounds for look in report.looks] == [1, 2]
+
+
+def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
+    kernels = {"w0": {"conv1": 100, "conv2": 700}, "w1": {"conv1": 50, "conv2": 100}}
+    by = {"conv1": "samples", "conv2": "kernels"}
+    cut = {"divided": {"w0": by, "w1": by}, "of": {"conv1": 150, "conv2": 800}}
+    report = tables([*layer_sharded(), {"event": "shards", "home": "w0", "kernels": kernels, **cut}])
+    assert report.shards == {"w0": {"conv1": "67 %", "conv2": "700"}, "w1": {"conv1": "33 %", "conv2": "100"}}
+    text = format_report(report)
+    assert "conv1 samples" in text
+    assert "conv2 kernels" in text
 
 
 # --- time, looks, lives ---

@@ -18,7 +18,7 @@ from daskcnn.config import Job
 from daskcnn.launch.figures import breakdown
 from daskcnn.nn import build_model
 from daskcnn.replica import convolutions
-from daskcnn.sharded import edge_traffic, stage_shapes, stages_of, traffic
+from daskcnn.sharded import stage_shapes, stages_of, traffic, weight_traffic
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.direct import Direct
 from daskcnn.sim.layers import sharded_events
@@ -82,11 +82,30 @@ def test_what_travels_is_what_the_cluster_s_own_count_says() -> None:
     stages = [s.spread_for(n) for s, n in zip(stages_of(found.model), ([70, 80], [500, 300]), strict=True)]
     kernels = [{"w0": 70, "w1": 80}, {"w1": 500, "w2": 300}]
     shapes = stage_shapes(stages, IMAGE)
-    moved, edges = traffic(stages, shapes, kernels, "w1"), edge_traffic(stages, shapes, kernels)
+    moved, edges = traffic(stages, shapes, kernels, "w1"), weight_traffic(stages, shapes, kernels)
     assert found.home == 1
     for w, name in enumerate(("w0", "w1", "w2")):
         assert found.step().up[w] == 4 * BATCH * moved[name].up + 4 * edges[name].up
         assert found.step().down[w] == 4 * BATCH * moved[name].down + 4 * edges[name].down
+
+
+def test_first_samples_leave_no_channel_to_compute_twice_and_exchange_gradients() -> None:
+    """Of 50 kernels of 75 weights and a bias; of the second layer's kernels the four at the edge."""
+    found = direct(1.0, 1.0, bandwidth=5e6, given=HALVES, first_conv="samples")
+    step, pixels = found.step(), 16 * 16 * 4 * BATCH
+    assert step.taken[0] == pytest.approx([BATCH * CONV1 / 2] * 2)
+    apart = 4 * 50 * 76 + 4 * 4 * (25 * 50 + 1 + 8 * 8 * 10)
+    assert step.up == step.down == (25 * pixels + 25 * pixels + 10 * 4 * BATCH + apart,) * 2
+
+
+def test_measured_seconds_of_half_a_layer_count_for_more_than_channels() -> None:
+    """A fifth of conv1 is there for every shard: two take 0.6 of it each, by samples half."""
+    found = direct(1.0, 1.0, given=HALVES)
+    workers = tuple(w.model_copy(update={"conv_fixed": {"conv1": 0.2 * CONV1}}) for w in found.workers)
+    assert replace(found, workers=workers).step().taken[0] == pytest.approx([0.6 * BATCH * CONV1] * 2)
+    chosen = replace(found, workers=workers, given=None)
+    assert [placed.stage.by for placed in chosen.placed] == ["samples", "kernels"]
+    assert chosen.step().taken[0] == pytest.approx([0.5 * BATCH * CONV1] * 2)
 
 
 def test_half_as_many_bytes_a_number_halve_all_but_the_kernels() -> None:
@@ -181,8 +200,11 @@ class Counting:
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("model", ["50:500", "500:1500"])
-def test_a_step_has_as_many_tasks_as_the_graph(workers: int, parts: int, model: str, monkeypatch: Any) -> None:
-    found = direct(*[1.0] * workers, model=model, sub_batches=parts)
+@pytest.mark.parametrize("first", ["kernels", "samples"])
+def test_a_step_has_as_many_tasks_as_the_graph(
+    workers: int, parts: int, model: str, first: Any, monkeypatch: Any
+) -> None:
+    found = direct(*[1.0] * workers, model=model, sub_batches=parts, first_conv=first)
     balance, context = found._balance(), Counting(found)
     monkeypatch.setattr("daskcnn.cluster.layer_graph.fastest", lambda _: "w0")
     monkeypatch.setattr("daskcnn.cluster.layer_graph.balance_of", lambda *_: balance)
