@@ -95,7 +95,9 @@ def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]
                     found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
                 if len(context.alive) > 1:
                     context.links = measure_links(context, fastest(context))
-                found[way] = _step(Sharded(context), given.seconds)
+                sharded = Sharded(context)
+                sharded.settle(given.seconds)
+                found[way] = _step(sharded, given.seconds)
     return {**found, "GPU alone": 1 / found["GPU alone"]}
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/layer_scaling.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256] [--json FILE]
 
+Shares are settled first, by what some steps take, as a run does behind its first snapshot.
 In each round one worker makes whole steps by itself, then both do at the same time (the machine's own ceiling), then
 they make sharded steps together. Medians count. Figures go to FILE as each configuration is done, in place of older
 ones of the same configuration. Exit 1 where a network misses its bar in its best batch. --simulate goes on from the
@@ -28,6 +29,7 @@ from layer_study import simulate
 from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.layer_balance import REPORTS, WORTH_ANYWAY, Drift, adopt
 from daskcnn.cluster.layer_graph import LayerGraph, Step
 from daskcnn.cluster.layer_sharded import AHEAD, MOMENTUM, LayerSharded
 from daskcnn.cluster.layer_tasks import Where, batch_plan
@@ -132,12 +134,25 @@ class Sharded:
 
     def __init__(self, context: RunContext) -> None:
         self.context = context
-        driver = LayerSharded(context, None)
-        self.graph = LayerGraph(context, driver.stages, driver.layout)
-        self.graph.place(driver.state.weights, driver.state.velocities[MOMENTUM], 0)
+        self.driver, self.number, self.graph = LayerSharded(context, None), 0, None
+        self._place()
         self.batch = context.job.train.batch_size
         self.steps_per_epoch = context.samples // self.batch
-        self.number = 0
+
+    def _place(self) -> None:
+        """By what is known of the workers now."""
+        driver, generation = self.driver, self.graph.generation if self.graph else 0
+        self.graph = LayerGraph(self.context, driver.stages, driver.layout, generation=generation)
+        self.graph.place(driver.state.weights, driver.state.velocities[MOMENTUM], self.number)
+
+    def settle(self, seconds: float) -> None:
+        """Shares by what steps take, for about so many seconds, as a run has behind its first snapshot."""
+        drift = Drift(self.graph.balance, self.graph.kernels)
+        for _ in range(REPORTS):
+            drift.take(self.seconds(seconds / REPORTS, warm=1)[1])
+        if move := drift.move(WORTH_ANYWAY):
+            adopt(self.context, move)
+            self._place()
 
     def seconds(self, seconds: float, *, warm: int = WARM) -> tuple[list[float], dict[str, Counters], int]:
         """Of each step, for about so many seconds; what the workers counted meanwhile, over how many steps."""
@@ -183,6 +198,7 @@ def measure(
     """One configuration: seconds of a step, and what they are made of."""
     with opened(client, data, model, batch, wire, parts=parts, first=first) as context:
         workers, sharded = list(context.alive), Sharded(context)
+        sharded.settle(seconds)
         one, both, together, busy, conv, moved = [], [], [], [], [], []
         for _ in range(rounds):
             one.append(alone_on(context, workers[:1], seconds)[0])

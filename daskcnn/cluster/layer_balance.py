@@ -17,6 +17,7 @@ from daskcnn.sharded import Balance, Kernels, Stage
 REPORTS = 3  # whose median says how fast a worker is
 BETWEEN_MOVES = 25  # steps at the least
 WORTH = 0.1  # of a step's time, that other shares must save
+WORTH_ANYWAY = 0.02  # the same at a snapshot, behind which all pieces are placed anew
 
 
 def fastest(context: RunContext) -> str:
@@ -109,10 +110,10 @@ class Drift:
             seconds[worker] = {stage: own.get(stage, slower * old) for stage, old in before.items()}
         return self._balance.measured(seconds)
 
-    def move(self) -> Move | None:
-        """Other shares, where their step should be shorter by so much that it is worth the move."""
+    def move(self, worth: float = WORTH) -> Move | None:
+        """Other shares, where their step should be shorter by such a part that it is worth the move."""
         if not self._last or min(map(len, self._last.values())) < REPORTS:
             return None
         found = self.measured()
         now, then = found.step_seconds(self._kernels), found.step_seconds(found.kernels())
-        return Move(found, now, then) if then < (1 - WORTH) * now else None
+        return Move(found, now, then) if then < (1 - worth) * now else None

@@ -22,7 +22,7 @@ from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.context import NotYet, RunContext, TrainingState, WorkersLost
-from daskcnn.cluster.layer_balance import BETWEEN_MOVES, Drift, Move, added_up, adopt, fastest
+from daskcnn.cluster.layer_balance import BETWEEN_MOVES, WORTH_ANYWAY, Drift, Move, added_up, adopt, fastest
 from daskcnn.cluster.layer_graph import LayerGraph, Step
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.parcel import OutOfStep
@@ -117,6 +117,7 @@ class LayerSharded:
                     self._drain(AHEAD)
                 self._drain(0)
                 self._snapshot(self._submitted)
+                self._adjust()
             except Interrupted:
                 self._finish_and_save()
                 raise
@@ -139,6 +140,11 @@ class LayerSharded:
         self._drift = Drift(self.graph.balance, self.graph.kernels)
         self._move = None
         self._shared_out = self.state.step
+
+    def _adjust(self) -> None:
+        """Behind a snapshot the pieces are placed anew: by what steps took, if that is any better."""
+        if self._move is None and self._submitted - self._shared_out >= BETWEEN_MOVES and not self._ended():
+            self._move = self._drift.move(WORTH_ANYWAY)
 
     def _segment_end(self) -> int:
         """The next snapshot's step: an epoch's end, a checkpoint that is due, or as far as a chain may grow."""

@@ -15,6 +15,7 @@ from test_layer_sharding import REACHING, losses_of
 from daskcnn.cluster import context as run_context
 from daskcnn.cluster import layer_sharded, link_speeds
 from daskcnn.cluster.connect import connect
+from daskcnn.cluster.layer_balance import Drift
 from daskcnn.config import Cluster, Workers
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.nn import sequential_from_spec
@@ -137,10 +138,14 @@ def test_workers_of_one_and_three_times_the_seconds_get_kernels_three_to_one(
     assert shards["home"] == "cpu-0"
 
 
+@pytest.mark.parametrize("snapshots_only", [False, True])
 def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_not_notice(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str, snapshots_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their momentum, of which nothing may be lost."""
+    """With their momentum, of which nothing may be lost. Without a word where all pieces are placed anew anyway."""
+    move = Drift.move
+    if snapshots_only:
+        monkeypatch.setattr(Drift, "move", lambda self, worth=1.0: move(self, worth))
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
     monkeypatch.setattr(layer_sharded, "BETWEEN_MOVES", 10)
     job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003}, cluster={"workers": {"cpu": 2}})
@@ -153,7 +158,9 @@ def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_n
     assert moved
     assert kernels_of(moved[-1], "cpu-1") < kernels_of(first, "cpu-1")
     assert kernels_of(moved[-1], "cpu-0") + kernels_of(moved[-1], "cpu-1") == 15
-    assert any("shares no longer fit" in message for message in messages(watch))
+    assert any("shares no longer fit" in message for message in messages(watch)) != snapshots_only
+    kinds = [event["event"] for event in watch.events]
+    assert not snapshots_only or "epoch" in kinds[: [i for i, kind in enumerate(kinds) if kind == "shards"][1]]
     steps = [event["step"] for event in watch.of("steps")]
     assert steps == list(range(1, 51))
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daskcnn.cluster.layer_balance import REPORTS, Drift, added_up
+from daskcnn.cluster.layer_balance import REPORTS, WORTH_ANYWAY, Drift, added_up
 from daskcnn.cluster.link_speeds import LARGEST, _way
 from daskcnn.cluster.worker import Counters
 from daskcnn.nn import sequential_from_spec
@@ -50,6 +50,15 @@ def test_what_saves_less_than_a_tenth_moves_nothing() -> None:
     for _ in range(REPORTS):
         found.take(report(0.5, 0.55))
     assert found.move() is None
+
+
+def test_it_does_where_all_is_placed_anew_anyway() -> None:
+    found = drift()
+    for _ in range(REPORTS):
+        found.take(report(0.5, 0.55))
+    move = found.move(WORTH_ANYWAY)
+    assert move is not None
+    assert move.balance.kernels() == [{"a": 21, "b": 19}]
 
 
 def test_one_slow_report_among_others_moves_nothing() -> None:
