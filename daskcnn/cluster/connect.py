@@ -154,6 +154,11 @@ def _local(settings: Cluster) -> Iterator[Client]:
     config = {
         "distributed.scheduler.allowed-failures": 0,
         "distributed.admin.tick.limit": "30s",
+        # of every process, however idle: fifty looks a second at its event loop, ten at its memory, by default. On two
+        # cores that is a twentieth of all there is
+        "distributed.admin.tick.interval": "1s",
+        "distributed.worker.memory.monitor-interval": "500ms",
+        "distributed.admin.system-monitor.interval": "5s",
         # a hundred looks a second at what every thread does, a thousand seconds of which are kept
         "distributed.worker.profile.enabled": False,
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},

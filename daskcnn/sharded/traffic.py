@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, permutations
+from functools import cache
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -125,8 +126,8 @@ def weight_traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels:
     for stage, in_shape, own in zip(stages, in_shapes, kernels, strict=True):
         each = _numbers_of_a_kernel(stage, in_shape) if stage.reach or stage.by == "samples" else 0
         if stage.by == "samples":
-            for sender, receiver in permutations(own, 2):
-                _add(found, sender, receiver, each * sum(own.values()))
+            moved = each * sum(own.values()) * (len(own) - 1)
+            found |= {w: Traffic(found[w].up + moved, found[w].down + moved) for w in own}
         elif stage.reach:
             shares = _shares(stage, own)
             for worker in own:
@@ -144,6 +145,7 @@ def _shares(stage: Stage, kernels: Mapping[str, int]) -> dict[str, Share]:
     return dict(zip(kernels, shares_of(list(kernels.values()), stage.reach), strict=True))
 
 
+@cache
 def _numbers_of_a_kernel(stage: Stage, in_shape: Shape) -> int:
     """Parameters and state of one kernel and of its channel in the spread layers."""
     assert stage.conv is not None, "asked for stages with kernels"

@@ -17,7 +17,12 @@ from dask_jobqueue.slurm import SLURMJob
 
 from daskcnn.run import main as train
 
-PROLOGUE = ["export MALLOC_ARENA_MAX=1"]
+PROLOGUE = [
+    "export MALLOC_ARENA_MAX=1",
+    "export DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL=1s",
+    "export DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=False",
+]
+"""What a worker's environment has before it starts: one pool of memory, and less of Dask's looking after itself."""
 
 
 def cpu_cluster(partition: str, *, cores: int, memory: str, walltime: str, **options: object) -> SLURMCluster:

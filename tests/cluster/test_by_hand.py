@@ -246,3 +246,19 @@ def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str
     assert run.returncode == code, told
     assert "--resume" in told
     assert "Traceback" not in told
+
+
+# --- local workers ---
+
+
+def test_local_workers_leave_the_processor_to_training(three_workers: Client) -> None:
+    """Dask looks after them once a second, not fifty times, and keeps no samples of what they do."""
+
+    def settings(dask_worker: Any) -> tuple[str | None, float, bool]:
+        import os
+
+        timers = dask_worker.periodic_callbacks
+        return os.environ.get("MALLOC_ARENA_MAX"), timers["tick"].callback_time, "profile" in timers
+
+    settings.__module__ = "__main__"  # the workers do not have this file
+    assert set(three_workers.run(settings).values()) == {("1", 1000.0, False)}
