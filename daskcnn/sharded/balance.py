@@ -91,6 +91,10 @@ class Balance:
 
     def kernels(self) -> list[dict[str, int]]:
         """Of each stage, how many kernels each worker gets; without those that get none. Of equals, eq. 1's."""
+        return [dict(own) for own in self._best]
+
+    @cached_property
+    def _best(self) -> list[dict[str, int]]:
         among = (self._among(count).by_compute for count in AMONG if count < len(self.compute))
         found = [cut for start in (self.by_compute, self._at_home(), *among) for cut in self._improved(start)]
         return min(found, key=self.step_seconds)

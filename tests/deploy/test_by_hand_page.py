@@ -162,7 +162,7 @@ def test_files_for_one_kind_are_the_parts_of_a_machines() -> None:
         (one,) = specs(name)
         assert one["opts"]["resources"] == {kind: 1}
     assert [list(one["opts"]["resources"]) for one in specs("machine.yaml")] == [["CPU"], ["GPU"], ["GPU"]]
-    devices = [one["opts"]["env"].get("CUDA_VISIBLE_DEVICES") for one in specs("machine.yaml")]
+    devices = [one["opts"].get("env", {}).get("CUDA_VISIBLE_DEVICES") for one in specs("machine.yaml")]
     assert devices == [None, "0", "1"]
 
 
