@@ -306,15 +306,21 @@ def alone(dataset: Dataset) -> Callable[[str, str], tuple[list[Score], Replica]]
 # --- following a replica ---
 
 
+BY_SAMPLES = ("quick", "C1:C2", "dropout", "no bias")
+"""Networks whose first convolution can be divided by samples."""
+DIVIDED: list[tuple[str, By]] = [*((name, "kernels") for name in NETWORKS), *((name, "samples") for name in BY_SAMPLES)]
+
+
 @dtypes
-@networks
+@pytest.mark.parametrize(("network", "by"), DIVIDED)
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_sharded_network_follows_the_replica(
-    workers: str, network: str, dtype: str, dataset: Dataset, alone: Callable[..., tuple[list[Score], Replica]]
+    workers: str, network: str, by: By, dtype: str, dataset: Dataset, alone: Callable[..., tuple[list[Score], Replica]]
 ) -> None:
+    """The last minibatch of a pass has three samples only."""
     expected, trained = alone(network, dtype)
     replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
-    group = Workers(replica, [Device() for _ in seconds], seconds)
+    group = Workers(replica, [Device() for _ in seconds], seconds, by=by)
     shards, scores = group.place(replica.host_weights(), replica.host_velocity()), []
     for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
         score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
@@ -328,31 +334,6 @@ def test_a_sharded_network_follows_the_replica(
     scale = np.abs(trained.weights).max()
     np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance * scale)
     np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance * scale)
-
-
-BY_SAMPLES = ("quick", "C1:C2", "dropout", "no bias")
-"""Networks whose first convolution can be divided by samples."""
-
-
-@dtypes
-@pytest.mark.parametrize("network", BY_SAMPLES)
-@pytest.mark.parametrize("workers", WORKERS)
-def test_by_samples_first_it_follows_the_replica_too(
-    workers: str, network: str, dtype: str, dataset: Dataset, alone: Callable[..., tuple[list[Score], Replica]]
-) -> None:
-    """The last minibatch of a pass has three samples, fewer than some have workers."""
-    expected, trained = alone(network, dtype)
-    replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
-    group = Workers(replica, [Device() for _ in seconds], seconds, by="samples")
-    shards, losses = group.place(replica.host_weights(), replica.host_velocity()), []
-    for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
-        score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
-        losses.append(score.loss)
-    assert losses == pytest.approx([s.loss for s in expected], rel=TOLERANCE[dtype])
-    weights, velocity = group.collect(shards)
-    tolerance = TOLERANCE[dtype] * np.abs(trained.weights).max()
-    np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("devices", [("numpy",) * 3, ("standin", "numpy", "standin")])
