@@ -58,46 +58,36 @@ def test_layer_sharding_follows_one_process_for_50_steps(
     assert sum(k["conv2"] for k in kernels.values()) == 9
 
 
-@pytest.mark.parametrize(("workers", "sub_batches"), [(2, 1), (3, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("workers", "sub_batches", "first", "wire"),
+    [
+        *((*shape, "kernels", "float32") for shape in [(2, 1), (3, 1), (2, 3), (3, 2)]),
+        *((*shape, "samples", "float32") for shape in [(3, 1), (2, 3)]),
+        (3, 1, "samples", "float16"),
+    ],
+)
 def test_spread_layers_and_parts_of_minibatches_change_nothing(
     three_workers: Client,
     synthetic: str,
     runs: str,
     workers: int,
     sub_batches: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
-    model = {"name": None, "layers": REACHING, "dtype": "float64"}
-    job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
-    expected, _ = one_process(job)
-    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches}
-    watch = Watch()
-    run(three_workers, job, watch)
-    np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("workers", "sub_batches", "wire"), [(3, 1, "float32"), (2, 3, "float32"), (3, 1, "float16")])
-def test_dividing_the_first_convolution_by_samples_changes_nothing(
-    three_workers: Client,
-    synthetic: str,
-    runs: str,
-    workers: int,
-    sub_batches: int,
+    first: str,
     wire: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Nor does it matter what of the first convolution is divided."""
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
     model = {"name": None, "layers": REACHING, "dtype": "float64"}
     cluster = {"workers": {"cpu": workers}, "wire": wire}
     job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster=cluster)
     expected, _ = one_process(job)
-    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches, "first_conv": "samples"}
+    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches, "first_conv": first}
     watch = Watch()
     run(three_workers, job, watch)
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9 if wire == "float32" else 0.02)
     shards = watch.of("shards")[0]
-    assert {tuple(by.values()) for by in shards["divided"].values()} == {("samples", "kernels")}
+    assert {tuple(by.values()) for by in shards["divided"].values()} == {(first, "kernels")}
 
 
 def test_float16_on_the_wire_halves_what_travels(three_workers: Client, synthetic: str, runs: str) -> None:
