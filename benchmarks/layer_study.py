@@ -151,7 +151,7 @@ def _median(work: Callable[[], Any]) -> float:
     return median(seconds(work) for _ in range(ROUNDS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """Measured figures, as their files have them. scheduler: seconds of Dask's for a task."""
 
@@ -220,6 +220,7 @@ def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way:
     return Cluster(costs=study.costs(model, batch), worker=named)
 
 
+@cache
 def speedup(study: Study, kind: str, model: str, batch: int, devices: int, way: Way) -> float:
     """Against the first device alone, which needs no Dask."""
     if devices == 1:

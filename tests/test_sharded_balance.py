@@ -18,10 +18,12 @@ from daskcnn.sharded import (
     Link,
     Stage,
     Traffic,
-    flows,
+    phases,
     samples_first,
+    shares_of,
     stage_shapes,
     stages_of,
+    step_tasks,
     traffic,
     weight_traffic,
 )
@@ -121,14 +123,26 @@ def test_a_second_worker_that_every_shard_takes_too_long_for_gets_none_and_is_to
     assert told == "a shard of any size would take it 1.7 s of the layer's 2 s a step"
 
 
-@given(st.sampled_from([LOCAL, BY_SAMPLES]), st.floats(0, 0.4), st.floats(0.01, 1), st.floats(0.1, 10))
+@given(st.sampled_from([LOCAL, BY_SAMPLES]), st.floats(0, 0.4), st.integers(1, 5), st.floats(0.1, 10))
 def test_a_stage_s_seconds_follow_from_those_of_any_part(
-    stages: tuple[Stage, ...], fixed: float, part: float, slower: float
+    stages: tuple[Stage, ...], fixed: float, mine: int, slower: float
 ) -> None:
     balance = two(stages, fixed={"conv1": fixed})
     least = fixed if stages is LOCAL else 0.0
-    seconds = slower * (least + (0.4 - least) * part)
-    assert balance.whole_seconds("a", stages[0], part, seconds) == pytest.approx(slower * 0.4)
+    seconds = slower * (least + (0.4 - least) * mine / 6)
+    assert balance.whole_seconds("a", 0, {"a": mine, "b": 6 - mine}, seconds) == pytest.approx(slower * 0.4)
+
+
+def test_layers_that_are_not_spread_for_small_shards_take_home_its_seconds_of_them() -> None:
+    """Shards of two channels would hold all six of three workers: home normalises alone."""
+    stages = network(conv(6), {"layer": "lrn", "size": 3}, POOL, conv(4), DENSE)
+    workers = "a", "b", "c"
+    compute = {"a": {"conv1": 0.8, "conv2": 1.0}, "b": SECONDS, "c": SECONDS}
+    cut = [dict.fromkeys(workers, 2), {"a": 4}]
+    found = Balance(stages, IN_SHAPE, "a", compute, apart={"a": 0.25, "b": 0.1, "c": 0.1})
+    assert stages[0].spread_for([2, 2, 2]) != stages[0]
+    assert found.step_seconds(cut) == pytest.approx(0.25 * 0.8 + 0.75 * 0.8 / 3 + 1.0)
+    assert found.whole_seconds("b", 0, cut[0], 0.9 * 0.4 / 3) == pytest.approx(0.4)
 
 
 def test_what_is_fixed_goes_with_a_worker_s_speed() -> None:
@@ -213,8 +227,85 @@ def test_what_one_sends_another_gets(cut: list[list[int]]) -> None:
     found = totals(stages, kernels)
     assert sum(each.up for each in found.values()) == sum(each.down for each in found.values())
     assert all(
-        f.sender != f.receiver and f.numbers > 0 for f in flows(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
+        any(own)
+        for phase in phases(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
+        for own in phase.moved.values()
     )
+
+
+@pytest.mark.parametrize(
+    "behind", [[POOL], [{"layer": "lrn", "size": 3}], [{"layer": "relu"}, {"layer": "lrn", "size": 3}]]
+)
+@given(st.lists(shares, min_size=2, max_size=2))
+def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: list[list[int]]) -> None:
+    """As they would be counted one by one, from maker to taker."""
+    kernels = [{w: n for w, n in zip(WORKERS, own, strict=True) if n} for own in cut]
+    stages = network(
+        conv(sum(cut[0])),
+        *behind,
+        conv(sum(cut[1])),
+        {"layer": "relu"},
+        {"layer": "dense", "units": 5},
+        {"layer": "relu"},
+    )
+    stages = tuple(s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True))
+    one_by_one: dict[tuple[int, str], dict[str, list[int]]] = {}
+
+    def message(kind: tuple[int, str], sender: str, receiver: str, numbers: int) -> None:
+        if sender != receiver:
+            for end, worker in enumerate((sender, receiver)):
+                one_by_one.setdefault(kind, {}).setdefault(worker, [0, 0])[end] += numbers
+
+    for i, (stage, size, more) in enumerate(zip(stages, (64, 0), (0, 5), strict=True)):
+        together = stage.rest is not None
+        if stage.spread is not None and POOL["layer"] in behind[0].values() and i == 0:
+            size = 16
+        own = dict(zip(kernels[i], shares_of(list(kernels[i].values()), stage.reach), strict=True))
+        for maker, share in own.items():
+            for taker in ["a"] if together else kernels[1]:
+                message((i, "outputs"), maker, taker, size * (share.stop - share.start) + more)
+                message((i, "gradients"), taker, maker, size * (share.graded.stop - share.graded.start) + more)
+        if together and i == 0:
+            for taker in kernels[1]:
+                message((0, "merged outputs"), "a", taker, 64 * sum(cut[0]))
+                message((0, "merged gradients"), taker, "a", 64 * sum(cut[0]))
+    found = phases(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
+    assert {(p.stage, p.way): {w: [*own] for w, own in p.moved.items()} for p in found} == one_by_one
+
+
+# --- what the scheduler takes ---
+
+
+def test_tasks_of_a_step_on_one_worker_and_two() -> None:
+    """Two stages there and back, the loss, the score; of two workers' one cuts nothing out: there is but one other."""
+    assert step_tasks(LOCAL, [{"a": 6}, {"a": 4}], "a") == 2 + 2 + 1 + 1
+    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1 + 1
+    assert step_tasks(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1 + 1 + 2
+    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a", parts=4) == 4 * 9 + 1
+    three = [dict.fromkeys("abc", 2), dict.fromkeys("abc", 1)]
+    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1 + 1 + 3 * 2
+
+
+def test_what_the_scheduler_takes_for_tasks_is_part_of_a_step() -> None:
+    halves = [{"a": 3, "b": 3}, {"a": 2, "b": 2}]
+    plain = two()
+    slow = replace(plain, task=0.001, parts=2)
+    more = 0.001 * step_tasks(LOCAL, halves, "a", parts=2)
+    assert slow.step_seconds(halves) == pytest.approx(plain.step_seconds(halves) + more)
+
+
+def test_workers_that_are_not_worth_their_tasks_get_no_kernels() -> None:
+    """Each of 16 brings six tasks and more, of which the scheduler hands out one after the other."""
+    stages = stages_of(build_model("50:500", None, (32, 32, 3), 10, True))
+    workers = [f"w{i:02}" for i in range(16)]
+    compute = {w: {"conv1": 0.001, "conv2": 0.004} for w in workers}
+    free = Balance(stages, (32, 32, 3), "w00", compute, samples=64)
+    busy = replace(free, task=0.002)
+    assert {len(own) for own in free.kernels()} == {16}
+    assert max(len(own) for own in busy.kernels()) < 16
+    assert busy.step_seconds(busy.kernels()) < busy.step_seconds(free.kernels())
+    reason = busy.idle(busy.kernels())["w15", "conv2"]
+    assert reason == "its share is not worth the scheduler's 2 ms for each task that it would bring"
 
 
 # --- who gets which kernels ---

@@ -23,7 +23,7 @@ from daskcnn.config import Job
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.partition.sharding import proportional
 from daskcnn.replica import Score
-from daskcnn.sharded import Link
+from daskcnn.sharded import Links
 from daskcnn.store import Dataset
 
 Event = dict[str, Any]
@@ -121,7 +121,7 @@ class RunContext:
     interrupted: Callable[[], int | None]
     needs_server: bool = False
     hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
-    links: dict[str, Link] = field(default_factory=dict)  # of layer-sharded runs, as measured
+    links: Links | None = None  # of layer-sharded runs, once they are measured
     alive: dict[str, Member] = field(init=False)
     _known: set[str] = field(init=False)
     _serial: count[int] = field(init=False, default_factory=count)
@@ -164,6 +164,13 @@ class RunContext:
         if self.client.status != "running":
             raise Lost(f"scheduler {address}: connection lost")
         return now
+
+    def scheduler_seconds(self) -> float:
+        """Seconds of processor that the scheduler has had so far. Raises Lost where it is gone."""
+        try:
+            return float(self.client.run_on_scheduler(time.process_time))
+        except OSError as error:
+            raise Lost(f"scheduler {self.client.scheduler.address}: connection lost") from error
 
     def silent(self, seconds: float) -> list[str]:
         """Workers of the run that the scheduler has not heard of for so long, while it heard of others."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.worker import Counters
-from daskcnn.sharded import Balance, Kernels, Stage
+from daskcnn.sharded import Balance, Kernels, Links, Stage
 
 REPORTS = 3  # whose median says how fast a worker is
 BETWEEN_MOVES = 25  # steps at the least
@@ -29,17 +29,20 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balan
     """For the workers that are alive, by what is known of them now."""
     job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
     whole = np.dtype(job.model.dtype).itemsize
+    links = context.links or Links()
     rest = measured[home].seconds_per_sample - sum(measured[home].conv_seconds.values())
     balance = Balance(
         stages,
         context.dataset.shape,
         home,
         {name: own.conv_seconds for name, own in measured.items()},
-        context.links,
+        links.by_worker,
         samples=min(job.train.batch_size, context.samples),
         itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
         rest=max(0.0, rest),
         fixed={name: own.conv_fixed for name, own in measured.items()},
+        task=links.task,
+        parts=min(job.train.sub_batches, job.train.batch_size),
     )
     return balance.divided_by(job.train.first_conv)
 
@@ -89,12 +92,13 @@ class Drift:
 
     def take(self, counters: Mapping[str, Counters]) -> None:
         """A report of all workers."""
-        for stage, own in zip(self._balance.stages, self._kernels, strict=True):
-            for worker, kernels in own.items():
+        for i, (stage, own) in enumerate(zip(self._balance.stages, self._kernels, strict=True)):
+            for worker in own:
                 counted = counters.get(worker, Counters())
                 if stage.name and (samples := counted.conv_samples.get(stage.name, 0.0)):
-                    part, seconds = kernels / sum(own.values()), counted.conv_seconds[stage.name] / samples
-                    self._last[worker, stage.name].append(self._balance.whole_seconds(worker, stage, part, seconds))
+                    seconds = counted.conv_seconds[stage.name] / samples
+                    whole = self._balance.whole_seconds(worker, i, own, seconds)
+                    self._last[worker, stage.name].append(whole)
 
     def measured(self) -> Balance:
         """The balance by the medians of the last reports.

@@ -101,7 +101,7 @@ class LayerSharded:
 
     def _go_on(self) -> None:
         """From the present state, a snapshot at a time, on the workers that are alive; until kernels have to move."""
-        if not self.context.links and len(self.context.alive) > 1:
+        if self.context.links is None and len(self.context.alive) > 1:
             self.context.links = measure_links(self.context, fastest(self.context))
         self._share_out()
         self._rated = (time.monotonic(), self.state.step)

@@ -1,4 +1,4 @@
-"""How fast each worker's link to the others is: measured with parcels, as training sends them."""
+"""What it takes to use a worker: its link, measured with parcels as training sends them, and the scheduler a task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distributed import get_worker
 
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.parcel import ALL, Parcel
-from daskcnn.sharded import Link
+from daskcnn.sharded import Link, Links
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20
 """Bytes of the parcels: the first one's, and the most."""
@@ -23,32 +23,38 @@ LONG = 0.1  # seconds of a transfer that is long enough to be measured by
 TIMES = 3
 TURNS = 8
 """Between two workers, to see what Dask takes for one."""
+_TASKS = 2 * TURNS + 1
+"""Of these turns."""
 
 
-def measure_links(context: RunContext, home: str) -> dict[str, Link]:
+def measure_links(context: RunContext, home: str) -> Links:
     """Every worker's link, measured to home and back, the slower way; home's own is as good as the best of them.
 
-    Emits what was found. One after the other, for home's link is everybody's. Raises WorkersLost, also for a worker
-    whose parcels do not arrive within the stall timeout.
+    And what the scheduler takes for a task. Emits what was found. One after the other, for home's link is everybody's.
+    Raises WorkersLost, also for a worker whose parcels do not arrive within the stall timeout, and Lost.
     """
     others = [worker for worker in context.alive if worker != home]
-    here = _turn(context, home, home) if others else 0.0
-    links = {worker: _link(context, home, worker, here) for worker in others}
-    if links:
-        links[home] = Link(
-            max(each.bandwidth for each in links.values()),
-            min(each.latency for each in links.values()),
-            min(each.handover for each in links.values()),
-        )
+    if not others:
+        return Links()
+    begun = context.scheduler_seconds()
+    here, *turns = (_turn(context, home, worker) for worker in (home, *others))
+    task = (context.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
+    links = {
+        worker: _link(context, home, worker, max(0.0, turn - here)) for worker, turn in zip(others, turns, strict=True)
+    }
+    links[home] = Link(
+        max(each.bandwidth for each in links.values()),
+        min(each.latency for each in links.values()),
+        min(each.handover for each in links.values()),
+    )
     rows = [{"name": worker, **asdict(own)} for worker, own in links.items()]
-    context.emit({"event": "links", "home": home, "workers": rows})
-    return links
+    context.emit({"event": "links", "home": home, "task": task, "workers": rows})
+    return Links(links, task)
 
 
-def _link(context: RunContext, home: str, worker: str, here: float) -> Link:
-    """here: seconds from one task to the next at home."""
+def _link(context: RunContext, home: str, worker: str, handover: float) -> Link:
+    """handover: seconds that a step takes longer to go on there than at home."""
     ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
-    handover = max(0.0, _turn(context, home, worker) - here)
     bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
     return Link(bandwidth, latency, max(0.0, handover - latency))
 

@@ -20,7 +20,7 @@ from daskcnn.replica import Replica, convolutions, initial_weights, network_of
 from daskcnn.report.events import read_events
 from daskcnn.report.run_dir import RunDirectory
 from daskcnn.report.tables import Report, tables
-from daskcnn.sim.cluster import Cluster, Costs, read_cluster, to_toml
+from daskcnn.sim.cluster import Cluster, read_cluster, to_toml
 from daskcnn.sim.direct import Direct
 from daskcnn.sim.layers import Sharding, sharded_events
 from daskcnn.sim.learners import Learner, TimingOnly, Training
@@ -175,7 +175,8 @@ def _cluster(source: str) -> Cluster:
 def _with_overhead(chosen: Scenario, measured: float | None) -> Cluster:
     """What a step took longer than its convolutions and its rest is put down to links and tasks."""
     beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(chosen.cluster).step().seconds)
-    return chosen.cluster.model_copy(update={"costs": Costs(dispatch=beyond)})
+    costs = chosen.cluster.costs.model_copy(update={"dispatch": beyond})
+    return chosen.cluster.model_copy(update={"costs": costs})
 
 
 def _workload_of_log(job: Job, events: Sequence[Mapping[str, Any]]) -> Workload:

@@ -60,11 +60,12 @@ def _steps(e: Event) -> list[str]:
 
 
 def _links(e: Event) -> list[str]:
-    return [
+    rows = [
         f"link of worker {w['name']}: {size(w['bandwidth'])}/s, {1e3 * (w['latency'] + w.get('handover', 0.0)):.1f} ms "
         "before a step goes on there"
         for w in e["workers"]
     ]
+    return [*rows, *([f"scheduler: {1e3 * e['task']:.2g} ms a task"] if "task" in e else [])]
 
 
 def _worker_lost(e: Event) -> list[str]:

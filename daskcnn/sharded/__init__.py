@@ -5,7 +5,7 @@ Layers that go by channel run on the shards too, each worker its own channels (`
 the shards' outputs are put together (`Stage.rest`). `cluster` sends about what travels: outputs of shards, gradients.
 """
 
-from daskcnn.sharded.balance import FREE, Balance, Link
+from daskcnn.sharded.balance import FREE, Balance, Link, Links
 from daskcnn.sharded.calibration import StageSeconds, stage_seconds
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.passes import (
@@ -32,7 +32,8 @@ from daskcnn.sharded.stages import (
     shares_of,
     stages_of,
 )
-from daskcnn.sharded.traffic import Flow, Kernels, Traffic, eq2_elements, flows, stage_shapes, traffic, weight_traffic
+from daskcnn.sharded.tasks import step_tasks
+from daskcnn.sharded.traffic import Kernels, Phase, Traffic, eq2_elements, phases, stage_shapes, traffic, weight_traffic
 
 __all__ = [
     "FREE",
@@ -40,10 +41,11 @@ __all__ = [
     "By",
     "Edge",
     "Edges",
-    "Flow",
     "Kept",
     "Kernels",
     "Link",
+    "Links",
+    "Phase",
     "Piece",
     "Share",
     "Side",
@@ -56,7 +58,6 @@ __all__ = [
     "descended_alike",
     "edges_travel_along",
     "eq2_elements",
-    "flows",
     "gradient_vector",
     "join_pieces",
     "loss_of",
@@ -64,6 +65,7 @@ __all__ = [
     "merged_forward",
     "neighbours",
     "of_channels",
+    "phases",
     "samples_first",
     "shard_backward",
     "shard_forward",
@@ -71,6 +73,7 @@ __all__ = [
     "stage_seconds",
     "stage_shapes",
     "stages_of",
+    "step_tasks",
     "traffic",
     "weight_traffic",
 ]

@@ -12,16 +12,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Literal
 
 from daskcnn.nn import Shape
 from daskcnn.partition.sharding import balanced_shards, kernel_shards
 from daskcnn.sharded.stages import By, Stage, samples_first
-from daskcnn.sharded.traffic import Flow, Kernels, channel_size, flows, stage_shapes, sum_size, takers, weight_traffic
+from daskcnn.sharded.tasks import step_tasks
+from daskcnn.sharded.traffic import Kernels, channel_size, phases, stage_shapes, sum_size, takers, weight_traffic
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
+SPREAD_SHARE = 0.2
+"""Of a stage's seconds, those of the layers behind its convolution, where nobody has measured them."""
 _WHOLE = 4
 """Bytes of a number of kernels and their gradients, which are never cut on the wire."""
 ROUNDS = 4
@@ -54,13 +56,23 @@ FREE = Link()
 
 
 @dataclass(frozen=True)
+class Links:
+    """What was measured of all: links by worker, none: transfers are nothing; task: the scheduler's seconds for one."""
+
+    by_worker: Mapping[str, Link] = field(default_factory=dict)
+    task: float = 0.0
+
+
+@dataclass(frozen=True)
 class Balance:
     """What shares go by.
 
     compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; fixed:
     how much of that a shard of kernels takes however few they are (the columns of its input, channels computed twice),
     none: nothing; links by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on
-    its way; rest: seconds a sample of all that is done at home.
+    its way; rest: seconds a sample of all that is done at home; task: seconds that the scheduler takes for each of a
+    step's tasks, which it sends out one after the other; parts of a minibatch that go one behind the other; apart: of
+    stages' seconds by worker, those of layers that home does alone where they are not spread.
     """
 
     stages: Sequence[Stage]
@@ -72,6 +84,9 @@ class Balance:
     itemsize: int = 4
     rest: float = 0.0
     fixed: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    task: float = 0.0
+    parts: int = 1
+    apart: Mapping[str, float] = field(default_factory=dict)
 
     def divided_by(self, first: By | Literal["auto"]) -> Balance:
         """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
@@ -95,8 +110,12 @@ class Balance:
 
     @cached_property
     def _best(self) -> list[dict[str, int]]:
-        among = (self._among(count).by_compute for count in AMONG if count < len(self.compute))
-        found = [cut for start in (self.by_compute, self._at_home(), *among) for cut in self._improved(start)]
+        among = [self._among(count) for count in AMONG if count < len(self.compute)]
+        starts = [(balance, balance.by_compute) for balance in (self, *among)]
+        starts += [(self, self._at_home()), *((self, start) for _, start in starts[1:])]
+        found: list[list[dict[str, int]]] = []
+        for balance, start in starts:
+            found += [cut for cut in balance._improved(start) if cut not in found]
         return min(found, key=self.step_seconds)
 
     def _among(self, count: int) -> Balance:
@@ -116,26 +135,24 @@ class Balance:
 
     def step_seconds(self, kernels: Kernels) -> float:
         """Seconds of a step that is cut like this."""
-        computing = sum(
-            max(self._part(w, stage, n / sum(own.values())) for w, n in own.items())
-            for stage, own in zip(self.stages, kernels, strict=True)
-            if own
-        )
         cut = self._spread(kernels)
-        return self.rest * self.samples + computing + self._carrying(cut) + self._between_steps(cut)
+        computing = sum(self._stage_seconds(i, cut) for i, own in enumerate(kernels) if own)
+        scheduling = self.task * step_tasks(cut.stages, kernels, self.home, self.parts) if self.task else 0.0
+        return self.rest * self.samples + computing + self._carrying(cut) + self._between_steps(cut) + scheduling
 
     def idle(self, kernels: Kernels) -> dict[tuple[str, str], str]:
         """Why workers get no kernels of layers, by worker and layer."""
-        untransferred = replace(self, links={}).kernels()
-        by_size = replace(self, links={}, fixed={}).kernels()
+        named = [(i, stage.name) for i, stage in enumerate(self.stages) if stage.name]
+        without = [(i, w, name) for i, name in named for w in self.compute if w not in kernels[i]]
+        if not without:
+            return {}
+        untold = replace(self, task=0.0)
+        unsent = replace(untold, links={})
+        eased = {"tasks": untold, "transfers": unsent, "size": replace(unsent, fixed={})}
+        given = {what: other.kernels() for what, other in eased.items()}
         return {
-            (worker, stage.name): self._reason(
-                i, worker, kernels, transfers=worker in untransferred[i], size=worker in by_size[i]
-            )
-            for i, (stage, own) in enumerate(zip(self.stages, kernels, strict=True))
-            if stage.name
-            for worker in self.compute
-            if worker not in own
+            (w, name): self._reason(i, w, kernels, next((what for what in given if w in given[what][i]), "count"))
+            for i, w, name in without
         }
 
     def measured(self, compute: Mapping[str, Mapping[str, float]]) -> Balance:
@@ -147,10 +164,11 @@ class Balance:
         }
         return replace(self, compute=new, fixed=fixed)
 
-    def whole_seconds(self, worker: str, stage: Stage, part: float, seconds: float) -> float:
-        """Seconds a sample that the worker takes for the whole stage, if it takes these for such a part of it."""
+    def whole_seconds(self, worker: str, i: int, kernels: Mapping[str, int], seconds: float) -> float:
+        """Seconds a sample that the worker takes for a whole stage, if it takes these for its kernels of it."""
+        stage, part = self.stages[i].spread_for(list(kernels.values())), kernels[worker] / sum(kernels.values())
         whole = self.compute[worker][stage.name or ""]
-        return whole * seconds * self.samples / self._part(worker, stage, part)
+        return whole * seconds * self.samples / self._part(i, worker, stage, part)
 
     # --- seconds of a step ---
 
@@ -164,15 +182,28 @@ class Balance:
             return 0.0
         return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
 
-    def _part(self, worker: str, stage: Stage, part: float) -> float:
-        """With such a part of the stage."""
+    def _stage_seconds(self, i: int, cut: _Cut) -> float:
+        """Of the slowest worker's shard, and of home with layers that could be spread and are not."""
+        stage, own = cut.stages[i], cut.kernels[i]
+        alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
+        return alone + max(self._part(i, w, stage, n / cut.made[i]) for w, n in own.items())
+
+    def _part(self, i: int, worker: str, stage: Stage, part: float) -> float:
+        """With such a part of a stage, which is spread like this."""
         regardless = self._regardless(worker, stage)
-        return regardless + (self._computing(worker, stage) - regardless) * part
+        seconds = regardless + (self._computing(worker, stage) - regardless) * part
+        return (1 - self._apart(i, worker, stage)) * seconds
+
+    def _apart(self, i: int, worker: str, stage: Stage) -> float:
+        """Of a worker's seconds for a stage, those of layers that could be spread and are not."""
+        return self.apart.get(worker, SPREAD_SHARE) if stage != self.stages[i] else 0.0
 
     def _carrying(self, cut: _Cut) -> float:
         """All messages of the same kind go at once; the links carry both ways at the same time."""
-        in_order = sorted(flows(cut.stages, cut.shapes, cut.kernels, self.home), key=_kind)
-        return sum(self._phase(list(together)) for _, together in groupby(in_order, key=_kind))
+        return sum(
+            max(self._link(w).seconds(self._bytes(max(own.up, own.down))) for w, own in phase.moved.items())
+            for phase in phases(cut.stages, cut.shapes, cut.kernels, self.home)
+        )
 
     def _between_steps(self, cut: _Cut) -> float:
         """Until every worker has what it needs of the others' first kernels, or of their gradients, for the next step.
@@ -181,13 +212,6 @@ class Balance:
         """
         moved = weight_traffic(cut.stages[:1], cut.shapes[:1], cut.kernels[:1])
         return max((self._link(w).seconds(_WHOLE * max(own.up, own.down)) for w, own in moved.items()), default=0.0)
-
-    def _phase(self, together: Sequence[Flow]) -> float:
-        loads: dict[tuple[str, str], int] = {}
-        for flow in together:
-            for end in (("up", flow.sender), ("down", flow.receiver)):
-                loads[end] = loads.get(end, 0) + flow.numbers
-        return max(self._link(worker).seconds(self._bytes(numbers)) for (_, worker), numbers in loads.items())
 
     def _link(self, worker: str) -> Link:
         return self.links.get(worker, FREE)
@@ -227,19 +251,19 @@ class Balance:
 
     def _spread(self, kernels: Kernels) -> _Cut:
         stages = [stage.spread_for(list(own.values())) for stage, own in zip(self.stages, kernels, strict=True)]
-        return _Cut(stages, stage_shapes(stages, self.in_shape), kernels)
+        return _Cut(stages, stage_shapes(stages, self.in_shape), kernels, self.home)
 
     def _outgoing(self, i: int, worker: str, cut: _Cut) -> float:
         """Seconds on the worker's link for the outputs of all of a stage's kernels, and for their gradients."""
         conv = cut.stages[i].conv
         assert conv is not None, "a stage that is cut has a convolution"
-        others = len(takers(cut.stages, cut.kernels, self.home, i) - {worker})
-        return 2 * self._bytes(others * conv.kernels * cut.size(i)) / self._link(worker).bandwidth
+        others = len(cut.takers[i]) - (worker in cut.takers[i])
+        return 2 * self._bytes(others * conv.kernels * cut.sizes[i]) / self._link(worker).bandwidth
 
     def _fixed(self, i: int, worker: str, cut: _Cut) -> float:
         """Seconds for a stage's inputs, which any kernel needs, for their gradients, for sums, and of messages."""
         link = self._link(worker)
-        away = bool(takers(cut.stages, cut.kernels, self.home, i) - {worker})
+        away = len(cut.takers[i]) > (worker in cut.takers[i])
         sums = self._bytes(sum_size(cut.stages[i])) / link.bandwidth
         return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (sums + link.each if away else 0.0))
 
@@ -249,19 +273,21 @@ class Balance:
             return 0
         if cut.stages[i - 1].rest is not None:
             return 0 if worker == self.home else math.prod(cut.shapes[i])
-        return cut.size(i - 1) * sum(n for w, n in cut.kernels[i - 1].items() if w != worker)
+        return cut.sizes[i - 1] * (cut.made[i - 1] - cut.kernels[i - 1].get(worker, 0))
 
     # --- why ---
 
-    def _reason(self, i: int, worker: str, kernels: Kernels, *, transfers: bool, size: bool) -> str:
-        """transfers: whether they are why; size: whether, where they are not, what every shard takes is."""
+    def _reason(self, i: int, worker: str, kernels: Kernels, what: str) -> str:
+        """what: without which the worker would get some."""
         conv, link = self.stages[i].conv, self._link(worker)
         assert conv is not None, "asked for stages with kernels"
-        if not transfers and size:
+        if what == "count":
+            return f"{conv.kernels} are few for {len(self.compute)} workers, and others are faster"
+        if what == "size":
             least, whole = self._regardless(worker, self.stages[i]), self._computing(worker, self.stages[i])
             return f"a shard of any size would take it {least:.2g} s of the layer's {whole:.2g} s a step"
-        if not transfers:
-            return f"{conv.kernels} are few for {len(self.compute)} workers, and others are faster"
+        if what == "tasks":
+            return f"its share is not worth the scheduler's {1e3 * self.task:.2g} ms for each task that it would bring"
         cut = self._spread(kernels)
         seconds = self._fixed(i, worker, cut) + self._outgoing(i, worker, cut) / len(self.compute)
         return (
@@ -277,11 +303,19 @@ class _Cut:
     stages: Sequence[Stage]
     shapes: Sequence[Shape]
     kernels: Kernels
+    home: str
 
-    def size(self, i: int) -> int:
-        """Numbers a sample of one channel of a stage's outputs."""
-        return channel_size(self.stages[i], self.shapes[i])
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Numbers a sample of one channel of each stage's outputs."""
+        return [channel_size(stage, shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
 
+    @cached_property
+    def made(self) -> list[int]:
+        """Channels of each stage's outputs."""
+        return [sum(own.values()) for own in self.kernels]
 
-def _kind(flow: Flow) -> tuple[int, str]:
-    return flow.stage, flow.way
+    @cached_property
+    def takers(self) -> list[set[str]]:
+        """To whom each stage's outputs go."""
+        return [takers(self.stages, self.kernels, self.home, i) for i in range(len(self.stages))]

@@ -196,16 +196,21 @@ def shares_of(kernels: Sequence[int], reach: int = 0) -> list[Share]:
 
 def neighbours(shares: Mapping[W, Share], worker: W) -> Iterator[tuple[W, Side, int]]:
     """Whose channels a worker holds besides its own, from the first to the last: at which end of theirs, how many."""
-    mine = shares[worker]
-    for other, share in shares.items():
-        if share.stop <= mine.start and (count := share.stop - max(share.start, mine.held.start)) > 0:
+    held, others = shares[worker].held, list(shares)
+    at = others.index(worker)
+    begin = next((i for i in range(at, 0, -1) if shares[others[i - 1]].stop <= held.start), 0)
+    for other in others[begin:at]:
+        if (count := shares[other].stop - max(shares[other].start, held.start)) > 0:
             yield other, "right", count
-        elif share.start >= mine.stop and (count := min(share.stop, mine.held.stop) - share.start) > 0:
+    for other in others[at + 1 :]:
+        if shares[other].start >= held.stop:
+            return
+        if (count := min(shares[other].stop, held.stop) - shares[other].start) > 0:
             yield other, "left", count
 
 
 def edges_travel_along(shares: Mapping[W, Share], worker: W, takers: Collection[W]) -> bool:
     """Whether a shard's edges can be sent with its gradients, which go to these workers, and nobody gets too much."""
     others = {*takers} - {worker}
-    wanted_by = {w for w in shares for other, _, _ in neighbours(shares, w) if other == worker}
+    wanted_by = {other for other, _, _ in neighbours(shares, worker)}  # whose channels it holds hold its own
     return not others or (len(others) == 1 and wanted_by <= others)

@@ -8,8 +8,8 @@ way back every one of these workers returns its part of the gradient. The first 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
@@ -25,24 +25,22 @@ Kernels: TypeAlias = Sequence[Mapping[str, int]]
 Way: TypeAlias = Literal["outputs", "gradients", "merged outputs", "merged gradients"]
 
 
-@dataclass(frozen=True)
-class Flow:
-    """A message in a step, from one worker to another: numbers a sample. stage: whose outputs they are, or gradients of
-    its outputs; merged: behind what puts them together.
-    """
-
-    stage: int
-    way: Way
-    sender: str
-    receiver: str
-    numbers: int
-
-
 class Traffic(NamedTuple):
     """Numbers that a worker sends and is sent."""
 
     up: int
     down: int
+
+
+class Phase(NamedTuple):
+    """Messages of one kind, which go at the same time: numbers a sample that each worker sends and is sent.
+
+    stage: whose outputs they are, or gradients of its outputs; merged: behind what puts them together.
+    """
+
+    stage: int
+    way: Way
+    moved: Mapping[str, Traffic]
 
 
 def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
@@ -92,19 +90,38 @@ def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[
     return {home} if together else set(kernels[i + 1])
 
 
-def flows(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Flow]:
-    """Every message of a step with activations or their gradients. Stages as they are spread for the kernels."""
+def phases(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Phase]:
+    """What travels in a step of activations and their gradients. Stages as they are spread for the kernels."""
     for i, (stage, in_shape) in enumerate(zip(stages, in_shapes, strict=True)):
         size, more, to = channel_size(stage, in_shape), sum_size(stage), takers(stages, kernels, home, i)
-        for maker, share in _shares(stage, kernels[i]).items():
-            for taker in sorted(to - {maker}):
-                yield Flow(i, "outputs", maker, taker, size * (share.stop - share.start) + more)
-                yield Flow(i, "gradients", taker, maker, size * (share.graded.stop - share.graded.start) + more)
+        shares = _shares(stage, kernels[i])
+        made = {w: size * _length(share.own) + more for w, share in shares.items()}
+        graded = {w: size * _length(share.graded) + more for w, share in shares.items()}
+        yield from _both_ways(i, _from_all_to_all(made, to), _from_all_to_all(graded, to))
         if stage.rest is not None and i + 1 < len(stages):
-            whole = math.prod(in_shapes[i + 1])
-            for worker in sorted({*kernels[i + 1]} - {home}):
-                yield Flow(i, "merged outputs", home, worker, whole)
-                yield Flow(i, "merged gradients", worker, home, whole)
+            whole = _from_all_to_all({home: math.prod(in_shapes[i + 1])}, {*kernels[i + 1]})
+            yield from _both_ways(i, whole, whole, merged=True)
+
+
+def _both_ways(i: int, outputs: dict[str, Traffic], gradients: dict[str, Traffic], merged: bool = False) -> list[Phase]:
+    """Gradients as they would go the way of the outputs: they go back. Nothing where nothing travels."""
+    back = {w: Traffic(down, up) for w, (up, down) in gradients.items()}
+    ways: tuple[Way, Way] = ("merged outputs", "merged gradients") if merged else ("outputs", "gradients")
+    return [Phase(i, way, moved) for way, moved in zip(ways, (outputs, back), strict=True) if moved]
+
+
+def _from_all_to_all(made: Mapping[str, int], to: Collection[str]) -> dict[str, Traffic]:
+    """Everything that is made goes to each of these but its maker; without who neither sends nor gets anything."""
+    total = sum(made.values())
+    moved = {
+        w: Traffic(made.get(w, 0) * (len(to) - (w in to)), total - made.get(w, 0) if w in to else 0)
+        for w in {**made, **dict.fromkeys(to)}
+    }
+    return {w: own for w, own in moved.items() if any(own)}
+
+
+def _length(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> dict[str, Traffic]:
@@ -113,8 +130,9 @@ def traffic(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernel
     stages as they are spread for the kernels (`Stage.spread_for`), in_shapes as `stage_shapes` has them.
     """
     found = {worker: Traffic(0, 0) for own in kernels for worker in own} | {home: Traffic(0, 0)}
-    for flow in flows(stages, in_shapes, kernels, home):
-        _add(found, flow.sender, flow.receiver, flow.numbers)
+    for phase in phases(stages, in_shapes, kernels, home):
+        for worker, (up, down) in phase.moved.items():
+            found[worker] = Traffic(found[worker].up + up, found[worker].down + down)
     return found
 
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from daskcnn.arrays import DeviceKind
 from daskcnn.config import Options, nearest
 from daskcnn.errors import JobError
+from daskcnn.sharded.balance import SPREAD_SHARE
 from daskcnn.sim.links import Link
 from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk
 
@@ -81,7 +82,7 @@ class Worker(Options):
     threads: int = Field(default=1, ge=1)
     serial: float = Field(default=0.1, ge=0, le=1)
     conv_share: float = Field(default=0.85, gt=0, lt=1)
-    spread_share: float = Field(default=0.2, ge=0, lt=1)
+    spread_share: float = Field(default=SPREAD_SHARE, ge=0, lt=1)
     conv_seconds: dict[str, float] | None = None
     conv_fixed: dict[str, float] | None = None
     bandwidth: float | None = Field(default=None, gt=0)

@@ -16,16 +16,27 @@ Communication is then what of that the processors do not compute in.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from daskcnn.config import FirstConv
 from daskcnn.nn import Sequential, Shape
-from daskcnn.sharded import Share, Stage, edges_travel_along, samples_first, shares_of, stages_of
-from daskcnn.sharded.balance import Balance, Link
-from daskcnn.sharded.traffic import Traffic, flows, stage_shapes, weight_traffic
+from daskcnn.sharded import (
+    Balance,
+    Link,
+    Share,
+    Stage,
+    Traffic,
+    phases,
+    samples_first,
+    shares_of,
+    stage_shapes,
+    stages_of,
+    step_tasks,
+    weight_traffic,
+)
 from daskcnn.sim.layers import ShardedStep, Sharding
 
 
@@ -139,6 +150,9 @@ class Direct(Sharding):
             self.itemsize,
             self.rest_seconds(home) / self.batch,
             {worker.name: (worker.conv_seconds and worker.conv_fixed) or {} for worker in self.workers},
+            self.per_task,
+            self.parts,
+            {worker.name: worker.spread_share for worker in self.workers},
         )
         return balance.divided_by(self.first_conv)
 
@@ -200,19 +214,16 @@ class Direct(Sharding):
 
     def phases(self) -> list[Phase]:
         """Numbers a sample of each message that the step waits for: a stage's outputs, its gradients."""
-        everyone = {worker.name: w for w, worker in enumerate(self.workers)}
-        ways: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
-        for flow in flows(self._stages, self._in_shapes, self._by_name, self.workers[self.home].name):
-            up, down = ways.setdefault((flow.stage, flow.way), ([0] * len(everyone), [0] * len(everyone)))
-            up[everyone[flow.sender]] += flow.numbers
-            down[everyone[flow.receiver]] += flow.numbers
-        return [Phase(tuple(up), tuple(down)) for up, down in ways.values()]
+        found = phases(self._stages, self._in_shapes, self._by_name, self.workers[self.home].name)
+        return [self._of(phase.moved) for phase in found]
+
+    def _of(self, moved: Mapping[str, Traffic]) -> Phase:
+        each = [moved.get(worker.name, Traffic(0, 0)) for worker in self.workers]
+        return Phase(tuple(t.up for t in each), tuple(t.down for t in each))
 
     def _edges(self) -> Phase:
         """Numbers a step of the neighbours' kernels that shards compute with besides their own."""
-        found = weight_traffic(self._stages, self._in_shapes, self._by_name)
-        each = [found.get(worker.name, Traffic(0, 0)) for worker in self.workers]
-        return Phase(tuple(t.up for t in each), tuple(t.down for t in each))
+        return self._of(weight_traffic(self._stages, self._in_shapes, self._by_name))
 
     @property
     def _stages(self) -> list[Stage]:
@@ -243,38 +254,7 @@ class Direct(Sharding):
         ways = zip(self.workers, phase.up, phase.down, strict=True)
         return max((worker.latency for worker, up, down in ways if up or down), default=0.0)
 
-    # --- tasks ---
-
     @property
     def tasks(self) -> int:
-        """Of a step: shards there and back, what is put together, parts cut out for several, edges or the step of
-        shards of samples, the score.
-        """
-        last, part, edges = len(self.placed) - 1, 0, 0
-        for i, placed in enumerate(self.placed):
-            shards = len(placed.shares)
-            part += 2 * shards
-            edges += shards if placed.stage.by == "samples" else 0  # their step
-            if i == last:
-                part += 1 + (0 if placed.stage.summed else _takes([self.home], placed.shares))
-            elif placed.stage.rest is not None:
-                part += 2 + _takes([self.home], placed.shares)
-            if i > 0:
-                part += _takes(placed.shares, self._takers_back(i))
-                edges += self._edges_apart(i, placed) if placed.stage.reach else 0
-        return self.parts * part + edges + 1
-
-    def _edges_apart(self, i: int, placed: Placed) -> int:
-        back = self._takers_back(i)
-        return sum(not edges_travel_along(placed.shares, worker, back) for worker in placed.shares)
-
-    def _takers_back(self, i: int) -> Collection[int]:
-        """Who gets parts of the gradient of a stage's input."""
-        before = self.placed[i - 1]
-        return before.shares if before.stage.rest is None else [self.home]
-
-
-def _takes(makers: Collection[int], takers: Collection[int]) -> int:
-    """Tasks that cut out what each gets, where a maker has something for several others."""
-    others = (len(takers) - (maker in takers) for maker in makers)
-    return sum(each for each in others if each > 1)
+        """Of a step."""
+        return step_tasks(self._stages, self._by_name, self.workers[self.home].name, self.parts)

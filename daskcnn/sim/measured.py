@@ -77,10 +77,11 @@ def sharded_cluster(events: Iterable[Event]) -> Cluster:
     Raises DataError where its log has no calibration.
     """
     log = list(events)
-    links: list[Event] = next((event["workers"] for event in reversed(log) if event["event"] == "links"), [])
-    by_name = {row["name"]: {key: row[key] for key in ("bandwidth", "latency")} for row in links}
+    links: Event = next((event for event in reversed(log) if event["event"] == "links"), {"workers": []})
+    by_name = {row["name"]: {key: row[key] for key in ("bandwidth", "latency")} for row in links["workers"]}
     workers = map(calibrated_worker, calibration(log))
-    return Cluster(worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers])
+    costs = Costs(task=links.get("task", 0.0))
+    return Cluster(worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers], costs=costs)
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:

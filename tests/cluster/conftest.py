@@ -12,14 +12,14 @@ from distributed import Client
 
 from daskcnn.cluster import layer_balance, layer_graph, layer_sharded
 from daskcnn.cluster.context import RunContext
-from daskcnn.sharded import Balance, Stage
+from daskcnn.sharded import Balance, Links, Stage
 from daskcnn.store import prepare
 
 
 @pytest.fixture(autouse=True)
 def free_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that train in seconds are not worth a transfer, or what any shard takes: shares go by eq. 1 here."""
-    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: {})
+    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: Links())
     monkeypatch.setattr(layer_graph, "balance_of", _by_size_alone)
 
 

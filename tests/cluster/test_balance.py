@@ -19,7 +19,7 @@ from daskcnn.cluster.layer_balance import Drift
 from daskcnn.config import Cluster, Workers
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Link, stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.sharded import Link, Links, stage_shapes, stages_of, traffic, weight_traffic
 
 pytestmark = pytest.mark.cluster
 
@@ -67,12 +67,13 @@ def test_links_are_measured_with_parcels_and_logged(
     assert all(0 < row["bandwidth"] < float("inf") and row["latency"] > 0 for row in links["workers"])
     home = next(row for row in links["workers"] if row["name"] == links["home"])
     assert home["bandwidth"] == max(row["bandwidth"] for row in links["workers"])
+    assert 0 < links["task"] < 0.1
 
 
 def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: {"cpu-1": Link(1e3, 0.01)})
+    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: Links({"cpu-1": Link(1e3, 0.01)}))
     monkeypatch.setattr("daskcnn.cluster.layer_balance.fastest", lambda context: "cpu-0")
     monkeypatch.setattr("daskcnn.cluster.layer_graph.fastest", lambda context: "cpu-0")
     watch = Watch()

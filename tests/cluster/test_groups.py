@@ -18,6 +18,7 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.replica import Replica
 from daskcnn.report.checkpoint import load
 from daskcnn.report.tables import tables
+from daskcnn.sharded import Links
 
 pytestmark = pytest.mark.cluster
 
@@ -52,7 +53,7 @@ def four_workers(_four_workers: Client) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def _free_links_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "measure_links", lambda context, home: {})
+    monkeypatch.setattr(groups, "measure_links", lambda context, home: Links())
 
 
 def short_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:

@@ -146,7 +146,7 @@ def test_by_eq_1_it_gets_its_share_all_the_same() -> None:
 
 def test_shards_too_small_to_normalise_leave_that_to_home() -> None:
     """Of 50 channels 16 workers would compute too many twice: home pools conv1's map, which travels whole."""
-    spread, merged = direct(1.0, 1.0, given=HALVES), direct(*[1.0] * 16)
+    spread, merged = direct(1.0, 1.0, given=HALVES), direct(*[1.0] * 16, first_conv="kernels").by_speed()
     home, shares = merged.workers[0], merged.step().kernels[0]
     assert [placed.cut for placed in merged.placed] == [True, False]
     assert merged.step().comp == pytest.approx(BATCH * (REST + home.spread_share * CONV1))

@@ -104,6 +104,7 @@ def test_a_sharded_run_s_workers_have_the_links_it_measured_last() -> None:
     links = [
         {
             "event": "links",
+            "task": speed / 1000,
             "workers": [
                 {"name": "a", "bandwidth": speed, "latency": 0.01},
                 {"name": "c", **dict.fromkeys(("bandwidth", "latency"), 1.0)},
@@ -111,9 +112,12 @@ def test_a_sharded_run_s_workers_have_the_links_it_measured_last() -> None:
         }
         for speed in (9.0, 5.0)
     ]
-    a, b = sharded_cluster([{"event": "calibration", "workers": rows}, *links]).worker
+    found = sharded_cluster([{"event": "calibration", "workers": rows}, *links])
+    a, b = found.worker
+    assert found.costs.task == 0.005
     assert (a.bandwidth, a.latency) == (5.0, 0.01)
     assert (b.bandwidth, b.latency) == (None, 0.0)
+    assert sharded_cluster([{"event": "calibration", "workers": rows}]).costs.task == 0.0
 
 
 def test_a_step_s_seconds_leave_the_first_out() -> None:
