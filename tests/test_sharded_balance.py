@@ -18,6 +18,7 @@ from daskcnn.sharded import (
     Link,
     Stage,
     Traffic,
+    judges,
     phases,
     samples_first,
     shares_of,
@@ -277,13 +278,30 @@ def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: 
 
 
 def test_tasks_of_a_step_on_one_worker_and_two() -> None:
-    """Two stages there and back, the loss, the score; of two workers' one cuts nothing out: there is but one other."""
-    assert step_tasks(LOCAL, [{"a": 6}, {"a": 4}], "a") == 2 + 2 + 1 + 1
-    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1 + 1
-    assert step_tasks(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1 + 1 + 2
-    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a", parts=4) == 4 * 9 + 1
+    """Two stages there and back, the score; of two workers' one cuts nothing out: there is but one other."""
+    assert step_tasks(LOCAL, [{"a": 6}, {"a": 4}], "a") == 2 + 2 + 1
+    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
+    assert step_tasks(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
+    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a", parts=4) == 4 * 8 + 1
     three = [dict.fromkeys("abc", 2), dict.fromkeys("abc", 1)]
-    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1 + 1 + 3 * 2
+    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1 + 3 * 2
+
+
+def test_a_head_that_is_more_than_a_bias_or_whose_home_has_no_kernels_is_a_task() -> None:
+    two_layers = network(conv(6), POOL, conv(4), {"layer": "dense", "units": 5}, {"layer": "relu"}, DENSE)
+    halves = [{"a": 3, "b": 3}, {"a": 2, "b": 2}]
+    assert step_tasks(two_layers, halves, "a") == step_tasks(LOCAL, halves, "a") + 1
+    away = [{"a": 3, "b": 3}, {"b": 4}]
+    assert step_tasks(LOCAL, away, "a") == 4 + 2 + 1 + 1
+    assert judges(LOCAL, halves, "a") == ["a", "b"]
+    assert judges(two_layers, halves, "a") == judges(LOCAL, away, "a") == ["a"]
+
+
+def test_sums_go_to_everybody_with_kernels_and_no_gradient_of_them_comes_back() -> None:
+    three = [{"a": 6}, {"a": 2, "b": 1, "c": 1}]
+    found = {(p.stage, p.way): p.moved for p in phases(LOCAL, stage_shapes(LOCAL, IN_SHAPE), three, "a")}
+    assert found[1, "outputs"] == dict.fromkeys("abc", Traffic(2 * 10, 2 * 10))
+    assert (1, "gradients") not in found
 
 
 def test_what_the_scheduler_takes_for_tasks_is_part_of_a_step() -> None:

@@ -63,7 +63,7 @@ class GroupGraph(LayerGraph):
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
         super().__init__(context, stages, layout)
         spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in self.stages), strict=True))
-        self.plan = Plan(spread, by, tuple(self.kernels), self.home)
+        self.plan = Plan(spread, by, tuple(self.kernels), self.home, tuple(self.judges))
         self._weighted = self._with_weights()
         self.shards, self.merged, self.edges = [], {}, []
         self.chained = 0  # steps since the last task that hangs on none before it
@@ -82,7 +82,7 @@ class GroupGraph(LayerGraph):
 
         generation: higher than all that these workers have seen in the run.
         """
-        self.generation, self._step = generation, 0
+        self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
         joined = self._submit("join", tasks.join_group, self.plan, order, worker=self.home)
         self._hand_out(joined, momentum=True)
@@ -136,18 +136,19 @@ class GroupGraph(LayerGraph):
     # --- parts of those ---
 
     def _held(self) -> list[dict[Any, Any]]:
-        return [*self.shards, self.merged, *self.edges]
+        return [*self.shards, *self.merged.values(), *self.edges]
 
     def _begin(self) -> None:
-        """Bundle what is submitted from here on; what came before is held until it is."""
-        self._bundle, self._before = self.context.bundle(), (self.shards, self.merged, self.edges)
+        """Bundle what is submitted from here on, first the steps still owed; what came before is held until it is."""
+        self._bundle, self._before = self.context.bundle(), self._present()
+        self._step_owed()
 
     def _minibatch(self, step: Step) -> Minibatch:
         assert isinstance(step, RoundStep), "a group trains in rounds"
         return Minibatch(step.plan, step.begin, step.begin + step.samples)
 
     def _hand_in(self, part: Part, worker: str, momentum: bool) -> Result:
-        behind = self.merged[part.stage] if part.share is None else self.shards[part.stage][worker]
+        behind = (self.merged if part.share is None else self.shards)[part.stage][worker]
         away = worker != self.home
         return self._submit("hand-in", tasks.hand_in, part, momentum, away, behind, worker=worker)
 
@@ -166,7 +167,7 @@ class GroupGraph(LayerGraph):
     def _hang_on(self, task: Callable[[Part, str], Result]) -> None:
         """Steps that follow begin behind these tasks, one for every piece."""
         self.shards = [{w: task(self._part(i, s), w) for w, s in own.items()} for i, own in enumerate(self.shares)]
-        self.merged = {i: task(self._part(i), self.home) for i in self._weighted}
+        self.merged = {i: {w: task(self._part(i), w) for w in self._holders(i)} for i in self._weighted}
         self.edges = [dict(own) for own in self.shards]
 
     def _settled(self) -> Result:
@@ -175,5 +176,4 @@ class GroupGraph(LayerGraph):
 
     def _last_of(self, worker: str) -> list[Result]:
         """What the worker does last with each of its pieces."""
-        own = [refs[worker] for refs in self.shards if worker in refs]
-        return own + (list(self.merged.values()) if worker == self.home else [])
+        return [refs[worker] for refs in (*self.shards, *self.merged.values()) if worker in refs]

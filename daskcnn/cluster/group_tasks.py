@@ -31,13 +31,18 @@ Shards = Sequence[Sequence[Piece]]
 class Plan:
     """How the network lies on the group: of each stage how many layers are spread, and the kernels of its workers.
 
-    by: what of each is divided. home: who has the layers that are not spread.
+    by: what of each is divided. home: who has the layers that are not spread; judges: who has those of the last stage.
     """
 
     spread: tuple[int, ...]
     by: tuple[By, ...]
     kernels: tuple[Mapping[str, int], ...]
     home: str
+    judges: tuple[str, ...]
+
+    def holders(self, i: int) -> tuple[str, ...]:
+        """Who has the weights of a stage's merged layers."""
+        return self.judges if i == len(self.kernels) - 1 else (self.home,)
 
     def stages(self, replica: Replica) -> list[Stage]:
         stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
@@ -157,7 +162,8 @@ def _lay_out(where: Where, plan: Plan, replica: Replica, *, momentum: bool) -> N
         for member, piece in zip(own, pieces, strict=True):
             handed.setdefault(member, {})["shard", i] = piece
         if rest is not None:
-            handed[plan.home]["merged", i] = rest
+            for member in plan.holders(i):
+                handed.setdefault(member, {})["merged", i] = rest
     shelf = shelf_at(where)
     for member, parts in handed.items():
         shelf.put(("handed", member), where.step, parts)
@@ -170,7 +176,7 @@ def hand_in(where: Where, part: Part, momentum: bool, away: bool, *behind: objec
     """The piece that the steps before have left, on the host. away: home is another worker."""
     with working(where) as replica:
         piece: Piece = shelf_at(where).get(part.piece, where.step)
-        piece = (piece if momentum else _still(piece)).on_host(replica.device)
+        piece = (piece if momentum else _still(piece)).on_host(part.device(replica))
     session_at(where).counters.bytes_up += piece.nbytes if away else 0
     return piece
 
@@ -180,7 +186,7 @@ def adopt(where: Where, part: Part, momentum: bool, away: bool, handed: Handed) 
     shelf, given = shelf_at(where), handed[part.piece]
     session_at(where).counters.bytes_down += given.nbytes if away else 0
     with working(where) as replica:
-        piece = given.on(replica.device)
+        piece = given.on(part.device(replica))
         if not momentum:
             piece = replace(piece, velocity=shelf.get(part.piece, where.step).velocity)
         shelf.put(part.piece, where.step, piece)

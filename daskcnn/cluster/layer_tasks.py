@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array, single_threaded_blas
+from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.cluster.parcel import ALL, OutOfStep, Parcel, Shelf, arrays_of, wire_bytes
 from daskcnn.cluster.worker import Counters, Session, session_of
 from daskcnn.config import Job
@@ -44,6 +44,7 @@ from daskcnn.sharded import (
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 
+HOST = Device()
 Cuts = Mapping[str, tuple[Any, ...]]
 """Which part of the numbers (…, N, C) goes to which worker; under `ALL`, to each that needs any."""
 Sources = Sequence[Parcel]
@@ -77,7 +78,8 @@ class Part:
     """Which stage, how many of its layers are spread, and which channels; None where all are put together.
 
     away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
-    what is divided, channels or samples; inputs: what its inputs come divided by.
+    what is divided, channels or samples; inputs: what its inputs come divided by. by_all: whether each of its workers
+    puts all together for itself.
     """
 
     stage: int
@@ -87,6 +89,16 @@ class Part:
     weighted: bool = False
     by: By = "kernels"
     inputs: By = "kernels"
+    by_all: bool = False
+
+    @property
+    def merged(self) -> Part:
+        """What of a shard's stage its worker does for itself where all is put together."""
+        return replace(self, share=None)
+
+    def device(self, replica: Replica) -> Device:
+        """Where its weights are. What everybody does for itself is done in the same way everywhere: on the host."""
+        return HOST if self.by_all and self.share is None else replica.device
 
     def samples(self, batch: Batch) -> slice:
         """Which of the batch a shard works on."""
@@ -170,7 +182,7 @@ def _name(where: Where, part: Part) -> str | None:
 def install(where: Where, part: Part, piece: Piece) -> Parcel:
     """A piece from the driver, to the memory of this worker's device; the edges of a shard."""
     with working(where) as replica:
-        piece = piece.on(replica.device)
+        piece = piece.on(part.device(replica))
         shelf_at(where).put(part.piece, where.step, piece)
         return Parcel(where.worker, {}, edges_of(replica, part, piece))
 
@@ -179,7 +191,7 @@ def collect(where: Where, part: Part, *behind: Any) -> Piece:
     """The piece that the steps before this one left, on the host."""
     with working(where) as replica:
         piece: Piece = shelf_at(where).get(part.piece, where.step)
-        return piece.on_host(replica.device)
+        return piece.on_host(part.device(replica))
 
 
 def edges_of(replica: Replica, part: Part, piece: Piece) -> dict[Side, Edge]:
@@ -240,15 +252,26 @@ Ends = Sequence[tuple[Side, int]]
 
 
 def shard_fwd(
-    where: Where, part: Part, sources: Sources, beside: Sequence[Parcel], ends: Ends, of: Minibatch, *behind: Any
+    where: Where,
+    part: Part,
+    sources: Sources,
+    beside: Sequence[Parcel],
+    ends: Ends,
+    of: Minibatch,
+    gradients: Sources,
+    lr: float,
+    *behind: Any,
 ) -> Parcel:
     """A shard's kernels over the input of its stage, and through the spread layers.
 
-    behind: what has to be done before, the last step's way back.
+    gradients: those of all, by which a shard of samples is yet to make its last step, at the rate lr. behind: what has
+    to be done before, the last step's way back.
     """
     shelf, batch = shelf_at(where), batch_of(where, of)
     own = part.samples(batch)
     xs = _received(where, sources) if sources else [batch.x[..., own, :]]
+    if gradients and not shelf.has(part.piece, where.step):
+        _step_alike(where, part, gradients, lr)
     piece = shelf.get(part.piece, where.step)
     with working(where, _name(where, part)) as replica:
         stage = _stage(replica, part)
@@ -265,9 +288,24 @@ def shard_bwd(
 ) -> Parcel:
     """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step.
 
-    A shard of samples hands on the gradients of its weights after the minibatch's last part, for `shard_step`.
+    A shard of samples hands on the gradients of its weights after the minibatch's last part, for everybody's step.
     """
-    shelf, dys = shelf_at(where), _received(where, sources, gradient(part.stage, where))
+    return _shard_back(where, part, _received(where, sources, gradient(part.stage, where)), of, lr, cuts)
+
+
+def head_and_bwd(
+    where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
+) -> Parcel:
+    """The loss of what all shards' sums come to, which every worker has for itself, and back from there."""
+    weighted = shelf_at(where).has(part.merged.piece, where.step)
+    ys = _received(where, sources, alike=True)
+    dy = _judged(where, replace(part.merged, weighted=weighted), ys, of, lr)
+    assert dy is not None, "asked for"
+    return _shard_back(where, part, [dy], of, lr, cuts)
+
+
+def _shard_back(where: Where, part: Part, dys: Sequence[Array], of: Minibatch, lr: float, cuts: Cuts | None) -> Parcel:
+    shelf = shelf_at(where)
     kept, piece = shelf.take(part.kept(where), where.step), shelf.get(part.piece, where.step)
     batch = batch_of(where, of)
     with working(where, _name(where, part)) as replica:
@@ -275,18 +313,18 @@ def shard_bwd(
         keys = batch.keys[part.samples(batch)]
         dx, grads = shard_backward(stage, kept, dys, piece, part.channels, keys, device, need_dx=cuts is not None)
         if part.by == "samples":
-            return _to_add(where, part, piece, grads, replica)
+            return _to_add(where, part, piece, grads, device)
         new = _step(where, part, piece, grads, kept.state, replica, lr)
         edges = edges_of(replica, part, new) if new else {}
     return _handed_on(where, part.stage - 1, dx, cuts or {}, edges=edges)
 
 
-def _to_add(where: Where, part: Part, piece: Piece, grads: Params, replica: Replica) -> Parcel:
+def _to_add(where: Where, part: Part, piece: Piece, grads: Params, device: Device) -> Parcel:
     """The whole minibatch's gradients by this worker's samples; nothing before its last part.
 
     Not even float16 on the wire shortens them: the worker's own would be others than those that arrive.
     """
-    vector = gradient_vector(piece, grads, replica.device)
+    vector = gradient_vector(piece, grads, device)
     shelf, name = shelf_at(where), ("gradients of", *part.piece)
     if where.sub:
         vector += shelf.take(name, where.step)
@@ -298,15 +336,20 @@ def _to_add(where: Where, part: Part, piece: Piece, grads: Params, replica: Repl
 
 
 def shard_step(where: Where, part: Part, sources: Sources, lr: float) -> Parcel:
-    """The step of a shard of samples, by the gradients of all: the same one everywhere."""
+    """The step of a shard of samples that no way there follows just yet."""
+    _step_alike(where, part, sources, lr)
+    return Parcel(where.worker, {})
+
+
+def _step_alike(where: Where, part: Part, sources: Sources, lr: float) -> None:
+    """The step before this one's, by the gradients of all: the same one everywhere."""
     shelf, vectors = shelf_at(where), [source.part(where.worker) for source in sources]
-    piece = shelf.get(part.piece, where.step)
+    piece = shelf.get(part.piece, where.step - 1)
     with working(where) as replica:
         new = descended_alike(piece, vectors, replica.optimizer, lr, replica.device)
-    shelf.put(part.piece, where.step + 1, new)
+    shelf.put(part.piece, where.step, new)
     arrived = (vector.nbytes for vector, source in zip(vectors, sources, strict=True) if source.arrived)
     session_at(where).counters.bytes_down += sum(arrived)
-    return Parcel(where.worker, {})
 
 
 def _step(
@@ -319,7 +362,7 @@ def _step(
     if not where.last:
         shelf.put(name, where.step, grads)
         return None
-    new = descended(piece, grads, state, replica.optimizer, lr, replica.device)
+    new = descended(piece, grads, state, replica.optimizer, lr, part.device(replica))
     shelf.put(part.piece, where.step + 1, new)
     return new
 
@@ -356,18 +399,26 @@ def merge_fwd(where: Where, part: Part, sources: Sources, of: Minibatch, *behind
 
 def head(where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
     """The last stage, the loss, and back to what the shards get."""
+    ys = _received(where, sources) if sources else [batch_of(where, of).x]
+    dy = _judged(where, part, ys, of, lr, need_dy=bool(cuts))
+    return _handed_on(where, part.stage, dy, cuts, away=part.away)
+
+
+def _judged(
+    where: Where, part: Part, ys: Sequence[Array], of: Minibatch, lr: float, *, need_dy: bool = True
+) -> Array | None:
+    """Through what is left of the last stage, to the loss and back; the gradient of its outputs. Keeps the score."""
     shelf, batch = shelf_at(where), batch_of(where, of)
-    ys = _received(where, sources) if sources else [batch.x]
     with working(where) as replica:
-        stage, device = _stage(replica, part), replica.device
+        stage, device = _stage(replica, part), part.device(replica)
         piece = _piece(where, part)
         scores, residual, state = merged_forward(stage, ys, piece, batch.keys, device)
         dscores, score = loss_of(replica.loss, scores, batch.labels, device, len(batch.labels) / where.samples)
-        dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=bool(cuts))
+        dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=need_dy)
         if piece is not None:
             _step(where, part, piece, grads, state, replica, lr)
     shelf.put("score", where.step, score + shelf.take("score", where.step) if where.sub else score)
-    return _handed_on(where, part.stage, dy, cuts, away=part.away)
+    return dy
 
 
 def merge_bwd(where: Where, part: Part, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any) -> Parcel:
@@ -398,14 +449,17 @@ def _piece(where: Where, part: Part) -> Piece | None:
 # --- what travels ---
 
 
-def _received(where: Where, sources: Sources, own: Any = None) -> list[Array]:
-    """This worker's parts, and first the one of its own making where there is one on the shelf of this name."""
+def _received(where: Where, sources: Sources, own: Any = None, *, alike: bool = False) -> list[Array]:
+    """This worker's parts, and first the one of its own making where there is one on the shelf of this name.
+
+    alike: those of its own making as they arrive elsewhere.
+    """
     shelf, arrays = shelf_at(where), []
     for source in sources:
         if own is not None and source.maker == where.worker:
             arrays.append(shelf.take(own, where.step))
         else:
-            arrays.append(source.part(where.worker))
+            arrays.append(source.as_sent(where.worker) if alike else source.part(where.worker))
             counted = wire_bytes(arrays[-1], where.wire) if source.arrived else 0
             session_at(where).counters.bytes_down += counted
     return arrays

@@ -83,6 +83,11 @@ class Parcel:
         """What is for this worker."""
         return self.parts[worker] if worker in self.parts else self.parts[ALL]
 
+    def as_sent(self, worker: str) -> Array:
+        """The same, as it arrives where it has come over the wire: there it may have lost digits."""
+        part = self.part(worker)
+        return part if self.arrived else _unpacked(*_packed(part, self.wire))
+
     def only(self, worker: str) -> Parcel:
         """A parcel of nothing but this worker's part."""
         return Parcel(self.maker, {worker: self.parts[worker]}, wire=self.wire)

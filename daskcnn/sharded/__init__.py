@@ -33,7 +33,17 @@ from daskcnn.sharded.stages import (
     stages_of,
 )
 from daskcnn.sharded.tasks import step_tasks
-from daskcnn.sharded.traffic import Kernels, Phase, Traffic, eq2_elements, phases, stage_shapes, traffic, weight_traffic
+from daskcnn.sharded.traffic import (
+    Kernels,
+    Phase,
+    Traffic,
+    eq2_elements,
+    judges,
+    phases,
+    stage_shapes,
+    traffic,
+    weight_traffic,
+)
 
 __all__ = [
     "FREE",
@@ -60,6 +70,7 @@ __all__ = [
     "eq2_elements",
     "gradient_vector",
     "join_pieces",
+    "judges",
     "loss_of",
     "merged_backward",
     "merged_forward",

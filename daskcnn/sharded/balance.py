@@ -263,9 +263,10 @@ class Balance:
     def _fixed(self, i: int, worker: str, cut: _Cut) -> float:
         """Seconds for a stage's inputs, which any kernel needs, for their gradients, for sums, and of messages."""
         link = self._link(worker)
-        away = len(cut.takers[i]) > (worker in cut.takers[i])
-        sums = self._bytes(sum_size(cut.stages[i])) / link.bandwidth
-        return 2 * (link.seconds(self._bytes(self._missing(i, worker, cut))) + (sums + link.each if away else 0.0))
+        others, ways = len(cut.takers[i]) - (worker in cut.takers[i]), 1 if cut.judged_by_all(i) else 2
+        sums = self._bytes(others * sum_size(cut.stages[i])) / link.bandwidth
+        outputs = ways * (sums + link.each) if others else 0.0
+        return 2 * link.seconds(self._bytes(self._missing(i, worker, cut))) + outputs
 
     def _missing(self, i: int, worker: str, cut: _Cut) -> int:
         """Numbers a sample of a stage's input that the worker has not itself."""
@@ -314,6 +315,10 @@ class _Cut:
     def made(self) -> list[int]:
         """Channels of each stage's outputs."""
         return [sum(own.values()) for own in self.kernels]
+
+    def judged_by_all(self, i: int) -> bool:
+        """Whether a stage is the last and its workers have the gradients of its outputs themselves."""
+        return i == len(self.stages) - 1 and len(self.takers[i]) > 1
 
     @cached_property
     def takers(self) -> list[set[str]]:

@@ -52,6 +52,12 @@ class Stage:
         return sum(layer.reach or 0 for _, layer in self.spread.layers)
 
     @property
+    def light(self) -> bool:
+        """Whether all that is left where sums are put together is a bias: each worker may as well do that itself."""
+        left = self.rest.layers if self.rest else ()
+        return self.summed is not None and all(isinstance(layer, Bias) for _, layer in left)
+
+    @property
     def names(self) -> list[str]:
         """The layers that shards go through."""
         return [name for name, _ in self.spread.layers] if self.spread else []

@@ -9,8 +9,9 @@ from daskcnn.sharded.traffic import Kernels
 
 
 def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int = 1) -> int:
-    """Shards there and back, what is put together, parts cut out for several, edges or the step of shards of samples,
-    the score. Stages as they are spread for the kernels; parts of a minibatch that go one behind the other.
+    """Shards there and back, what is put together, parts cut out for several, edges, the score.
+
+    Stages as they are spread for the kernels; parts of a minibatch that go one behind the other.
     """
     each = sum(_of_a_part(i, stages, kernels, home) for i in range(len(stages)))
     return parts * each + sum(_behind_all(i, stages, kernels, home) for i in range(len(stages))) + 1
@@ -19,7 +20,9 @@ def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int 
 def _of_a_part(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> int:
     stage, own, last = stages[i], kernels[i], i == len(stages) - 1
     found = 2 * len(own)
-    if last or stage.rest is not None:
+    if last and stage.light and home in own:
+        pass  # the loss is part of the way back
+    elif last or stage.rest is not None:
         found += (1 if last else 2) + (0 if stage.summed else _cut_out([home], own))
     if i > 0:
         found += _cut_out(own, _back_to(i, stages, kernels, home))
@@ -29,8 +32,6 @@ def _of_a_part(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> 
 def _behind_all(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> int:
     """Once a step, behind the last part's gradients."""
     stage, own = stages[i], kernels[i]
-    if stage.by == "samples":
-        return len(own)
     if i == 0 or not stage.reach:
         return 0
     shares = dict(zip(own, shares_of(list(own.values()), stage.reach), strict=True))

@@ -3,6 +3,8 @@
 A stage's outputs go from who made them to all workers of the next stage, or to *home* where layers of it that are not
 spread put them together, or the loss is behind; what is put together goes from home to the next stage's workers. On the
 way back every one of these workers returns its part of the gradient. The first stage's input is loaded by everybody.
+Where the last stage's shards send sums, which are few, they send them to each other: everybody has the loss for itself,
+and no gradient comes from home.
 """
 
 from __future__ import annotations
@@ -86,8 +88,14 @@ def sum_size(stage: Stage) -> int:
 
 def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[str]:
     """To whom the outputs of a stage's shards go."""
-    together = stages[i].rest is not None or i == len(stages) - 1
-    return {home} if together else set(kernels[i + 1])
+    if i == len(stages) - 1:
+        return set(judges(stages, kernels, home))
+    return {home} if stages[i].rest is not None else set(kernels[i + 1])
+
+
+def judges(stages: Sequence[Stage], kernels: Kernels, home: str) -> list[str]:
+    """Who has the loss: home, or everybody with kernels of the last stage where that takes next to nothing."""
+    return list(kernels[-1]) if stages[-1].light and home in kernels[-1] else [home]
 
 
 def phases(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Phase]:
@@ -97,7 +105,8 @@ def phases(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels
         shares = _shares(stage, kernels[i])
         made = {w: size * _length(share.own) + more for w, share in shares.items()}
         graded = {w: size * _length(share.graded) + more for w, share in shares.items()}
-        yield from _both_ways(i, _from_all_to_all(made, to), _from_all_to_all(graded, to))
+        to_judge = i == len(stages) - 1 and len(to) > 1  # and each has the gradient itself then
+        yield from _both_ways(i, _from_all_to_all(made, to), {} if to_judge else _from_all_to_all(graded, to))
         if stage.rest is not None and i + 1 < len(stages):
             whole = _from_all_to_all({home: math.prod(in_shapes[i + 1])}, {*kernels[i + 1]})
             yield from _both_ways(i, whole, whole, merged=True)
