@@ -31,8 +31,8 @@ from daskcnn.cluster.connect import connect
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.layer_balance import REPORTS, WORTH_ANYWAY, Drift, adopt
 from daskcnn.cluster.layer_graph import LayerGraph, Step
+from daskcnn.cluster.layer_place import Where, batch_plan
 from daskcnn.cluster.layer_sharded import AHEAD, MOMENTUM, LayerSharded
-from daskcnn.cluster.layer_tasks import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.start import calibrate_all
 from daskcnn.cluster.worker import Counters, session_of

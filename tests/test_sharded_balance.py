@@ -278,13 +278,13 @@ def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: 
 
 
 def test_tasks_of_a_step_on_one_worker_and_two() -> None:
-    """Two stages there and back, the score; of two workers' one cuts nothing out: there is but one other."""
+    """Two stages there and back, and the score."""
     assert step_tasks(LOCAL, [{"a": 6}, {"a": 4}], "a") == 2 + 2 + 1
     assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
     assert step_tasks(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
     assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a", parts=4) == 4 * 8 + 1
     three = [dict.fromkeys("abc", 2), dict.fromkeys("abc", 1)]
-    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1 + 3 * 2
+    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1
 
 
 def test_a_head_that_is_more_than_a_bias_or_whose_home_has_no_kernels_is_a_task() -> None:
@@ -313,7 +313,7 @@ def test_what_the_scheduler_takes_for_tasks_is_part_of_a_step() -> None:
 
 
 def test_workers_that_are_not_worth_their_tasks_get_no_kernels() -> None:
-    """Each of 16 brings six tasks and more, of which the scheduler hands out one after the other."""
+    """Each of 16 brings four tasks and more, of which the scheduler hands out one after the other."""
     stages = stages_of(build_model("50:500", None, (32, 32, 3), 10, True))
     workers = [f"w{i:02}" for i in range(16)]
     compute = {w: {"conv1": 0.001, "conv2": 0.004} for w in workers}

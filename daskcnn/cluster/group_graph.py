@@ -17,7 +17,7 @@ from daskcnn.cluster import group_tasks as tasks
 from daskcnn.cluster.context import RunContext
 from daskcnn.cluster.group_tasks import Meeting, Plan
 from daskcnn.cluster.layer_graph import LayerGraph, Result, Step
-from daskcnn.cluster.layer_tasks import Minibatch, Part
+from daskcnn.cluster.layer_place import Minibatch, Part
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.config import Job
 from daskcnn.nn import Layout

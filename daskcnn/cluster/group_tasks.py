@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.cluster.layer_tasks import Part, Where, edges_of, session_at, shelf_at, take_counters, working
+from daskcnn.cluster.layer_place import Part, Where, session_at, shelf_at, working
+from daskcnn.cluster.layer_tasks import edges_of, take_counters
 from daskcnn.cluster.parcel import OutOfStep, Parcel
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.worker import Counters, Exchanges, Session, join_run, stopped

@@ -18,7 +18,8 @@ from daskcnn.arrays import Array
 from daskcnn.cluster import layer_tasks as tasks
 from daskcnn.cluster.context import Bundle, RunContext
 from daskcnn.cluster.layer_balance import balance_of, fastest
-from daskcnn.cluster.layer_tasks import Cuts, Minibatch, Part, Where
+from daskcnn.cluster.layer_place import Minibatch, Part, Where, batch_plan
+from daskcnn.cluster.layer_travel import Cuts
 from daskcnn.cluster.parcel import ALL
 from daskcnn.nn import Layout
 from daskcnn.sharded import (
@@ -208,7 +209,7 @@ class LayerGraph:
         part = self._part(self._last, away=len({*self.shares[self._last]} - {self.home}))
         back = self._submit("head", tasks.head, part, *args, worker=self.home)
         back = self._merged_step(self._last, back)
-        self._backward(self._handed(back, self.home, self._last), passed, step.lr)
+        self._backward(self._handed(back, self._last), passed, step.lr)
         return back
 
     def _minibatch(self, step: Step) -> Minibatch:
@@ -216,7 +217,7 @@ class LayerGraph:
         return Minibatch(plan, begin, begin + step.samples)
 
     def _plan(self, presentation: int) -> BatchPlan:
-        return tasks.batch_plan(self.context.job, self.context.samples, presentation)
+        return batch_plan(self.context.job, self.context.samples, presentation)
 
     def _shards_forward(self, i: int, sources: Sources, passed: Passed) -> Sources:
         """The shards' outputs of a stage whose inputs these are (none: the batch); nothing where it has no shards."""
@@ -257,7 +258,7 @@ class LayerGraph:
                 behind = passed.merged[i - 1], *self._behind(i - 1)
                 args = self._part(i - 1), dxs[self.home], passed.of, lr, cuts, *behind
                 back = self._submit(f"{self._label(i - 1)}-merge-bwd", tasks.merge_bwd, *args, worker=self.home)
-                dxs = self._handed(self._merged_step(i - 1, back), self.home, i - 1)
+                dxs = self._handed(self._merged_step(i - 1, back), i - 1)
             dys = dxs
 
     def _shards_backward(self, i: int, dys: dict[str, Sources], passed: Passed, lr: float) -> dict[str, Sources]:
@@ -277,8 +278,8 @@ class LayerGraph:
                 self.merged[i][w] = result
             if self.stages[i].reach and self._at[0] == self._at[1] - 1:
                 self.edges[i][w] = self._edges_of(i, result, w, cuts or {})
-            for worker, sources in self._cut_for(result, w, cuts or {}, whole=False).items():
-                dxs.setdefault(worker, []).extend(sources)
+            for worker in cuts or {}:
+                dxs.setdefault(worker, []).append(result)
         if self.stages[i].by == "samples" and self._at[0] == self._at[1] - 1:
             self._owed[i] = lr
         return dxs
@@ -298,18 +299,9 @@ class LayerGraph:
             return result
         return self._submit("take-edges", tasks.take_edges, result, worker=worker)
 
-    def _handed(self, result: Result, maker: str, i: int) -> dict[str, Sources]:
+    def _handed(self, result: Result, i: int) -> dict[str, Sources]:
         """Where each worker finds its part of the gradient of a stage's outputs."""
-        return self._cut_for(result, maker, self.shares[i], whole=self.stages[i].summed is not None)
-
-    def _cut_for(self, result: Result, maker: str, workers: Iterable[str], *, whole: bool) -> dict[str, Sources]:
-        """Cut out for each where several would else be sent to everybody. whole: all of it is for each."""
-        others = [w for w in workers if w != maker]
-        if whole or len(others) < 2:
-            return {w: [result] for w in workers}
-        return {
-            w: [result if w == maker else self._submit("take", tasks.take, result, w, worker=maker)] for w in workers
-        }
+        return {w: [result] for w in self.shares[i]}
 
     def _merged_step(self, i: int, back: Result) -> Result:
         """The stage's merged layers have made their step behind `back`."""

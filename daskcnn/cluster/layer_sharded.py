@@ -35,6 +35,7 @@ K = TypeVar("K")
 AHEAD = 3  # steps submitted before the oldest has ended
 SNAPSHOT_EVERY = 250  # steps between two snapshots at the most: what a lost worker costs, and the chain's length
 REPORT_EVERY = 25  # steps
+GO_BACK = 5  # times on end to the same snapshot, before the run ends
 MOMENTUM = "layer"  # the one replica's name among the velocities of a state
 
 
@@ -55,6 +56,7 @@ class LayerSharded:
         self._saved, self._generation = self.state.step, 0
         self._idle: Set[tuple[str, str]] = set()  # of which workers it was said that they get no kernels of a layer
         self._move: Move | None = None
+        self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # to which steps, last
         # of the epoch: since when and with what score, what was spent, what is asked for
         self._epoch = (time.monotonic(), Score(0.0, 0, 0))
         self._spent: dict[str, Counters] = {}
@@ -80,13 +82,25 @@ class LayerSharded:
             except WorkersLost as lost:
                 self._drop(lost.names)
             except OutOfStep as repeated:
-                self.context.emit({"event": "warning", "message": f"{repeated}: back to step {self.state.step}"})
+                self._go_back(repeated)
             except Lost:
-                if self.state.step > self._saved:
-                    self._save()
+                self._save_what_is_new()
                 raise
             self._begin_epoch()
         return self.state
+
+    def _go_back(self, repeated: OutOfStep) -> None:
+        """To the last snapshot. Raises Lost where that did not help so many times on end."""
+        self.context.emit({"event": "warning", "message": f"{repeated}: back to step {self.state.step}"})
+        self._gone_back.append(self.state.step)
+        if len(self._gone_back) == GO_BACK and len(set(self._gone_back)) == 1:
+            self._save_what_is_new()
+            remedy = "do all workers reach each other? `daskcnn doctor --scheduler ADDRESS` tries their links"
+            raise Lost(f"{repeated}, for the {GO_BACK}th time behind step {self.state.step}: {remedy}")
+
+    def _save_what_is_new(self) -> None:
+        if self.state.step > self._saved:
+            self._save()
 
     def _ended(self) -> bool:
         patience = self.job.train.early_stopping

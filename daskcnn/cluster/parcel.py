@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from daskcnn.errors import ClusterError
 from daskcnn.ps.half import cast
 from daskcnn.sharded import Edge, Side
 
+Packed: TypeAlias = tuple[Array, str, float]
+"""An array as it travels: in the wire's dtype, what it was, the factor that brings it back."""
 ALL = ""
 """In place of a worker's name: the part that everybody gets."""
 _LARGEST = 2.0**15
@@ -61,12 +64,24 @@ class Shelf:
         return thing
 
 
+@dataclass(frozen=True)
+class Claim:
+    """To parts on a worker's shelf, each under this name and that of the worker whom it is for."""
+
+    address: str
+    run: str
+    generation: int
+    step: int
+    name: tuple[Any, ...]
+
+
 class Parcel:
     """maker: the worker it is from. parts: of the workers of these names, or of `ALL`. edges: channels at both ends of
-    a shard, for its neighbours. wire: the dtype that parts travel in. arrived: whether it came over the wire.
+    a shard, for its neighbours. wire: the dtype that parts travel in. arrived: whether it came over the wire. claim: to
+    parts that are not in it.
     """
 
-    __slots__ = ("arrived", "edges", "maker", "parts", "wire")
+    __slots__ = ("arrived", "claim", "edges", "maker", "parts", "wire")
 
     def __init__(
         self,
@@ -75,9 +90,10 @@ class Parcel:
         edges: Mapping[Side, Edge] | None = None,
         wire: str = "float32",
         arrived: bool = False,
+        claim: Claim | None = None,
     ) -> None:
         self.maker, self.parts, self.edges = maker, dict(parts), dict(edges or {})
-        self.wire, self.arrived = wire, arrived
+        self.wire, self.arrived, self.claim = wire, arrived, claim
 
     def part(self, worker: str) -> Array:
         """What is for this worker."""
@@ -86,23 +102,19 @@ class Parcel:
     def as_sent(self, worker: str) -> Array:
         """The same, as it arrives where it has come over the wire: there it may have lost digits."""
         part = self.part(worker)
-        return part if self.arrived else _unpacked(*_packed(part, self.wire))
-
-    def only(self, worker: str) -> Parcel:
-        """A parcel of nothing but this worker's part."""
-        return Parcel(self.maker, {worker: self.parts[worker]}, wire=self.wire)
+        return part if self.arrived else unpacked(*packed(part, self.wire))
 
     def __sizeof__(self) -> int:
         return sum(array.nbytes for array in self.parts.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        parts = {worker: _packed(array, self.wire) for worker, array in self.parts.items()}
-        return _arrived, (self.maker, parts, self.edges, self.wire)
+        parts = {worker: packed(array, self.wire) for worker, array in self.parts.items()}
+        return _arrived, (self.maker, parts, self.edges, self.wire, self.claim)
 
 
-def _arrived(maker: str, packed: dict[str, tuple[Array, str, float]], edges: dict[Side, Edge], wire: str) -> Parcel:
-    parts = {worker: _unpacked(*part) for worker, part in packed.items()}
-    return Parcel(maker, parts, edges, wire, arrived=True)
+def _arrived(maker: str, parts: dict[str, Packed], edges: dict[Side, Edge], wire: str, claim: Claim | None) -> Parcel:
+    whole = {worker: unpacked(*part) for worker, part in parts.items()}
+    return Parcel(maker, whole, edges, wire, arrived=True, claim=claim)
 
 
 def wire_bytes(array: Array, wire: str) -> int:
@@ -110,7 +122,7 @@ def wire_bytes(array: Array, wire: str) -> int:
     return int(array.nbytes if wire == "float32" else array.size * np.dtype(wire).itemsize)
 
 
-def _packed(array: Array, wire: str) -> tuple[Array, str, float]:
+def packed(array: Array, wire: str) -> Packed:
     """In the wire's dtype, what it was, and the factor that brings it back. float64 stays what it is on float32."""
     if wire == "float32":
         return array, array.dtype.name, 1.0
@@ -118,7 +130,7 @@ def _packed(array: Array, wire: str) -> tuple[Array, str, float]:
     return cast(array * array.dtype.type(factor), wire), array.dtype.name, 1 / factor
 
 
-def _unpacked(array: Array, dtype: str, factor: float) -> Array:
+def unpacked(array: Array, dtype: str, factor: float) -> Array:
     if array.dtype.name == dtype:
         return array
     whole: Array = cast(array, dtype)

@@ -9,7 +9,7 @@ from daskcnn.sharded.traffic import Kernels
 
 
 def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int = 1) -> int:
-    """Shards there and back, what is put together, parts cut out for several, edges, the score.
+    """Shards there and back, what is put together, edges, the score.
 
     Stages as they are spread for the kernels; parts of a minibatch that go one behind the other.
     """
@@ -18,15 +18,10 @@ def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int 
 
 
 def _of_a_part(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> int:
-    stage, own, last = stages[i], kernels[i], i == len(stages) - 1
-    found = 2 * len(own)
-    if last and stage.light and home in own:
-        pass  # the loss is part of the way back
-    elif last or stage.rest is not None:
-        found += (1 if last else 2) + (0 if stage.summed else _cut_out([home], own))
-    if i > 0:
-        found += _cut_out(own, _back_to(i, stages, kernels, home))
-    return found
+    stage, shards, last = stages[i], 2 * len(kernels[i]), i == len(stages) - 1
+    if last:  # the head, where it is not part of the way back
+        return shards + (0 if stage.light and home in kernels[i] else 1)
+    return shards + (2 if stage.rest is not None else 0)
 
 
 def _behind_all(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> int:
@@ -42,9 +37,3 @@ def _behind_all(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) ->
 def _back_to(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> Collection[str]:
     """Who gets parts of the gradient of a stage's input."""
     return kernels[i - 1] if stages[i - 1].rest is None else [home]
-
-
-def _cut_out(makers: Collection[str], to: Collection[str]) -> int:
-    """Tasks that cut out what each gets, where a maker has something for several others."""
-    others = (len(to) - (maker in to) for maker in makers)
-    return sum(each for each in others if each > 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ from cluster_jobs import Watch, one_process, run, small_job
 from distributed import Client
 
 from daskcnn.cluster import layer_sharded
+from daskcnn.errors import Lost
 
 pytestmark = pytest.mark.cluster
 
@@ -101,3 +104,52 @@ def test_float16_on_the_wire_halves_what_travels(three_workers: Client, syntheti
     # shards are measured anew for each run
     assert bytes_up["float16"] == pytest.approx(bytes_up["float32"] / 2, rel=0.1)
     np.testing.assert_allclose(losses["float16"], losses["float32"], rtol=0.02)
+
+
+# --- parts that are called for, of three workers' gradients ---
+
+
+def lose_parts(count: int, dask_worker: Any = None) -> None:
+    """On a worker: so many calls for parts of gradients find none."""
+    from daskcnn.cluster import layer_travel
+
+    left = [count]
+
+    async def answer(**asked: Any) -> dict[str, Any]:
+        left[0] -= 1
+        return {"missing": "somebody took it"} if left[0] >= 0 else await layer_travel._answer(**asked)
+
+    dask_worker.handlers[layer_travel.CALL] = answer
+
+
+def lose_none(dask_worker: Any = None) -> None:
+    dask_worker.handlers.pop("daskcnn_part", None)
+
+
+@contextmanager
+def lost_parts(client: Client, count: int) -> Iterator[None]:
+    client.run(lose_parts, count)
+    try:
+        yield
+    finally:
+        client.run(lose_none)
+
+
+def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_nothing_else(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": "layer", "epochs": 1}, cluster={"workers": {"cpu": 3}})
+    job["model"]["dtype"] = "float64"
+    whole = run(three_workers, job)
+    watch = Watch()
+    with lost_parts(three_workers, 1):
+        result = run(three_workers, job, watch)
+    assert "somebody took it: back to step 0" in [event["message"] for event in watch.of("warning")]
+    np.testing.assert_allclose(result.model.weights, whole.model.weights, rtol=1e-9, atol=1e-12)
+
+
+def test_parts_that_are_never_to_be_had_end_the_run(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": "layer"}, cluster={"workers": {"cpu": 3}})
+    message = "somebody took it, for the 5th time behind step 0: do all workers reach each other"
+    with lost_parts(three_workers, 10_000), pytest.raises(Lost, match=message):
+        run(three_workers, job)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from daskcnn.cluster.parcel import ALL, OutOfStep, Parcel, Shelf, wire_bytes
+from daskcnn.cluster.parcel import ALL, Claim, OutOfStep, Parcel, Shelf, wire_bytes
 
 
 def _sent(parcel: Parcel) -> Parcel:
@@ -30,9 +30,19 @@ def test_parts_and_edges_travel_as_they_are() -> None:
     assert (came.maker, came.arrived) == ("cpu-0", True)
 
 
-def test_only_what_is_for_one_worker() -> None:
-    parcel = Parcel("cpu-0", {"cpu-1": np.zeros(3), "cpu-2": np.ones(5)}, wire="float16").only("cpu-2")
-    assert (list(parcel.parts), parcel.wire, parcel.maker) == (["cpu-2"], "float16", "cpu-0")
+def test_a_claim_travels_in_place_of_the_parts() -> None:
+    claim = Claim("tcp://10.0.0.7:4000", "run", 2, 17, ("part", 0, 1))
+    came = _sent(Parcel("cpu-0", {}, wire="float16", claim=claim))
+    assert (came.claim, came.parts, came.arrived) == (claim, {}, True)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_the_maker_may_have_a_part_as_it_arrives_elsewhere(wire: str) -> None:
+    parcel = Parcel("cpu-0", {ALL: np.random.default_rng(0).standard_normal(100).astype(np.float32)}, wire=wire)
+    there = _sent(parcel)
+    np.testing.assert_array_equal(parcel.as_sent("cpu-0"), there.as_sent("cpu-1"))
+    np.testing.assert_array_equal(there.as_sent("cpu-1"), there.part("cpu-1"))
+    assert np.array_equal(parcel.as_sent("cpu-0"), parcel.part("cpu-0")) == (wire == "float32")
 
 
 numbers = st.floats(-1, 1, width=32, allow_subnormal=False)
