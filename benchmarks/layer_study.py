@@ -79,7 +79,7 @@ SHOWN = (2, 3, 4, 8, 16, 32)
 """Devices in the tables."""
 STAGES_AT = 64
 """The batch at which the parts of a step are measured; they are taken for those of all batches."""
-PER_TASK = 1e-3
+PER_TASK = 2e-3
 """Seconds of Dask's scheduler for a task, where `cluster_netns.json` has not measured them."""
 PAPER_CPUS = {
     "50:500": {2: 1.40, 3: 1.51, 4: 1.56},
@@ -505,9 +505,20 @@ def _roofline_of(kept: dict[str, Any], path: Path) -> tuple[dict[str, Any], floa
 
 
 def _scheduler(path: Path) -> float:
-    """Seconds of the scheduler a task, as `cluster_netns.py` has measured them without a limit."""
+    """Seconds of the scheduler a task, as `cluster_netns.py` has measured them over the slowest and the fastest links.
+
+    What it takes whether there are tasks or not goes with the time, of which there is more over slow links.
+    """
     if not path.exists():
         return PER_TASK
-    found = [rows["unlimited"] for rows in json.loads(path.read_text())["measured"].values() if "unlimited" in rows]
-    each = sorted(row["scheduler"] / row["tasks"] for row in found)
+    each = sorted(map(_a_task, (found["rows"] for found in json.loads(path.read_text())["measured"].values())))
     return each[len(each) // 2] if each else PER_TASK
+
+
+def _a_task(rows: Mapping[str, Any]) -> float:
+    """From one configuration's rows, by link."""
+    by_time = sorted(rows.values(), key=lambda row: row["step"])
+    fast, slow = by_time[0], by_time[-1]
+    longer = slow["step"] - fast["step"]
+    idle = max(0.0, slow["scheduler"] - fast["scheduler"]) / longer if longer else 0.0
+    return float(max(0.0, fast["scheduler"] - idle * fast["step"]) / fast["tasks"])
