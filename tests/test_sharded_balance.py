@@ -295,6 +295,8 @@ def test_a_head_that_is_more_than_a_bias_or_whose_home_has_no_kernels_is_a_task(
     assert step_tasks(LOCAL, away, "a") == 4 + 2 + 1 + 1
     assert judges(LOCAL, halves, "a") == ["a", "b"]
     assert judges(two_layers, halves, "a") == judges(LOCAL, away, "a") == ["a"]
+    alone = [{"a": 6}, {"a": 4}]  # nor is it part of the way back where home has all kernels
+    assert step_tasks(two_layers, alone, "a") == step_tasks(LOCAL, alone, "a") + 1
 
 
 def test_sums_go_to_everybody_with_kernels_and_no_gradient_of_them_comes_back() -> None:

@@ -30,6 +30,7 @@ from daskcnn.sharded import (
     cut_pieces,
     edges_travel_along,
     join_pieces,
+    judged_by_all,
     judges,
     neighbours,
     shares_of,
@@ -89,7 +90,7 @@ class LayerGraph:
         busy = {self.home, *(worker for own in self.kernels for worker in own)}
         self.workers = [worker for worker in context.alive if worker in busy]
         self._last = len(self.stages) - 1
-        self._by_all = self.judges == [*self.kernels[-1]]
+        self._by_all = judged_by_all(self.stages, self.kernels, self.home)
         self._owed: dict[int, float] = {}
         self.generation = generation
         # of the step that is put together: its tasks, what came before it, its last head, which part of the minibatch

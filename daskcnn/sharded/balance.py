@@ -18,7 +18,16 @@ from daskcnn.nn import Shape
 from daskcnn.partition.sharding import balanced_shards, kernel_shards
 from daskcnn.sharded.stages import By, Stage, samples_first
 from daskcnn.sharded.tasks import step_tasks
-from daskcnn.sharded.traffic import Kernels, channel_size, phases, stage_shapes, sum_size, takers, weight_traffic
+from daskcnn.sharded.traffic import (
+    Kernels,
+    channel_size,
+    judged_by_all,
+    phases,
+    stage_shapes,
+    sum_size,
+    takers,
+    weight_traffic,
+)
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
@@ -318,7 +327,7 @@ class _Cut:
 
     def judged_by_all(self, i: int) -> bool:
         """Whether a stage is the last and its workers have the gradients of its outputs themselves."""
-        return i == len(self.stages) - 1 and len(self.takers[i]) > 1
+        return i == len(self.stages) - 1 and judged_by_all(self.stages, self.kernels, self.home)
 
     @cached_property
     def takers(self) -> list[set[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from daskcnn.sharded.stages import Stage, edges_travel_along, shares_of
-from daskcnn.sharded.traffic import Kernels
+from daskcnn.sharded.traffic import Kernels, judged_by_all
 
 
 def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int = 1) -> int:
@@ -20,7 +20,7 @@ def step_tasks(stages: Sequence[Stage], kernels: Kernels, home: str, parts: int 
 def _of_a_part(i: int, stages: Sequence[Stage], kernels: Kernels, home: str) -> int:
     stage, shards, last = stages[i], 2 * len(kernels[i]), i == len(stages) - 1
     if last:  # the head, where it is not part of the way back
-        return shards + (0 if stage.light and home in kernels[i] else 1)
+        return shards + (0 if judged_by_all(stages, kernels, home) else 1)
     return shards + (2 if stage.rest is not None else 0)
 
 

@@ -94,8 +94,13 @@ def takers(stages: Sequence[Stage], kernels: Kernels, home: str, i: int) -> set[
 
 
 def judges(stages: Sequence[Stage], kernels: Kernels, home: str) -> list[str]:
-    """Who has the loss: home, or everybody with kernels of the last stage where that takes next to nothing."""
-    return list(kernels[-1]) if stages[-1].light and home in kernels[-1] else [home]
+    """Who has the loss."""
+    return list(kernels[-1]) if judged_by_all(stages, kernels, home) else [home]
+
+
+def judged_by_all(stages: Sequence[Stage], kernels: Kernels, home: str) -> bool:
+    """Whether everybody with kernels of the last stage has the loss itself, for it takes next to nothing; else home."""
+    return stages[-1].light and home in kernels[-1]
 
 
 def phases(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels, home: str) -> Iterator[Phase]:
@@ -105,7 +110,7 @@ def phases(stages: Sequence[Stage], in_shapes: Sequence[Shape], kernels: Kernels
         shares = _shares(stage, kernels[i])
         made = {w: size * _length(share.own) + more for w, share in shares.items()}
         graded = {w: size * _length(share.graded) + more for w, share in shares.items()}
-        to_judge = i == len(stages) - 1 and len(to) > 1  # and each has the gradient itself then
+        to_judge = i == len(stages) - 1 and judged_by_all(stages, kernels, home)  # each has the gradient itself then
         yield from _both_ways(i, _from_all_to_all(made, to), {} if to_judge else _from_all_to_all(graded, to))
         if stage.rest is not None and i + 1 < len(stages):
             whole = _from_all_to_all({home: math.prod(in_shapes[i + 1])}, {*kernels[i + 1]})

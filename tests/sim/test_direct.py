@@ -199,7 +199,7 @@ class Counting:
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("model", ["50:500", "500:1500"])
+@pytest.mark.parametrize("model", ["50:500", "500:1500", "lenet5"])
 @pytest.mark.parametrize("first", ["kernels", "samples"])
 def test_a_step_has_as_many_tasks_as_the_graph(
     workers: int, parts: int, model: str, first: Any, monkeypatch: Any
