@@ -27,11 +27,11 @@ from layer_scaling import MODELS, Sharded, opened
 from netns import FRAMING, Host, Network, network
 
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.config import Job
+from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.simulating import scenario_of
+from daskcnn.launch.simulate import scenario_of
 from daskcnn.sim.cluster import Cluster, Worker
-from daskcnn.sim.direct import Direct
+from daskcnn.sim.sharded_step import Direct
 
 BANDWIDTHS: dict[str, float | None] = {"5 MB/s": 5e6, "100 Mb/s": 1.25e7, "1 Gb/s": 1.25e8, "unlimited": None}
 """Bytes a second; headers are part of them."""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import conv_gemm
 
 from daskcnn.arrays import device_profile
-from daskcnn.config import Job, Model, Train
+from daskcnn.job.tables import Job, Model, Train
 from daskcnn.nn.models import model_spec
 
 K, T = TypeVar("K"), TypeVar("T")

@@ -26,7 +26,7 @@ from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
 from daskcnn.conv.tuner import tune
 from daskcnn.nn import build_model
-from daskcnn.replica import TUNING, convolutions
+from daskcnn.training.replica import TUNING, convolutions
 
 Calls = dict[str, Callable[[], Any]]
 """By direction."""

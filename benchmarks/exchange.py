@@ -33,13 +33,13 @@ from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.context import RunContext
-from daskcnn.cluster.hosting import host_server
 from daskcnn.cluster.members import advertised, present, wait_for_members
-from daskcnn.cluster.peer import AHEAD
-from daskcnn.cluster.peer_graph import Meeting, PeerGraph
-from daskcnn.cluster.peer_tasks import Peers, RoundStart
-from daskcnn.config import Cluster, Job, Workers
+from daskcnn.cluster.peers.driver import AHEAD
+from daskcnn.cluster.peers.graph import Meeting, PeerGraph
+from daskcnn.cluster.peers.tasks import Peers, RoundStart
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.server.hosts import host_server
+from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Snapshot
 
@@ -73,7 +73,7 @@ class VectorReplica:
         return self.velocity
 
     def training(self, ranges: Any, samples: int, *, steps: int, **_: Any) -> Iterator[Any]:
-        from daskcnn.replica import Score, Trained
+        from daskcnn.training.replica import Score, Trained
 
         for step in range(1, steps + 1):
             self.weights[:1024] += 1e-3
@@ -83,7 +83,7 @@ class VectorReplica:
 def open_vector(run: str, job: Any, size: int) -> None:
     """A session of a vector alone."""
     from daskcnn.arrays import keep_freed_memory
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
     from daskcnn.ps import Local
 
     keep_freed_memory()
@@ -111,7 +111,7 @@ def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tu
 
 def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -> float:
     """A worker's part of meetings through the server, as in training but for the steps; seconds they took."""
-    from daskcnn.cluster.worker import session_of
+    from daskcnn.cluster.session.tasks import session_of
     from daskcnn.ps import RULES, Join, Push
 
     rule, local = RULES["bsp"](), session_of(run).local
@@ -128,8 +128,8 @@ def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -
 
 def begin_vector(peers: Any, name: str, job: Any) -> None:
     """Begin a life of the session's vector."""
-    from daskcnn.cluster.peer_tasks import begin_life
-    from daskcnn.cluster.worker import session_of
+    from daskcnn.cluster.peers.tasks import begin_life
+    from daskcnn.cluster.session.tasks import session_of
 
     session = session_of(peers.run)
     session.replica.job = job

@@ -29,11 +29,11 @@ from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.layer_balance import fastest
+from daskcnn.cluster.layers.balance import fastest
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.members import advertised, present
-from daskcnn.cluster.worker import device_problem
-from daskcnn.config import Cluster, Workers
+from daskcnn.cluster.session.tasks import device_problem
+from daskcnn.job.tables import Cluster, Workers
 
 WAYS = ("processors", "GPU", "both")
 LAYOUTS = ("eager", "channels_last")
@@ -66,7 +66,7 @@ def stand_in_for_a_gpu(tests: str) -> None:
     from standin import STANDIN
 
     from daskcnn import arrays
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN
     worker.device_profile = lambda kind, threads: arrays.DeviceProfile(kind, "stand-in", 1, 1 << 30)

@@ -28,9 +28,9 @@ from distributed import Client
 from rules import machine, throttle
 
 from daskcnn.cluster.connect import connect
-from daskcnn.config import Cluster, Workers
+from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.runner import train_job
+from daskcnn.launch.training import train_job
 
 RESULTS = Path(__file__).parent / "results" / "layer_limits.json"
 MODELS = {"50:500": 256, "150:800": 64, "300:1000": 64, "500:1500": 64}

@@ -27,19 +27,19 @@ from distributed import Client, Future, wait
 from layer_study import simulate
 
 from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
+from daskcnn.cluster.admission import calibrate_all
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.context import RunContext
-from daskcnn.cluster.layer_balance import REPORTS, WORTH_ANYWAY, Drift, adopt
-from daskcnn.cluster.layer_graph import LayerGraph, Step
-from daskcnn.cluster.layer_place import Where, batch_plan
-from daskcnn.cluster.layer_sharded import AHEAD, MOMENTUM, LayerSharded
+from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, Drift, adopt
+from daskcnn.cluster.layers.driver import AHEAD, MOMENTUM, LayerSharded
+from daskcnn.cluster.layers.graph import LayerGraph, Step
+from daskcnn.cluster.layers.task_context import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.start import calibrate_all
-from daskcnn.cluster.worker import Counters, session_of
-from daskcnn.config import Cluster, Workers
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.session.tasks import Counters, session_of
+from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import find_dataset, fitted, resolve
-from daskcnn.replica import training_samples
 from daskcnn.store import load_batch
+from daskcnn.training.replica import training_samples
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)

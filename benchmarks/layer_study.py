@@ -28,14 +28,14 @@ from conv_gemm import PAD2, SIDE, directions, sgemm
 
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.launch.figures import Figure, stacked
-from daskcnn.launch.pictures import draw
+from daskcnn.launch.draw import draw
+from daskcnn.launch.paper_figures import Figure, stacked
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.simulating import Scenario, scenario_of
-from daskcnn.replica import Replica
+from daskcnn.launch.simulate import Scenario, scenario_of
 from daskcnn.sharded import stage_seconds
 from daskcnn.sim.cluster import Cluster, Costs, Worker
-from daskcnn.sim.layers import Sharding, ceiling
+from daskcnn.sim.papers_step import Sharding, ceiling
+from daskcnn.training.replica import Replica
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)

@@ -18,13 +18,13 @@ from typing import Any
 from rules import LAYERS, TUNED, machine
 
 from daskcnn.cluster.connect import connect
-from daskcnn.config import Cluster, Workers
+from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.runner import train_job
-from daskcnn.launch.simulating import scenario, simulate
+from daskcnn.launch.simulate import scenario, simulate
+from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
-from daskcnn.report.events import read_events
-from daskcnn.report.tables import tables
+from daskcnn.runs.log import read_events
+from daskcnn.show.report_tables import tables
 
 BAR = 0.10
 

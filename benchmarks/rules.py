@@ -24,15 +24,15 @@ from distributed import Client
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.worker import THROTTLE
-from daskcnn.config import Cluster, Workers
-from daskcnn.launch.figures import Curve, Figure
-from daskcnn.launch.pictures import draw
+from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.job.tables import Cluster, Workers
+from daskcnn.launch.draw import draw
+from daskcnn.launch.paper_figures import Curve, Figure
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.runner import train_job
+from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
-from daskcnn.report.events import read_events
-from daskcnn.report.tables import Report, tables
+from daskcnn.runs.log import read_events
+from daskcnn.show.report_tables import Report, tables
 
 THROTTLED = 2.3
 LAYERS: list[dict[str, Any]] = [

@@ -42,8 +42,8 @@ from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import Layer, Params
-from daskcnn.replica import Replica
 from daskcnn.store import Batch
+from daskcnn.training.replica import Replica
 
 Step = Callable[[], float]
 """Train on the batch once; the loss before it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from daskcnn.config import Job
+    from daskcnn.job.tables import Job
     from daskcnn.launch import Result, train
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(launch, name)
     if name == "Job":
-        from daskcnn.config import Job
+        from daskcnn.job.tables import Job
 
         return Job
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

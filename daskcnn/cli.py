@@ -11,14 +11,19 @@ from dask.utils import parse_bytes
 
 from daskcnn import __version__
 from daskcnn.arrays import Device, DeviceKind, cpu_count
-from daskcnn.launch import pictures, planning, reporting, say, simulated, simulating, tools
-from daskcnn.launch.doctor import asked_for, examine
-from daskcnn.launch.doctor_findings import readable_findings, would_start
-from daskcnn.report.comparison import format_comparison
-from daskcnn.report.files import dumps
-from daskcnn.report.table_text import format_report
+from daskcnn.doctor.examine import asked_for, examine
+from daskcnn.doctor.findings import readable_findings, would_start
+from daskcnn.launch import draw as pictures
+from daskcnn.launch import plan as planning
+from daskcnn.launch import report as reporting
+from daskcnn.launch import say, tools
+from daskcnn.launch import simulate as simulating
+from daskcnn.launch import simulation_text as simulated
 from daskcnn.run import Command
 from daskcnn.run import main as run_command
+from daskcnn.runs.files import dumps
+from daskcnn.show.comparison import format_comparison
+from daskcnn.show.report_text import format_report
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from daskcnn import config, launch
+from daskcnn import launch
 from daskcnn.errors import UserError
+from daskcnn.job import tables as config
 
 FLAGS = {
     "dataset": ("data.name", "NAME", "Data set: cifar10, mnist or synthetic."),

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from standin import DEVICES, device_of
+from tiny_runs import tiny_data
 
 from daskcnn.arrays import Device
-from daskcnn.conv.memory import memory_of
 from daskcnn.conv.planner import forget_plans
+from daskcnn.conv.timings import memory_of
 
 # how long an example takes says more of what else the machine does than of us
 settings.register_profile("daskcnn", deadline=None)
@@ -53,3 +54,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
 def device(request: pytest.FixtureRequest) -> Device:
     """A fresh one-threaded device of every backend: NumPy, the strict stand-in for CuPy, and CuPy on a GPU."""
     return device_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Path of a tiny data set that tests only read."""
+    return tiny_data(tmp_path_factory.mktemp("data"))

@@ -24,15 +24,16 @@ from tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 from daskcnn import __version__, launch
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
-from daskcnn.launch import runner, tools
-from daskcnn.launch.keep import to_classifier
+from daskcnn.launch import tools
+from daskcnn.launch import training as runner
 from daskcnn.launch.resolve import resolve
+from daskcnn.launch.state import to_classifier
 from daskcnn.nn.auc import area_under_curve
-from daskcnn.replica import Score
-from daskcnn.report.run_dir import RunDirectory
 from daskcnn.run import main as run
+from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
+from daskcnn.training.replica import Score
 
 Start = Callable[..., Result]
 

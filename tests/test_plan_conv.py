@@ -16,15 +16,15 @@ from toy_data import toy_dataset
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.cli import main as daskcnn
-from daskcnn.cluster import worker
-from daskcnn.config import Job
+from daskcnn.cluster.session import tasks as worker
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
-from daskcnn.conv.memory import memory_of
+from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
+from daskcnn.job.tables import Job
 from daskcnn.launch import tools
 from daskcnn.launch.resolve import fitted, readable_plan, resolve
-from daskcnn.replica import Replica, convolutions
 from daskcnn.store import DATASETS, open_dataset
+from daskcnn.training.replica import Replica, convolutions
 
 
 def invoke(*args: object) -> Result:

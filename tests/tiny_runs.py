@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.cluster.context import TrainingState
-from daskcnn.config import Job
-from daskcnn.launch.keep import to_checkpoint
+from daskcnn.cluster.run_context import TrainingState
+from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import fitted, resolve
-from daskcnn.replica import Score
-from daskcnn.report.checkpoint import save
-from daskcnn.report.run_dir import RunDirectory
-from daskcnn.report.summary import build_summary
+from daskcnn.launch.state import to_checkpoint
+from daskcnn.runs.checkpoint import save
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.show.summary import build_summary
 from daskcnn.store import open_dataset
 from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write
+from daskcnn.training.replica import Score
 
 CLASSES = tuple("abcdefghij")
 LAYERS = [

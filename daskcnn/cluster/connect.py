@@ -17,8 +17,8 @@ from distributed.comm.addressing import get_address_host_port, normalize_address
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import Patience
-from daskcnn.config import Cluster
 from daskcnn.errors import ClusterError
+from daskcnn.job.tables import Cluster
 
 TRY = 2.0  # seconds of one attempt to connect
 

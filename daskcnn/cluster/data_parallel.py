@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 
 from distributed import Future
 
-from daskcnn.cluster.context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
-from daskcnn.cluster.hosting import Hosted, host_server
-from daskcnn.cluster.parcel import OutOfStep
+from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
-from daskcnn.cluster.worker import join_run, train_round
+from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
+from daskcnn.cluster.server.hosts import Hosted, host_server
+from daskcnn.cluster.session.tasks import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
-from daskcnn.replica import Score, initial_weights
+from daskcnn.training.replica import Score, initial_weights
 
 PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
 CALL = 60.0  # seconds the driver waits for the server to answer

@@ -13,8 +13,8 @@ import numpy as np
 from dask.task_spec import Alias
 from distributed import get_worker
 
-from daskcnn.cluster.context import RunContext
-from daskcnn.cluster.parcel import ALL, Parcel
+from daskcnn.cluster.layers.messages import ALL, Parcel
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.sharded import Link, Links
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20

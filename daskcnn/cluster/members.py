@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from distributed import Client
 
-from daskcnn.config import Workers
 from daskcnn.errors import ClusterError
+from daskcnn.job.tables import Workers
 
 Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}

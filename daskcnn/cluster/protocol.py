@@ -6,10 +6,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.actor import ServerAt
-from daskcnn.cluster.ranges import SplitServerAt
+from daskcnn.cluster.server.actor import ServerAt
+from daskcnn.cluster.server.split import SplitServerAt
 from daskcnn.partition.rounds import Round
-from daskcnn.replica import Score
+from daskcnn.training.replica import Score
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from daskcnn.arrays import Array, Backend, Device
 from daskcnn.conv.algorithm import Prepared
 from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.cost import CPU, RATES, Seconds, predict
-from daskcnn.conv.memory import believed, key, memory_of
 from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.timings import believed, key, memory_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import numpy as np
 from daskcnn.arrays import Array, Device, Workspace
 from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.cost import Seconds
-from daskcnn.conv.memory import Entry, believed, key, memory_of
 from daskcnn.conv.planner import Candidate, candidates, forget_plans, versions
 from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.timings import Entry, believed, key, memory_of
 
 CLOSE = 2.5
 """Candidates that should take more than so many times the best one's seconds are not run."""

@@ -11,12 +11,12 @@ from typing import Any
 
 from distributed import Client, default_client
 
-from daskcnn.config import Cluster, Job, read_job_file
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.tables import Cluster, Job, read_job_file
 from daskcnn.launch.resolve import kept_job, prepare_job, readable_plan, resolve
-from daskcnn.launch.runner import Result, display, shown, train_job
-from daskcnn.report.run_dir import RunDirectory, find_latest
-from daskcnn.report.summary import format_summary
+from daskcnn.launch.training import Result, display, shown, train_job
+from daskcnn.runs.directory import RunDirectory, find_latest
+from daskcnn.show.summary import format_summary
 
 __all__ = ["Result", "dry_run", "format_summary", "run", "train"]
 

@@ -10,19 +10,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from daskcnn.arrays import Device, Pool, cpu_count
-from daskcnn.config import Data, Job, Train, parse_job
 from daskcnn.conv import ConvPlan, ConvSpec, plan
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.tables import Data, Job, Train, parse_job
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
 from daskcnn.nn.layers import BatchNorm
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.admm import ADMM
 from daskcnn.ps.bsp import BSP
-from daskcnn.replica import convolutions, initial_weights, network_of, training_samples
-from daskcnn.report.run_dir import RunDirectory
+from daskcnn.runs.directory import RunDirectory
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+from daskcnn.training.replica import convolutions, initial_weights, network_of, training_samples
 
 STRATEGIES = (*RULES, "layer")
 Progress = Callable[[str, int, int], None]

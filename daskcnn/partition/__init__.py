@@ -7,7 +7,7 @@ from daskcnn.partition.budget import Budget
 from daskcnn.partition.idpa import IDPA
 from daskcnn.partition.idpa_paper import IDPAPaper
 from daskcnn.partition.partitioner import Partitioner
-from daskcnn.partition.sharding import kernel_shards, proportional
+from daskcnn.partition.proportional import kernel_shards, proportional
 from daskcnn.partition.udpa import UDPA
 
 PARTITIONERS: dict[str, type[Partitioner]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from daskcnn.partition.sharding import proportional
+from daskcnn.partition.proportional import proportional
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from daskcnn.partition.sharding import speeds
+from daskcnn.partition.proportional import speeds
 
 MOST_LOOKED_AT = 20_000
 """Ways to form groups that are all looked at; where there are more, a greedy one is improved by swaps."""

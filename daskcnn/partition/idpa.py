@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from daskcnn.partition.partitioner import Partitioner
-from daskcnn.partition.sharding import speeds
+from daskcnn.partition.proportional import speeds
 
 
 @dataclass(frozen=True)

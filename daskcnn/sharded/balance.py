@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Literal
 
 from daskcnn.nn import Shape
-from daskcnn.partition.sharding import balanced_shards, kernel_shards
+from daskcnn.partition.proportional import balanced_shards, kernel_shards
 from daskcnn.sharded.stages import By, Stage, samples_first
 from daskcnn.sharded.tasks import step_tasks
 from daskcnn.sharded.traffic import (

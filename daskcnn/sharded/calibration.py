@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.replica import Replica
 from daskcnn.sharded.passes import shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
 from daskcnn.sharded.stages import Share, Stage, shares_of, stages_of
+from daskcnn.training.replica import Replica
 
 MOST_FIXED = 0.9
 """Of a stage's seconds: some are for its kernels, whatever the clock says of so few."""

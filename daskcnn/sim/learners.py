@@ -10,7 +10,7 @@ import numpy as np
 
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, UpdateRule, Vector
-from daskcnn.replica import Replica, Score, Trained
+from daskcnn.training.replica import Replica, Score, Trained
 
 
 @dataclass(frozen=True, slots=True)

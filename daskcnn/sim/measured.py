@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from daskcnn.errors import DataError
-from daskcnn.partition.sharding import proportional
+from daskcnn.partition.proportional import proportional
 from daskcnn.sim.cluster import Cluster, Costs, Worker
 from daskcnn.sim.workload import Workload
 

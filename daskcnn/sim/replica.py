@@ -9,7 +9,6 @@ from typing import Any
 
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Action, Local, Reply, Vector
-from daskcnn.replica import Score
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cadence import Cadence, Stop
 from daskcnn.sim.cluster import Worker
@@ -17,6 +16,7 @@ from daskcnn.sim.host import Host
 from daskcnn.sim.learners import NOTHING, Learner, Learnt
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
+from daskcnn.training.replica import Score
 
 CERTAIN = 1.0
 """Q where nothing is learnt: any will do."""

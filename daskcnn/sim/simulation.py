@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.partition.proportional import proportional
 from daskcnn.partition.rounds import Round, Rounds
-from daskcnn.partition.sharding import proportional
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.ps.bsp import BSP
-from daskcnn.replica import Score
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cadence import Cadence
 from daskcnn.sim.cluster import Cluster, Worker
@@ -27,6 +26,7 @@ from daskcnn.sim.host import EPOCH, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import Report, SimulatedReplica
 from daskcnn.sim.workload import Workload
+from daskcnn.training.replica import Score
 
 Event = dict[str, Any]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daskcnn.config import Job
+from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import RULES, AccuracyWeighted, UpdateRule
 from daskcnn.ps.bsp import BSP

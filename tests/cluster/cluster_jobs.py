@@ -17,13 +17,13 @@ from distributed import Client
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import present
-from daskcnn.cluster.worker import THROTTLE
-from daskcnn.config import Cluster, Workers
-from daskcnn.launch import runner
+from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.job.tables import Cluster, Workers
+from daskcnn.launch import training as runner
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.runner import Result, train_job
-from daskcnn.replica import Replica, training_samples
+from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
+from daskcnn.training.replica import Replica, training_samples
 
 runner.SETTLE = 0.0  # the clusters made here are complete
 
@@ -121,7 +121,7 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
 
 def count_seconds() -> None:
     """On a worker: whatever is measured there takes a second, but for its throttle."""
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
 
     ticks = count()
     worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
@@ -148,7 +148,7 @@ def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[Non
 
 def measure_seconds() -> None:
     """On a worker: it has its clock again."""
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
 
     worker.time = time
 

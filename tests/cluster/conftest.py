@@ -10,8 +10,10 @@ import pytest
 from cluster_jobs import local_cluster, wait_for_all
 from distributed import Client
 
-from daskcnn.cluster import layer_balance, layer_graph, layer_sharded
-from daskcnn.cluster.context import RunContext
+from daskcnn.cluster.layers import balance as layer_balance
+from daskcnn.cluster.layers import driver as layer_sharded
+from daskcnn.cluster.layers import graph as layer_graph
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.sharded import Balance, Links, Stage
 from daskcnn.store import prepare
 

@@ -12,12 +12,12 @@ from cluster_jobs import LAYERS, Watch, addresses_of, counted_seconds, kill_work
 from distributed import Client
 from test_layer_sharding import REACHING, losses_of
 
-from daskcnn.cluster import context as run_context
-from daskcnn.cluster import layer_sharded, link_speeds
+from daskcnn.cluster import link_speeds, run_context
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.layer_balance import Drift
-from daskcnn.config import Cluster, Workers
+from daskcnn.cluster.layers import driver as layer_sharded
+from daskcnn.cluster.layers.balance import Drift
 from daskcnn.errors import ClusterError, Lost
+from daskcnn.job.tables import Cluster, Workers
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import Link, Links, stage_shapes, stages_of, traffic, weight_traffic
 
@@ -47,7 +47,7 @@ def messages(watch: Watch) -> list[str]:
 
 
 def change_throttle(factor: float) -> None:
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
 
     for session in worker._sessions.values():
         session.replica._throttle = factor
@@ -74,8 +74,8 @@ def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: Links({"cpu-1": Link(1e3, 0.01)}))
-    monkeypatch.setattr("daskcnn.cluster.layer_balance.fastest", lambda context: "cpu-0")
-    monkeypatch.setattr("daskcnn.cluster.layer_graph.fastest", lambda context: "cpu-0")
+    monkeypatch.setattr("daskcnn.cluster.layers.balance.fastest", lambda context: "cpu-0")
+    monkeypatch.setattr("daskcnn.cluster.layers.graph.fastest", lambda context: "cpu-0")
     watch = Watch()
     result = run(three_workers, layer_job(synthetic, runs, cluster={"workers": {"cpu": 2}}), watch)
     assert result.summary["status"] == "done"
@@ -186,7 +186,7 @@ def stand_in_for_a_gpu() -> None:
     from standin import STANDIN
 
     from daskcnn import arrays
-    from daskcnn.cluster import worker
+    from daskcnn.cluster.session import tasks as worker
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN
     worker.device_profile = lambda kind, threads: arrays.DeviceProfile("gpu", "stand-in", 1, 1 << 30)

@@ -17,16 +17,17 @@ import pytest
 from cluster_jobs import Watch, kill_worker, run, small_job
 from distributed import Client
 
-from daskcnn.cluster import hosting, peer
-from daskcnn.cluster.context import RunContext
-from daskcnn.cluster.hosting import Hosted, host_server
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.peer import PeerToPeer
-from daskcnn.config import Cluster, Job, Workers
+from daskcnn.cluster.peers import driver as peer
+from daskcnn.cluster.peers.driver import PeerToPeer
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.server import hosts as hosting
+from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.errors import Diverged, Interrupted
-from daskcnn.launch.runner import Result
+from daskcnn.job.tables import Cluster, Job, Workers
+from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Snapshot
-from daskcnn.report.checkpoint import load
+from daskcnn.runs.checkpoint import load
 
 pytestmark = pytest.mark.cluster
 VECTOR = 2113  # numbers of the small network

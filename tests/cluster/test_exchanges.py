@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
-from daskcnn.cluster.worker import Exchanges, Session
+from daskcnn.cluster.session.tasks import Exchanges, Session
 from daskcnn.ps import RULES, Event, Join, Local, ParameterServer, Reply
-from daskcnn.replica import Score, Trained
+from daskcnn.training.replica import Score, Trained
 
 
 class SlowLink:

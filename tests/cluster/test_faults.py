@@ -12,10 +12,12 @@ import pytest
 from cluster_jobs import Watch, allocations_after, kill_worker, run, small_job, wait_for_all
 from distributed import Client
 
-from daskcnn.cluster import context, data_parallel, layer_sharded
+from daskcnn.cluster import data_parallel
+from daskcnn.cluster import run_context as context
 from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.layers import driver as layer_sharded
 from daskcnn.errors import Diverged, Interrupted, Lost
-from daskcnn.report.checkpoint import Checkpoint, load
+from daskcnn.runs.checkpoint import Checkpoint, load
 
 pytestmark = pytest.mark.cluster
 TWO: dict[str, Any] = {"workers": {"cpu": 2}}

@@ -13,12 +13,12 @@ import pytest
 from cluster_jobs import Watch, allocations_after, kill_worker, local_cluster, one_process, run, small_job, wait_for_all
 from distributed import Client
 
-from daskcnn.cluster import groups
+from daskcnn.cluster.groups import driver as groups
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
-from daskcnn.replica import Replica
-from daskcnn.report.checkpoint import load
-from daskcnn.report.tables import tables
+from daskcnn.runs.checkpoint import load
 from daskcnn.sharded import Links
+from daskcnn.show.report_tables import tables
+from daskcnn.training.replica import Replica
 
 pytestmark = pytest.mark.cluster
 

@@ -11,7 +11,7 @@ import pytest
 from cluster_jobs import Watch, one_process, run, small_job
 from distributed import Client
 
-from daskcnn.cluster import layer_sharded
+from daskcnn.cluster.layers import driver as layer_sharded
 from daskcnn.errors import Lost
 
 pytestmark = pytest.mark.cluster
@@ -111,7 +111,7 @@ def test_float16_on_the_wire_halves_what_travels(three_workers: Client, syntheti
 
 def lose_parts(count: int, dask_worker: Any = None) -> None:
     """On a worker: so many calls for parts of gradients find none."""
-    from daskcnn.cluster import layer_travel
+    from daskcnn.cluster.layers import transfers as layer_travel
 
     left = [count]
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from distributed.protocol import dumps, loads, to_serialize
 
-from daskcnn.cluster.actor import Link
-from daskcnn.cluster.ranges import Placed, RangeAt, SplitLink
+from daskcnn.cluster.server.actor import Link
+from daskcnn.cluster.server.split import Placed, RangeAt, SplitLink
 from daskcnn.errors import PushRefused
 from daskcnn.ps import RULES, Join, Pull, Push, Reply, Snapshot
 from daskcnn.ps.split import Objection, Range, Sequencer, split_snapshot
-from daskcnn.replica import Stopped
+from daskcnn.training.replica import Stopped
 
 JOIN = Join(1, "cpu-0", 1)
 REPLY = Reply(1, "cpu-0", 1, 0, np.zeros(4, np.float32), 0, 0)

@@ -12,8 +12,8 @@ import pytest
 from toy_data import toy_dataset
 
 from daskcnn.arrays import Device
-from daskcnn.cluster import peer_tasks, worker
-from daskcnn.cluster.peer_tasks import (
+from daskcnn.cluster.peers import tasks as peer_tasks
+from daskcnn.cluster.peers.tasks import (
     OutOfTurn,
     Peers,
     RoundStart,
@@ -26,12 +26,13 @@ from daskcnn.cluster.peer_tasks import (
     rescue,
     train,
 )
-from daskcnn.cluster.worker import Session, forget_run
-from daskcnn.config import Job
+from daskcnn.cluster.session import tasks as worker
+from daskcnn.cluster.session.tasks import Session, forget_run
 from daskcnn.errors import Diverged
+from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
-from daskcnn.replica import Replica, initial_weights
 from daskcnn.store import Dataset
+from daskcnn.training.replica import Replica, initial_weights
 
 NAMES = ("one", "two")
 LAYERS = [{"layer": "conv", "kernels": 2, "size": 3}, {"layer": "batchnorm"}, {"layer": "dense", "units": 10}]

@@ -12,8 +12,8 @@ from fake_algorithm import FakeAlgorithm, Only
 
 from daskcnn.arrays import NUMPY, Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
-from daskcnn.conv.memory import Entry, key, memory_of
 from daskcnn.conv.planner import candidates, forget_plans, readable, versions
+from daskcnn.conv.timings import Entry, key, memory_of
 
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))
 

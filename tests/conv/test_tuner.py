@@ -10,8 +10,8 @@ from fake_algorithm import FakeAlgorithm, FakeClock, Only
 
 from daskcnn.arrays import NUMPY, Device
 from daskcnn.conv import ConvSpec, plan, tuner
-from daskcnn.conv.memory import memory_of
 from daskcnn.conv.planner import forget_plans
+from daskcnn.conv.timings import memory_of
 from daskcnn.conv.tuner import RUNS, tune
 
 SPEC = ConvSpec(N=2, H=5, W=5, C=2, K=3, R=3, S=3, pad=(1, 1))

@@ -23,7 +23,7 @@ from manifests import DEPLOY
 from daskcnn import cli, run
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.config import Cluster, Workers, parse_value
+from daskcnn.job.tables import Cluster, Workers, parse_value
 
 PAGES = ("README.md", "hpc.md")
 COMMANDS = {

@@ -19,7 +19,7 @@ from distributed.cli import dask_worker
 from manifests import DEPLOY
 
 from daskcnn.cluster.members import advertised, present, wait_for_members
-from daskcnn.config import Workers
+from daskcnn.job.tables import Workers
 
 pytest.importorskip("dask_jobqueue")
 

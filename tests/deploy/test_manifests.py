@@ -29,7 +29,8 @@ from manifests import (
 )
 
 import daskcnn
-from daskcnn import cli, config, errors, run
+from daskcnn import cli, errors, run
+from daskcnn.job import tables as config
 from daskcnn.launch.resolve import resolve
 
 KUBERNETES = ("1.31", kubernetes_validate.latest_version())

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.layer_sharded import LayerSharded
-from daskcnn.cluster.peer import PeerToPeer
+from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.errors import JobError
 from daskcnn.launch.resolve import fitted, resolve
-from daskcnn.launch.runner import driver_of
+from daskcnn.launch.training import driver_of
 from daskcnn.store import open_dataset, prepare
 
 ASA: dict[str, Any] = {"train": {"strategy": "bsp"}, "rule": {"exchange": "asa"}}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.groups import Grouped
+from daskcnn.cluster.groups.driver import Grouped
 from daskcnn.errors import JobError
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.runner import driver_of
+from daskcnn.launch.training import driver_of
 
 TWO = {"replica_size": 2}
 

@@ -10,11 +10,11 @@ import pytest
 from tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 import daskcnn
-from daskcnn.config import Job
 from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import STRATEGIES, kept_job, prepare_job, readable_plan, resolve
 from daskcnn.ps import RULES
-from daskcnn.report.run_dir import RunDirectory
+from daskcnn.runs.directory import RunDirectory
 
 
 def prepared(raw: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from tiny_runs import tiny_job, tiny_run
 
 from daskcnn import launch
 from daskcnn.errors import InUse
-from daskcnn.report.run_dir import RunDirectory
+from daskcnn.runs.directory import RunDirectory
 
 
 def asked(tmp_path: Path, path: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.launch import figures, pictures
+from daskcnn.launch import draw as pictures
+from daskcnn.launch import paper_figures as figures
 
 Event = dict[str, Any]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from daskcnn.partition import groups
 from daskcnn.partition.groups import Formed, form_groups, unevenness
-from daskcnn.partition.sharding import speeds
+from daskcnn.partition.proportional import speeds
 
 times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=24)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sim_cases import cluster, of, run, seconds, workload
 
 from daskcnn.ps import RULES, Push
-from daskcnn.report.tables import tables
+from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
 
 ON_TRAIN = {"accuracy_on": "train"}

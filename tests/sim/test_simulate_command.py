@@ -16,9 +16,12 @@ from PIL import Image
 
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import DataError
-from daskcnn.launch import figures, pictures, planning, simulating
-from daskcnn.launch.figures import Figure
-from daskcnn.report.events import read_events
+from daskcnn.launch import draw as pictures
+from daskcnn.launch import paper_figures as figures
+from daskcnn.launch import plan as planning
+from daskcnn.launch import simulate as simulating
+from daskcnn.launch.paper_figures import Figure
+from daskcnn.runs.log import read_events
 from daskcnn.sim.cluster import read_cluster
 
 LAYERS = '[{layer="conv",kernels=8,size=3,pad=1},{layer="relu"},{layer="maxpool",size=8},{layer="dense",units=10}]'

@@ -10,14 +10,14 @@ import pytest
 from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
-from daskcnn.config import Job
+from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
-from daskcnn.replica import Replica
 from daskcnn.sim.learners import Learner, Learnt, Training
 from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
+from daskcnn.training.replica import Replica
 
 SAMPLES, JUDGED = 400, 100
 every = pytest.mark.parametrize("name", RULES)

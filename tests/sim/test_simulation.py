@@ -15,7 +15,7 @@ from sim_cases import WITHIN, cluster, of, run, seconds, workload
 from daskcnn.cluster.protocol import RoundReport
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.report.tables import tables
+from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
 
 every = pytest.mark.parametrize("name", RULES)

@@ -1,0 +1,1 @@
+"""Groups of workers that share a replica."""

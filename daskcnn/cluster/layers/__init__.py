@@ -1,0 +1,1 @@
+"""Layer sharding: tasks of a sharded step, and how their results travel."""

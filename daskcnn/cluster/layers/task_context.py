@@ -1,0 +1,177 @@
+"""What a task of a layer-sharded step is told, and what it finds on its worker: session, shelf, batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.cluster.layers.messages import OutOfStep, Shelf
+from daskcnn.cluster.session.tasks import Session, session_of
+from daskcnn.job.tables import Job
+from daskcnn.sharded import By, Share, Stage, stages_of
+from daskcnn.store import Batch, BatchPlan, load_batch
+from daskcnn.store.loader import presentation_order
+from daskcnn.training.replica import Replica
+
+HOST = Device()
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which run's session, which worker of it and which step; the dtype that activations and gradients travel in.
+
+    generation: how often the run has placed its pieces. sub: which of the minibatch's `subs` parts; samples: of all.
+    """
+
+    run: str
+    worker: str
+    generation: int
+    step: int
+    wire: str
+    sub: int = 0
+    subs: int = 1
+    samples: int = 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the gradients are those of the whole minibatch then."""
+        return self.sub == self.subs - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which stage, how many of its layers are spread, and which channels; None where all are put together.
+
+    away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
+    what is divided, channels or samples; inputs: what its inputs come divided by. by_all: whether each of its workers
+    puts all together for itself.
+    """
+
+    stage: int
+    spread: int
+    share: Share | None = None
+    away: int = 0
+    weighted: bool = False
+    by: By = "kernels"
+    inputs: By = "kernels"
+    by_all: bool = False
+
+    @property
+    def merged(self) -> Part:
+        """What of a shard's stage its worker does for itself where all is put together."""
+        return replace(self, share=None)
+
+    def device(self, replica: Replica) -> Device:
+        """Where its weights are. What everybody does for itself is done in the same way everywhere: on the host."""
+        return HOST if self.by_all and self.share is None else replica.device
+
+    def samples(self, batch: Batch) -> slice:
+        """Which of the batch a shard works on."""
+        return _share(self).samples(len(batch.labels)) if self.by == "samples" else slice(None)
+
+    @property
+    def channels(self) -> Share:
+        """Which channels a shard works on."""
+        return _share(self).whole if self.by == "samples" else _share(self)
+
+    @property
+    def piece(self) -> tuple[str, int]:
+        """The name of its weights on the shelf."""
+        return "merged" if self.share is None else "shard", self.stage
+
+    def kept(self, where: Where) -> tuple[str, int, int]:
+        """Of what is kept for the way back."""
+        return f"kept of {self.piece[0]}", self.stage, where.sub
+
+
+def _share(part: Part) -> Share:
+    assert part.share is not None, "a shard has channels"
+    return part.share
+
+
+def gradient(stage: int, where: Where) -> tuple[str, int, int]:
+    """The name of the worker's own part of what goes back into a stage."""
+    return "gradient", stage, where.sub
+
+
+def session_at(where: Where) -> Session:
+    return session_of(where.run)
+
+
+def shelf_at(where: Where) -> Shelf:
+    """This worker's, as of the pieces that were placed last."""
+    session = session_at(where)
+    if session.shelf is None or session.shelf.generation < where.generation:
+        session.shelf = Shelf(where.generation)
+    if session.shelf.generation > where.generation:
+        raise OutOfStep(f"step {where.step}: belongs to pieces that were placed anew since")
+    shelf: Shelf = session.shelf
+    return shelf
+
+
+@contextmanager
+def working(where: Where, conv: str | None = None) -> Iterator[Replica]:
+    """The worker's replica, with one BLAS thread, its seconds counted."""
+    session = session_at(where)
+    replica, counters = session.replica, session.counters
+    begun = time.perf_counter()
+    with single_threaded_blas():
+        yield replica
+        replica.device.backend.synchronize()
+    seconds = replica.slowed(time.perf_counter() - begun)
+    counters.busy += seconds
+    if conv is not None:
+        counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds
+        one_way = where.samples / where.subs / 2
+        counters.conv_samples[conv] = counters.conv_samples.get(conv, 0.0) + one_way
+
+
+def stage_of(replica: Replica, part: Part) -> Stage:
+    return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
+
+
+def stage_name(where: Where, part: Part) -> str | None:
+    return stages_of(session_at(where).replica.model)[part.stage].name
+
+
+# --- the batch ---
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """The samples at places begin…end of a plan's order."""
+
+    plan: BatchPlan
+    begin: int
+    end: int
+
+
+def batch_of(where: Where, of: Minibatch) -> Batch:
+    """A step's part of its minibatch, loaded by the first of the worker's tasks that needs it."""
+    shelf, name = shelf_at(where), ("batch", where.sub)
+    if not shelf.has(name, where.step):
+        with working(where) as replica:
+            indices = _order(session_at(where), of.plan)[of.begin : of.end]
+            lo, hi = (len(indices) * part // where.subs for part in (where.sub, where.sub + 1))
+            dtype = replica.job.model.dtype
+            batch = load_batch(replica.dataset, replica.dataset.train, of.plan, dtype, indices[lo:hi])
+        shelf.put(name, where.step, batch)
+    found: Batch = shelf.get(name, where.step)
+    return found
+
+
+def batch_plan(job: Job, samples: int, presentation: int) -> BatchPlan:
+    """All training samples, in the order that one replica alone would see them."""
+    train = job.train
+    return BatchPlan(((0, samples),), train.batch_size, train.seed, presentation, augment=job.data.augment or "none")
+
+
+def _order(session: Session, plan: BatchPlan) -> Array:
+    """The order of this pass, kept until the next one."""
+    if session.order is None or session.order[0] != plan:
+        dataset = session.replica.dataset
+        session.order = plan, presentation_order(dataset, dataset.train, plan)
+    return session.order[1]

@@ -1,0 +1,1 @@
+"""BSP without a server: replicas exchange weights peer to peer."""

@@ -1,0 +1,1 @@
+"""What a worker keeps of a run, and its tasks."""

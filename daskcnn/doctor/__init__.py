@@ -1,0 +1,1 @@
+"""`daskcnn doctor`: will a job run here?"""

@@ -1,0 +1,299 @@
+"""What `daskcnn doctor` finds in a cluster: who is there, what each worker has, and how they reach each other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from distributed import Client
+
+from daskcnn.cluster.admission import check_scheduler, check_versions
+from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present
+from daskcnn.doctor.findings import GIB, Finding, failed, gib, plural
+from daskcnn.doctor.links import Way, clock_offsets, measure_ways
+from daskcnn.doctor.worker import Seen, look
+from daskcnn.errors import ClusterError, DataError
+from daskcnn.job.tables import Workers
+from daskcnn.store import open_dataset
+
+LEAST_MEMORY = 2 * GIB
+SLOW = 12.5e6  # bytes a second: a link of 100 Mb/s
+SKEW = 1.0  # seconds that a clock may be off before it is mentioned
+IDLE = 0.7  # of a worker's threads that must find a core each
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a job would ask of the cluster."""
+
+    workers: Workers = field(default_factory=Workers)
+    data: str | None = None
+
+
+def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
+    """Look at the scheduler, at every worker that is ours to use, and at what lies between them."""
+    address, workers = client.scheduler.address, present(client)
+    yield _scheduler(client, len(workers))
+    found = advertised(workers)
+    fit = yield from _of_same_versions(client, found)
+    seen = _look(client, fit, wanted.data)
+    yield _workers(address, found, {m.address for m in fit if _left_out(seen, m)}, wanted.workers)
+    yield from _misdeclared(workers, found)
+    yield _server(address, found)
+    expected = None
+    if wanted.data:
+        data = data_here(wanted.data)
+        expected = data.facts.get("fingerprint")
+        yield data
+    for member in fit:
+        yield from worker_findings(member, workers[member.address], seen.get(member.name), wanted.data, expected)
+    yield from sharing(fit, seen)
+    yield from clocks(clock_offsets(client, fit))
+    if len(fit) > 1:
+        yield links(measure_ways(client, fit))
+
+
+def _scheduler(client: Client, workers: int) -> Finding:
+    address = client.scheduler.address
+    encrypted = "encrypted" if address.startswith("tls") else "not encrypted"
+    try:
+        check_scheduler(client)
+    except ClusterError as error:
+        return failed("scheduler", error)
+    return Finding("scheduler", True, f"{address}, {encrypted}, {plural(workers, 'worker')}, versions as here")
+
+
+def _of_same_versions(client: Client, found: Sequence[Member]) -> Generator[Finding, None, list[Member]]:
+    """The members that run our versions; a finding for each other one."""
+    fit = []
+    for member in found:
+        try:
+            check_versions(client, [member])
+            fit.append(member)
+        except ClusterError as error:
+            yield failed(f"worker {member.name}", error)
+    return fit
+
+
+def _look(client: Client, members: Iterable[Member], data: str | None) -> dict[str, Seen]:
+    """What each worker has, by name; all look at the same time, as they would train."""
+    by_address = {m.address: m for m in members}
+    orders = {address: (m.kind, m.threads, data) for address, m in by_address.items()}
+    answers = client.run(_look_here, orders, workers=list(orders), on_error="return") if orders else {}
+    return {by_address[a].name: seen for a, seen in answers.items() if isinstance(seen, Seen)}
+
+
+def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: Any) -> Seen:
+    return look(*orders[dask_worker.address])
+
+
+def _left_out(seen: Mapping[str, Seen], member: Member) -> bool:
+    """Whether a job that takes it would go on without it."""
+    return member.name in seen and bool(seen[member.name].device_problem)
+
+
+def _workers(address: str, found: list[Member], unusable: set[str], wanted: Workers) -> Finding:
+    """Whether those that a job needs are there, and whether any is left of those it would take."""
+    command = f"dask worker {address} --nthreads 1 --resources"
+    counts = _counts(found)
+    if missing := missing_members(found, wanted):
+        more = ", ".join(f"{n} more {kind}" for kind, n in missing.items())
+        remedy = "on each machine: " + " or ".join(f"{command} {kind.upper()}=1" for kind in missing)
+        return Finding("workers", False, f"{counts}; a job needs {more}", remedy)
+    addresses = {m.address for m in chosen(found, wanted).workers}
+    taken = [m for m in found if m.address in addresses]
+    out = [m for m in taken if m.address in unusable]
+    if not out:
+        return Finding("workers", True, counts)
+    gpus = sum(m.kind == out[0].kind for m in taken)
+    usable = gpus - len(out) or "none"
+    seen = f"{counts}; {gpus} {out[0].kind}, of which {usable} can be used: see worker {', '.join(m.name for m in out)}"
+    if len(out) == len(taken):
+        return Finding("workers", False, seen, f"no worker would be left: mend one, or start others: {command} CPU=1")
+    return Finding("workers", True, seen, "a job leaves out those that cannot be used: mend them, or ask for others")
+
+
+def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Finding]:
+    """Those that advertise nothing we use, or more than one kind."""
+    ours = {m.address: m for m in found}
+    for address, info in workers.items():
+        name, member = f"worker {info.get('name', address)}", ours.get(address)
+        if member is None:
+            remedy = "a job does not use it: restart it with --resources CPU=1 (or GPU=1, PS=1)"
+            yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)
+        elif member.also:
+            seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"
+            yield Finding(name, True, seen, "restart it with one of them")
+
+
+def _counts(found: list[Member]) -> str:
+    count = Counter(m.kind for m in found)
+    return ", ".join(f"{count[kind]} {kind}" for kind in ("cpu", "gpu", "ps"))
+
+
+def _server(address: str, found: list[Member]) -> Finding:
+    if any(m.kind == "ps" for m in found):
+        return Finding("parameter server", True, "one is set apart")
+    command = f"dask worker {address} --nthreads 1 --resources PS=1"
+    return Finding("parameter server", True, f"none is set apart: one that trains will hold it ({command} starts one)")
+
+
+def data_here(path: str) -> Finding:
+    """The data set as this machine, which would be the job's, sees it."""
+    try:
+        dataset = open_dataset(path)
+    except DataError as error:
+        found = failed("data", error)
+        return replace(found, remedy=", or ".join(filter(None, (found.remedy, "correct the path (--data)"))))
+    images = f"{len(dataset.train):,} + {len(dataset.test):,} images"
+    return Finding("data", True, f"{path}: {dataset.name}, {images}", facts={"fingerprint": dataset.fingerprint})
+
+
+def worker_findings(
+    member: Member, info: Mapping[str, Any], seen: Seen | None, data: str | None, expected: str | None
+) -> Iterator[Finding]:
+    """What one worker says of itself: as one finding where all is well, else one for each thing that is not."""
+    name = f"worker {member.name}"
+    if seen is None:
+        yield Finding(name, False, f"{member.kind} at {member.address}, does not answer", "start it again")
+        return
+    problems = [
+        *_state(name, info),
+        *_threads(name, member, seen),
+        *_memory(name, member, seen),
+        *_device(name, seen),
+        *_visible(name, seen, data, expected),
+    ]
+    unfit = [p for p in problems if not p.ok]
+    if not unfit:
+        yield Finding(name, True, _described(member, seen), facts=asdict(seen))
+    yield from problems
+
+
+def _described(member: Member, seen: Seen) -> str:
+    g = seen.gpu
+    gpu = f", {g.name}, {gib(g.free)} of {gib(g.memory)} GiB free, {g.driver}" if g else ""
+    return (
+        f"{member.kind} at {member.address}, {plural(member.threads, 'thread')} on {plural(seen.cores, 'core')} "
+        f"(got {seen.got_cores:.1f}), {seen.blas or 'BLAS unknown'} with {plural(seen.blas_threads, 'thread')} in "
+        f"each, {gib(member.memory_limit)} of {gib(seen.memory)} GiB{gpu}"
+    )
+
+
+def _state(name: str, info: Mapping[str, Any]) -> Iterator[Finding]:
+    if (status := info.get("status", "running")) != "running":
+        remedy = "a job would hang: raise its --memory-limit, or restart it" if status == "paused" else "restart it"
+        yield Finding(name, False, f"is {status}", remedy)
+
+
+def _threads(name: str, member: Member, seen: Seen) -> Iterator[Finding]:
+    if seen.blas_threads > 1:
+        remedy = "start it with OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_NUM_THREADS=1"
+        yield Finding(name, True, f"BLAS takes {seen.blas_threads} threads inside each of its own", remedy)
+    if member.kind != "cpu":
+        return
+    if member.threads > seen.cores:
+        remedy = f"start it with --nthreads {seen.cores}: threads without a core slow each other down"
+        yield Finding(name, True, f"{plural(member.threads, 'thread')}, but {plural(seen.cores, 'core')}", remedy)
+    elif seen.got_cores < IDLE * member.threads:
+        fewer = ", or lower --nthreads" if member.threads > 1 else ""
+        remedy = f"stop other programs or workers of its machine, raise a limit on its processor time{fewer}"
+        yield Finding(name, True, f"its {plural(member.threads, 'thread')} got {seen.got_cores:.1f} cores", remedy)
+
+
+def _memory(name: str, member: Member, seen: Seen) -> Iterator[Finding]:
+    limit = member.memory_limit
+    if not limit:
+        yield Finding(name, True, "has no memory limit", "give it one (--memory-limit 4GiB): the system may kill it")
+    elif limit > seen.memory:
+        remedy = f"start it with --memory-limit {gib(int(0.95 * seen.memory))}GiB: the system kills it before Dask sees"
+        yield Finding(name, True, f"a limit of {gib(limit)} GiB, but {gib(seen.memory)} GiB of memory", remedy)
+    elif limit < LEAST_MEMORY and member.kind != "ps":
+        remedy = "raise --memory-limit to 2GiB or more: above 80 % of it Dask pauses the worker"
+        yield Finding(name, True, f"a memory limit of {gib(limit)} GiB", remedy)
+
+
+def _device(name: str, seen: Seen) -> Iterator[Finding]:
+    if seen.device_problem:
+        yield Finding(name, True, seen.device_problem, "a job leaves it out until then")
+    elif seen.gpu and seen.gpu.problem:
+        remedy = (
+            "check nvidia-smi there, that driver and CuPy are of one CUDA version, and that CUPY_CACHE_DIR is writable"
+        )
+        yield Finding(name, False, f"{seen.gpu.name}, {seen.gpu.driver}: {seen.gpu.problem}", remedy)
+
+
+def _visible(name: str, seen: Seen, data: str | None, expected: str | None) -> Iterator[Finding]:
+    remedy = "give a path on storage that every worker reaches, or copy the data set there"
+    if seen.data_problem:
+        yield Finding(name, False, seen.data_problem.partition("; ")[0], remedy)
+    elif seen.fingerprint and expected and seen.fingerprint != expected:
+        yield Finding(name, False, f"{data} holds another data set ({seen.fingerprint[:12]})", remedy)
+
+
+def sharing(members: Sequence[Member], seen: Mapping[str, Seen]) -> Iterator[Finding]:
+    """Workers of one machine that want more than it has: cores, memory, or each other's GPU."""
+    hosts, gpus = defaultdict(list), defaultdict(list)
+    for member in members:
+        hosts[member.host].append(member)
+        if (there := seen.get(member.name)) and there.gpu:
+            gpus[there.gpu.bus].append(member.name)
+    for bus, names in gpus.items():
+        if len(names) > 1:
+            remedy = "give each its own: CUDA_VISIBLE_DEVICES=0, =1, … before `dask worker`"
+            yield Finding("GPU shared", True, f"{', '.join(names)} compute on one GPU ({bus.split()[-1]})", remedy)
+    for host, those in hosts.items():
+        known = [seen[m.name] for m in those if m.name in seen]
+        if len(known) > 1:
+            yield from _host(host, those, max(s.cores for s in known), max(s.memory for s in known))
+
+
+def _host(host: str, members: list[Member], cores: int, memory: int) -> Iterator[Finding]:
+    threads = sum(m.threads for m in members if m.kind == "cpu")
+    if threads > cores:
+        remedy = "lower --nthreads, one worker with all the cores is best: they slow each other down"
+        seen = f"{plural(threads, 'thread')} of its workers on {plural(cores, 'core')}"
+        yield Finding(f"host {host}", True, seen, remedy)
+    if (limits := sum(m.memory_limit for m in members)) > memory:
+        remedy = "lower --memory-limit: together they may take more than there is"
+        yield Finding(f"host {host}", True, f"limits of {gib(limits)} GiB, {gib(memory)} GiB of memory", remedy)
+
+
+def clocks(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:
+    """How far clocks are off; what may be the measurement's own error does not count."""
+    rows = {name: round(offset, 4) for name, (offset, _) in offsets.items()}
+    off = {name: offset for name, (offset, error) in offsets.items() if abs(offset) - error > SKEW}
+    if off:
+        seen = ", ".join(f"{name} {offset:+.1f} s" for name, offset in off.items())
+        remedy = "run a time service (chrony, systemd-timesyncd) there: certificates and times in logs go by clocks"
+        yield Finding("clocks", True, f"off from this machine's: {seen}", remedy, rows)
+    elif rows:
+        worst = max(map(abs, rows.values()))
+        yield Finding("clocks", True, f"within {max(worst, 0.001):.3f} s of this machine's", facts=rows)
+
+
+def links(ways: Sequence[Way]) -> Finding:
+    """How fast workers reach each other: the slowest way, and those that do not work."""
+    rows = {"ways": [asdict(way) for way in ways]}
+    if broken := [way for way in ways if way.problem]:
+        seen = "; ".join(f"{way.sender} → {way.receiver or '?'}: {way.problem}" for way in broken[:4])
+        more = f"; and {len(broken) - 4} more" if len(broken) > 4 else ""
+        remedy = (
+            "workers talk to each other: open their ports (dask worker --worker-port 40000:40100) and give an address "
+            "that the others reach (--host, or --contact-address)"
+        )
+        return Finding("links", False, seen + more, remedy, rows)
+    slowest, latest = min(ways, key=lambda w: w.bandwidth), max(ways, key=lambda w: w.latency)
+    middle = sorted(way.bandwidth for way in ways)[len(ways) // 2]
+    seen = (
+        f"{len(ways)} ways between workers: {_rate(middle)} in the middle, slowest {slowest.sender} → "
+        f"{slowest.receiver} {_rate(slowest.bandwidth)}, at most {1e3 * latest.latency:.1f} ms a message"
+    )
+    remedy = 'use a cable, a strategy that meets rarely (sgwu, parallel-sgd) or cluster.wire = "float16"'
+    return Finding("links", True, seen, remedy if slowest.bandwidth < SLOW else "", rows)
+
+
+def _rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e6:,.0f} MB/s"

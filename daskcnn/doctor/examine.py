@@ -1,0 +1,107 @@
+"""`daskcnn doctor`: what a job needs of this machine and of a cluster, with a remedy for whatever is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from threadpoolctl import threadpool_info
+
+from daskcnn.arrays import backend, cpu_count, device_profile
+from daskcnn.cluster.admission import PACKAGES, versions
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
+from daskcnn.doctor.findings import GIB, Finding, failed
+from daskcnn.doctor.worker import blas_names
+from daskcnn.errors import ClusterError
+from daskcnn.job.tables import Cluster
+from daskcnn.launch.resolve import resolve
+
+AVX2_KERNELS = frozenset({"haswell", "zen"})
+"""OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""
+
+
+def asked_for(workers: str | None, data: str | None) -> Wanted:
+    """What a job with these flags would ask of the cluster. Raises JobError."""
+    tables: dict[str, Any] = {"cluster": {"workers": workers}} if workers else {}
+    job = resolve(tables | ({"data": {"path": data}} if data else {}))
+    return Wanted(job.cluster.workers, job.data.path if data else None)
+
+
+def examine(scheduler: str | None, scheduler_file: str | None, wait: float, wanted: Wanted) -> list[Finding]:
+    """Look at this machine, and at a cluster where one is named; without one, at the data set from here."""
+    findings = list(_this_machine())
+    if scheduler or scheduler_file:
+        settings = Cluster(scheduler=scheduler, scheduler_file=scheduler_file, wait=wait)
+        try:
+            with connect(settings) as client:
+                with suppress(ClusterError):  # who is missing will be among the findings
+                    wait_for_members(client, wanted.workers, wait)
+                findings += examine_cluster(client, wanted)
+        except ClusterError as error:
+            findings.append(failed("scheduler", error))
+    elif wanted.data:
+        findings.append(data_here(wanted.data))
+    return findings
+
+
+def _this_machine() -> Iterator[Finding]:
+    found = versions()
+    missing = [name for name in PACKAGES if found[name] == "missing"]
+    remedy = f"pip install {' '.join(missing)}" if missing else ""
+    yield Finding("packages", not missing, ", ".join(f"{n} {v}" for n, v in found.items()), remedy)
+    cpu = device_profile("cpu", cpu_count())
+    yield Finding("processor", True, f"{cpu.name}, {cpu.threads} cores for this process")
+    yield _blas()
+    memory = psutil.virtual_memory()
+    enough = memory.available > 2 * GIB
+    seen = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    yield Finding("memory", enough, seen, "" if enough else "close other programs: a worker wants 2 GiB")
+    yield _gpu()
+    yield _disk()
+
+
+def _blas() -> Finding:
+    libraries = [i for i in threadpool_info() if i["user_api"] == "blas"]
+    seen = blas_names(libraries) or "none that threads can be set for"
+    if _has_avx512() and any(str(i.get("architecture")).lower() in AVX2_KERNELS for i in libraries):
+        remedy = (
+            "unset OPENBLAS_CORETYPE, or use a newer NumPy: AVX-512 lies idle, matrix products could be twice as fast"
+        )
+        return Finding("BLAS", True, seen, remedy)
+    remedy = "" if libraries else "install a NumPy with OpenBLAS or MKL (pip's has OpenBLAS)"
+    return Finding("BLAS", bool(libraries), seen, remedy)
+
+
+def _has_avx512(cpu: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor has what OpenBLAS's kernels for it need; false where nobody can tell."""
+    try:
+        flags = next(line for line in cpu.read_text(encoding="utf-8").splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return False
+    return {"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"} <= set(flags.split())
+
+
+def _gpu() -> Finding:
+    """A machine without a GPU is as good: it is said, not held against it."""
+    try:
+        backend("gpu")
+    except ClusterError as error:
+        reason, _, remedy = str(error).removeprefix("device gpu: ").replace(" on this worker", "").partition("; ")
+        to_use = f" (to use one: {remedy.removesuffix(' there')})" if "CuPy" in reason else ""
+        return Finding("GPU", True, f"none is used here: {reason}{to_use}")
+    gpu = device_profile("gpu", 1)
+    return Finding("GPU", True, f"{gpu.name}, {gpu.memory / GIB:.0f} GiB")
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(".").free
+    writable = os.access(".", os.W_OK)
+    remedy = "" if writable and free > GIB else "run where you may write and 1 GiB is free, or set run.dir"
+    return Finding("disk", writable and free > GIB, f"{free / GIB:.0f} GiB free here", remedy)

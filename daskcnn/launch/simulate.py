@@ -1,0 +1,252 @@
+"""Jobs in simulated time: what `daskcnn simulate` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.conv import ConvSpec
+from daskcnn.errors import DataError, JobError
+from daskcnn.job.tables import Job, apply_settings, read_job_file
+from daskcnn.launch.resolve import find_dataset, resolve
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.log import read_events
+from daskcnn.show.report_tables import Report, tables
+from daskcnn.sim.cluster import Cluster, read_cluster, to_toml
+from daskcnn.sim.learners import Learner, TimingOnly, Training
+from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
+from daskcnn.sim.papers_step import Sharding, sharded_events
+from daskcnn.sim.sharded_step import Direct
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
+from daskcnn.store import Dataset, Described, open_dataset
+from daskcnn.training.replica import Replica, convolutions, initial_weights, network_of
+
+Event = dict[str, Any]
+KNOWN = {"cifar10": (50_000, (32, 32, 3)), "mnist": (60_000, (28, 28, 1)), "synthetic": (8_000, (32, 32, 3))}
+"""Training images and (H, W, C) of the data sets by name, all of ten classes: a simulation needs no more of them."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Stands for a data set that is not here."""
+
+    shape: tuple[int, int, int]
+    classes: tuple[str, ...] = tuple("0123456789")
+    deviation: float = 1.0
+
+    @property
+    def mean(self) -> npt.NDArray[np.float64]:
+        return np.zeros(self.shape[-1])
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, the cluster to run it on and where that is from. samples: trained on; numbers: in the network's vector."""
+
+    job: Job
+    cluster: Cluster
+    source: str
+    images: Described
+    samples: int
+    numbers: int
+
+    @property
+    def sharded(self) -> bool:
+        return self.job.train.strategy == "layer"
+
+    @property
+    def workload(self) -> Workload:
+        """Of a data-parallel job."""
+        return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the events say of it."""
+        model = self.job.model
+        return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
+
+    def sharding(self, cluster: Cluster) -> Direct:
+        """The job's kernels over this cluster, as this package shards them."""
+        job = self.job
+        return Direct(
+            **self._convolutions(cluster),
+            itemsize=min(np.dtype(each).itemsize for each in (job.model.dtype, *self._wire)),
+            model=network_of(job, self.images),
+            shape=self.images.shape,
+            sub_batches=job.train.sub_batches,
+            per_task=cluster.costs.task,
+            first_conv=job.train.first_conv,
+        )
+
+    def star(self, cluster: Cluster) -> Sharding:
+        """The same as the papers shard them: home takes part in every layer."""
+        return Sharding(**self._convolutions(cluster))
+
+    @property
+    def _wire(self) -> list[str]:
+        """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
+        return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
+
+    def _convolutions(self, cluster: Cluster) -> dict[str, Any]:
+        named = conv_layers(self.job, self.images)
+        names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
+        workers = tuple(cluster.members())
+        if not all(w.conv_seconds and w.conv_seconds.keys() >= set(names) for w in workers):
+            workers = tuple(w.model_copy(update={"conv_seconds": None}) for w in workers)
+        return {
+            "specs": specs,
+            "names": names,
+            "workers": workers,
+            "bandwidth": cluster.server.bandwidth or np.inf,
+            "overhead": cluster.costs.dispatch,
+        }
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation came to: the events of its log, and the figures that a report makes of them."""
+
+    scenario: Scenario
+    events: list[Event]
+    report: Report
+
+
+def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario:
+    """What is to be simulated: a job file or a run, on a cluster file or on the cluster that a run has measured.
+
+    cluster: None for the run's own. settings: keys of the job, "section.key=value". Raises UserError.
+    """
+    path = Path(job)
+    raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path)
+    apply_settings(raw, settings)
+    if cluster is None and not path.is_dir():
+        raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
+    resolved = resolve(raw)
+    if (size := resolved.train.replica_size) > 1:
+        raise JobError([f"train.replica_size = {size}: groups of workers are not simulated; set it to 1"])
+    source = cluster or job
+    return scenario_of(resolved, _cluster(source), source)
+
+
+def scenario_of(job: Job, cluster: Cluster, source: str) -> Scenario:
+    """The same for a resolved job and a cluster from anywhere. Raises UserError."""
+    images, train = _images(job)
+    samples = train - job.data.validation
+    if samples < max(1, job.train.increments or 1):
+        raise JobError(
+            [f"data.validation = {job.data.validation}: leaves {samples} of {train} training samples; lower it"]
+        )
+    try:
+        layout, _ = initial_weights(job, images)
+    except ValueError as error:
+        raise JobError([f"model: {error}"]) from error
+    return Scenario(job, cluster, source, images, samples, layout.size)
+
+
+def _images(job: Job) -> tuple[Described, int]:
+    """The job's images and how many there are to train on; a data set of a known name need not be here."""
+    path = str(job.data.path)
+    if "://" in path or Path(path).exists():
+        dataset = open_dataset(path, limit=job.data.limit)
+        return dataset, len(dataset.train)
+    train, shape = KNOWN[job.data.name]
+    return Images(shape), min(train, job.data.limit or train)
+
+
+def _cluster(source: str) -> Cluster:
+    path = Path(source)
+    if not path.is_dir():
+        return read_cluster(path)
+    run = RunDirectory.open(path)
+    events, job = read_events(path / "events.jsonl"), resolve(run.job())
+    if job.train.strategy == "layer":
+        return _with_overhead(scenario_of(job, sharded_cluster(events), source), step_seconds(events))
+    return measured_cluster(events, _workload_of_log(job, events))
+
+
+def _with_overhead(chosen: Scenario, measured: float | None) -> Cluster:
+    """What a step took longer than its convolutions and its rest is put down to links and tasks."""
+    beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(chosen.cluster).step().seconds)
+    costs = chosen.cluster.costs.model_copy(update={"dispatch": beyond})
+    return chosen.cluster.model_copy(update={"costs": costs})
+
+
+def _workload_of_log(job: Job, events: Sequence[Mapping[str, Any]]) -> Workload:
+    """The run's own workload; the vector's length as its log has it, so that the network need not be made."""
+    start = next((event for event in events if event["event"] == "start"), {})
+    itemsize = np.dtype(job.cluster.wire).itemsize
+    numbers = start.get("vector_bytes", 0) // itemsize or start.get("parameters", 1)
+    return Workload.of(job, samples=start.get("samples", 1), numbers=numbers)
+
+
+def conv_layers(job: Job, images: Described) -> list[tuple[str, ConvSpec]]:
+    """Every convolution of the job's network by name, at its batch size. Raises JobError where there is none."""
+    found = convolutions(network_of(job, images), images.shape, job.train.batch_size, job.model.dtype)
+    if not found:
+        raise JobError(["train.strategy = 'layer': the network has no convolution to shard; choose another strategy"])
+    return found
+
+
+def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulated:
+    """Run it in simulated time. train: with the real arithmetic too, on the job's data, in this process."""
+    events: list[Event] = []
+    if chosen.sharded:
+        if train:
+            raise JobError(["--train: strategy 'layer' computes the same numbers on any cluster; train it without"])
+        job = chosen.job
+        about = {**chosen.about, "parameters": chosen.numbers, "validation_samples": job.data.validation}
+        events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
+    else:
+        with single_threaded_blas():
+            _simulation(chosen, seed, train, events).run()
+    return Simulated(chosen, events, tables(events))
+
+
+def _simulation(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> Simulation:
+    workload = chosen.workload
+    learner = learner_of(chosen.job, _dataset(chosen.job), workload) if train else TimingOnly
+    try:
+        return Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=events.append, about=chosen.about)
+    except ValueError as error:
+        raise JobError([str(error)]) from error
+
+
+def _dataset(job: Job) -> Dataset:
+    return find_dataset(job, progress=lambda *_: None, warn=lambda _: None)
+
+
+def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
+    """Makes replicas that train in earnest, all on this process's processor."""
+    device = Device.of("cpu", threads=job.train.threads or cpu_count())
+
+    def made() -> Learner:
+        return Training(Replica(job, dataset, device, clock=lambda: 0.0), workload.rule)
+
+    return made
+
+
+def keep(result: Simulated, folder: str) -> Path:
+    """Write it as a run directory. Raises DataError where there is one already."""
+    path = Path(folder)
+    job = result.scenario.job
+    with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
+        run.write_job(job.model_dump(mode="json"))
+        for event in result.events:
+            run.log({**event, "run": str(path)} if event["event"] == "start" else event)
+    return path
+
+
+def write_cluster(chosen: Scenario, file: str) -> None:
+    """Write the cluster as a file to go on with. Raises DataError where it cannot be written."""
+    try:
+        Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror or error}; give a file that may be written") from error

@@ -1,0 +1,353 @@
+"""A job from its start to its summary: data, cluster, strategy, run directory; and resuming."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+from distributed import Client
+
+from daskcnn.cluster.admission import calibrate_all, check_workers
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.groups.driver import Grouped
+from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.peers.driver import PeerToPeer
+from daskcnn.cluster.run_context import RunContext, TrainingState
+from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.job.tables import Job
+from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
+from daskcnn.launch.state import facts_of, to_checkpoint, to_state
+from daskcnn.ps import RULES
+from daskcnn.ps.bsp import BSP
+from daskcnn.runs.checkpoint import Checkpoint, latest, save
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.show.progress import Progress, choose
+from daskcnn.show.summary import build_summary, worker_totals
+from daskcnn.training.replica import Score
+from daskcnn.training.trained_network import Classifier, Facts
+
+Event = dict[str, Any]
+SETTLE = 2.0  # seconds without a new worker, where the job takes all there are
+STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What training leaves: where, how it ended, the events of every epoch, and the network."""
+
+    run: Path
+    summary: dict[str, Any]
+    history: list[Event]
+    model: Classifier
+
+
+class Silent:
+    """A display that shows nothing, for use from Python."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        return None
+
+
+@dataclass
+class Recorder:
+    """Where a run's events and states go: log, display, checkpoints. Writing may fail; training goes on."""
+
+    directory: RunDirectory
+    progress: Progress
+    prepared: Prepared
+    seconds_before: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+    checkpoint: Path | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self.seconds_before + time.monotonic() - self.begun
+
+    def emit(self, event: Event) -> None:
+        with self.lock:
+            self.directory.log(event)
+            self.progress.handle(event)
+
+    def save(self, state: TrainingState) -> None:
+        """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
+        checkpoint = to_checkpoint(state, self.prepared.layout, self.prepared.dataset, self.seconds)
+        try:
+            self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
+        except OSError as error:
+            self.warn(f"checkpoint of step {state.step} not written: {error}; the last one stays")
+        else:
+            self.emit({"event": "checkpoint", "path": str(self.checkpoint), "step": state.step})
+
+    def warn(self, message: str) -> None:
+        self.emit({"event": "warning", "message": message})
+
+
+class Signals:
+    """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
+
+    While threads are at work, Dask's or our own, an exception that may come anywhere, even within the start of one,
+    would leave them behind or print a traceback.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.polled = False
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + signum)
+        self.first = signum
+        if not self.polled:
+            self.check()
+
+    def check(self) -> None:
+        """Raise Interrupted if there was a signal."""
+        if self.first is not None:
+            raise Interrupted(f"interrupted by signal {self.first} before training began", self.first)
+
+    @contextmanager
+    def installed(self) -> Iterator[Self]:
+        """Handle signals inside, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def train_job(
+    job: Job,
+    *,
+    client: Client | None = None,
+    resume: Path | None = None,
+    progress: Progress | None = None,
+    handle_signals: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Result:
+    """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
+
+    Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
+    run directory has its summary and the message names the last checkpoint.
+    """
+    signals = Signals()
+    with ExitStack() as stack:
+        if handle_signals:
+            stack.enter_context(signals.installed())
+        check_place(job, resume)
+        dataset = find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+        signals.polled = True
+        prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
+        there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
+        settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
+        wanted, wait = job.cluster.workers, job.cluster.wait
+        members = wait_for_members(there, wanted, wait, signals.check, say=say, settle=settle)
+        check_workers(there, members, job, prepared.dataset.fingerprint)
+        recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
+        context = RunContext(
+            there,
+            _task_name(recorder.directory.path),
+            job,
+            prepared.dataset,
+            members,
+            {},
+            recorder.emit,
+            recorder.save,
+            lambda: signals.first,
+        )
+        return _train(context, recorder, checkpoint)
+
+
+def check_place(job: Job, resume: Path | None) -> None:
+    """Raise DataError where the run could not be kept, before anything starts."""
+    if resume is not None:
+        RunDirectory.open(resume, writable=True).close()
+        return
+    root = Path(job.run.dir)
+    there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise DataError(f"{there}: no folder that may be written; set run.dir (--run-dir) to one")
+    if job.run.name and (path := root / job.run.name).exists():
+        raise DataError(f"{path}: exists already; choose another name with --name, or go on with a run by --resume RUN")
+
+
+def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Tell a stage once, and every tenth of it."""
+    told: dict[str, int] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 0
+        if told.get(stage) != tenth:
+            told[stage] = tenth
+            say(f"data: {stage}" + (f" {10 * tenth} %" if total else ""))
+
+    return progress
+
+
+def _task_name(path: Path) -> str:
+    """The run as it shows in task names; another life of the same run has another."""
+    return f"{path.name}-{os.getpid():x}{time.time_ns() & 0xFFFFF:05x}"
+
+
+@contextmanager
+def _recorded(
+    prepared: Prepared, resume: Path | None, progress: Progress
+) -> Iterator[tuple[Recorder, Checkpoint | None]]:
+    """The run directory, new or resumed, with the checkpoint to go on from."""
+    job = prepared.job
+    if resume is None:
+        directory = RunDirectory.create(job.run.dir, job.run.name, strategy=job.train.strategy, now=datetime.now(UTC))
+        directory.write_job(job.model_dump(mode="json"))
+    else:
+        directory = RunDirectory.open(resume, writable=True)
+    with directory, progress:
+        directory.write_environment(sys.argv)
+        recorder = Recorder(directory, progress, prepared)
+        checkpoint = None
+        if resume is not None and (checkpoint := latest(directory.checkpoints, warn=recorder.warn)):
+            recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
+        if checkpoint:
+            _check_same_data(checkpoint, prepared)
+        recorder.emit(_start_event(recorder))
+        if checkpoint:
+            recorder.emit({"event": "resume", "path": str(checkpoint.path), "step": checkpoint.step})
+        yield recorder, checkpoint
+
+
+def _start_event(recorder: Recorder) -> Event:
+    prepared, job = recorder.prepared, recorder.prepared.job
+    return {
+        "event": "start",
+        "run": str(recorder.directory.path),
+        "strategy": job.train.strategy,
+        "partition": job.train.partition,
+        "increments": job.train.increments,
+        "replica_size": job.train.replica_size,
+        "rule": job.rule,
+        "dataset": prepared.dataset.name,
+        "model": job.model.name or f"{len(job.model.layers or ())} layers",
+        "epochs": job.train.epochs,
+        "batch_size": job.train.batch_size,
+        "seed": job.train.seed,
+        "samples": prepared.samples,
+        "validation_samples": job.data.validation,
+        "parameters": prepared.layout.parameter_size,
+        "wire": job.cluster.wire,
+        "vector_bytes": prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
+    }
+
+
+def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
+    found, dataset = facts_of(checkpoint), prepared.dataset
+    if (found.classes, found.shape) != (dataset.classes, dataset.shape):
+        raise DataError(f"{dataset.path}: other classes or shapes than {checkpoint.path} was trained on; give its data")
+
+
+def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:
+    job = context.job
+    strategy: DataParallel | LayerSharded | None = None
+    try:
+        calibrate_all(context)
+        state = to_state(checkpoint, job) if checkpoint else None
+        recorder.begun = time.monotonic()
+        strategy = driver_of(job)(context, state)
+        final = strategy.train()
+        seconds = recorder.seconds
+        test = context.score(final.weights, "test", 0, len(context.dataset.test))
+        summary = _summary(recorder, "done", final, seconds, test)
+    except Exception as error:
+        status = STATUS.get(type(error), "failed")
+        reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
+        _write_summary(recorder, _summary(recorder, status, reached, recorder.seconds, None))
+        if isinstance(error, UserError) and strategy:
+            raise _with_remedy(error, recorder) from error
+        raise
+    finally:
+        with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
+            context.close()
+    _write_summary(recorder, summary)
+    history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
+    model = Classifier(job, Facts.of(context.dataset), final.weights)
+    return Result(recorder.directory.path, summary, history, model)
+
+
+def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
+    """What drives a run of this job."""
+    if job.train.strategy == "layer":
+        return LayerSharded
+    if job.train.replica_size > 1:
+        return Grouped
+    rule = RULES[job.train.strategy].model_validate(job.rule)
+    return PeerToPeer if isinstance(rule, BSP) and rule.exchange != "allreduce" else DataParallel
+
+
+def _summary(
+    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None
+) -> dict[str, Any]:
+    workers = worker_totals(recorder.directory.events())
+    prepared = recorder.prepared
+    return build_summary(
+        run=recorder.directory.path,
+        status=status,
+        strategy=prepared.job.train.strategy,
+        epochs=state.epoch,
+        seconds=seconds,
+        samples=round(state.epoch * prepared.samples),
+        test=_result(test),
+        validation=_result(state.validation),
+        bytes_up=sum(w["bytes_up"] for w in workers),
+        bytes_down=sum(w["bytes_down"] for w in workers),
+        workers=workers,
+        checkpoint=recorder.checkpoint,
+    )
+
+
+def _result(score: Score | None) -> dict[str, float] | None:
+    return None if score is None else {"accuracy": score.accuracy, "loss": score.loss}
+
+
+def _write_summary(recorder: Recorder, summary: dict[str, Any]) -> None:
+    recorder.emit({"event": "end", **{key: summary[key] for key in ("status", "seconds", "test")}})
+    try:
+        recorder.directory.write_summary(summary)
+    except OSError as error:
+        recorder.warn(f"summary.json not written: {error}")
+
+
+def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
+    """The same error with the last good checkpoint and how to go on."""
+    run, checkpoint = recorder.directory.path, recorder.checkpoint
+    kept = f"last good checkpoint: {checkpoint}" if checkpoint else "no checkpoint was written yet"
+    message = f"{error}\n{kept}"
+    if not isinstance(error, Diverged):
+        message += f"\ngo on with: python -m daskcnn.run --resume {run}"
+    return Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
+
+
+def display(json_mode: bool) -> Progress:
+    """The display for this process's terminal."""
+    return choose(sys.stdout, json_mode)

@@ -1,0 +1,1 @@
+"""The run directory: its log, its checkpoints, its summary."""

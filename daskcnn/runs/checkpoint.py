@@ -1,0 +1,262 @@
+"""Checkpoints: the previous or the new one loads after a crash at any moment, never a mixture.
+
+A checkpoint is a folder `step-…` of two files, written under a temporary name, synced and renamed in one step:
+
+    arrays.safetensors   every named array
+    state.json           step, score and state; size and SHA-256 of the arrays, and of itself
+
+Removing goes the other way: renamed to a temporary name first. Temporary names are never loaded, and cleaned up
+by the next `save`. One writer at a time: the run's lock sees to that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load as decode
+from safetensors.numpy import save as encode
+
+from daskcnn.errors import DataError
+from daskcnn.runs.files import dumps, read_json, sync_folder, write_synced
+
+Warn = Callable[[str], None]
+Arrays = dict[str, npt.NDArray[Any]]
+
+HEADER_LIMIT = 16 << 20
+"""Bytes of a safetensors header: room for a hundred thousand arrays."""
+
+_ARRAYS, _STATE, _TEMPORARY = "arrays.safetensors", "state.json", "tmp-"
+_NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
+_REMEDY = "take another checkpoint of the run"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What resuming needs. Later steps come later; the score is the validation accuracy, higher is better.
+
+    `state` is JSON: NaN is kept as None, tuples as lists, keys as strings. `path` is where it was loaded from.
+    """
+
+    arrays: Arrays
+    state: dict[str, Any]
+    step: int
+    score: float | None = None
+    path: Path | None = None
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class _ArraysFile(_Strict):
+    bytes: NonNegativeInt
+    sha256: str
+
+
+class _Document(_Strict):
+    format: Literal[1]
+    step: NonNegativeInt
+    score: float | None
+    state: dict[str, Any]
+    arrays: _ArraysFile
+    sha256: str
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
+    """Write a checkpoint into `folder` and return its path; the last `keep` and the best one stay, others go.
+
+    Checkpoints of the same or a later step go too: they belong to a past that the run has gone back on.
+    Raises OSError (disk full, read-only, …) with every earlier checkpoint as it was.
+    """
+    if keep < 1:
+        raise ValueError(f"keep={keep}: the checkpoint just written must stay; set run.keep to 1 or more")
+    folder.mkdir(parents=True, exist_ok=True)
+    _clean_up(folder)
+    target = _free_name(folder, checkpoint.step)
+    temporary = folder / f"{_TEMPORARY}{target.name}"
+    try:
+        temporary.mkdir()
+        _write(temporary, checkpoint)
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk has its space back
+        raise
+    sync_folder(folder)
+    _prune(folder, target, keep)
+    return target
+
+
+def load(path: Path) -> Checkpoint:
+    """The checkpoint in a folder, its checksums and sizes verified. Raises DataError naming the damaged file."""
+    document = _read_document(path)
+    arrays = _read_arrays(path / _ARRAYS, document.arrays)
+    return Checkpoint(arrays, document.state, document.step, document.score, path)
+
+
+def latest(folder: Path, *, warn: Warn) -> Checkpoint | None:
+    """The newest checkpoint that is whole; `warn` is told of each damaged one passed over. None: there is none.
+
+    Raises DataError when there are checkpoints and all are damaged.
+    """
+    return _first_whole(reversed(_entries(folder)), warn)
+
+
+def best(folder: Path, *, warn: Warn) -> Checkpoint | None:
+    """The checkpoint of the highest score that is whole, the later of equals; otherwise as `latest`."""
+    scored = [(score, path) for path in _entries(folder) if (score := _score(path)) is not None]
+    return _first_whole([path for _, path in sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)], warn)
+
+
+def _first_whole(paths: Iterable[Path], warn: Warn) -> Checkpoint | None:
+    damage: DataError | None = None
+    for path in paths:
+        try:
+            return load(path)
+        except DataError as error:
+            damage = error
+            warn(f"checkpoint passed over: {error}")
+    if damage is not None:
+        raise DataError(f"no checkpoint is whole; the last one tried: {damage}; start the run anew")
+    return None
+
+
+# --- writing ---
+
+
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    data = encode({name: _plain(array) for name, array in checkpoint.arrays.items()})
+    write_synced(folder / _ARRAYS, data)
+    document = {
+        "format": 1,
+        "step": checkpoint.step,
+        "score": checkpoint.score,
+        "state": checkpoint.state,
+        "arrays": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
+    }
+    write_synced(folder / _STATE, dumps({**document, "sha256": _digest(document)}, indent=1).encode())
+    sync_folder(folder)
+
+
+def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array in native byte order and C order: safetensors copies the bytes behind it without a look at strides."""
+    return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def _free_name(folder: Path, step: int) -> Path:
+    """`step-000000375`, or `step-000000375-2` when a run that went back writes the same step again."""
+    if step < 0:
+        raise ValueError(f"step={step}: a checkpoint's step counts from 0")
+    path, number = folder / f"step-{step:09d}", 2
+    while path.exists():
+        path, number = folder / f"step-{step:09d}-{number}", number + 1
+    return path
+
+
+# --- reading ---
+
+
+def _read_document(path: Path) -> _Document:
+    file = path / _STATE
+    document = read_json(file, remedy=_REMEDY)
+    if not isinstance(document, dict):
+        raise DataError(f"{file}: not a JSON object; {_REMEDY}")
+    try:
+        actual = _digest({key: value for key, value in document.items() if key != "sha256"})
+        if actual != document.get("sha256"):
+            raise DataError(f"{file}: SHA-256 is {actual}, not {document.get('sha256')} as written; {_REMEDY}")
+        return _Document.model_validate(document)
+    except ValidationError as error:
+        raise DataError(f"{file}: not a checkpoint of this version ({_first_problem(error)}); {_REMEDY}") from error
+    except ValueError as error:  # a number that JSON does not allow
+        raise DataError(f"{file}: damaged ({error}); {_REMEDY}") from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+
+
+def _read_arrays(file: Path, recorded: _ArraysFile) -> Arrays:
+    data = _read_sized(file, recorded.bytes)
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != recorded.sha256:
+        raise DataError(f"{file}: SHA-256 is {actual}, not {recorded.sha256} as written; {_REMEDY}")
+    try:
+        return {name: np.require(array, requirements="W") for name, array in decode(data).items()}
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: not a safetensors file ({error}); {_REMEDY}") from error
+
+
+def _read_sized(file: Path, size: int) -> bytes:
+    """The file's bytes once its size and its header's are found right, so that nothing is allocated for a lie."""
+    try:
+        with open(file, "rb") as source:
+            actual = os.fstat(source.fileno()).st_size
+            if actual != size:
+                raise DataError(f"{file}: {actual:,} bytes, not {size:,} as written; {_REMEDY}")
+            header = int.from_bytes(source.read(8), "little")
+            if header > min(size - 8, HEADER_LIMIT):
+                raise DataError(f"{file}: a header of {header:,} bytes, more than the file allows; {_REMEDY}")
+            source.seek(0)
+            return source.read()
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror or error}; {_REMEDY}") from error
+
+
+# --- which checkpoints there are ---
+
+
+def _entries(folder: Path) -> list[Path]:
+    """The folder's checkpoints, oldest step first."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:
+        found = [Path(e) for e in entries if _NAME.fullmatch(e.name) and e.is_dir(follow_symlinks=False)]
+    return sorted(found, key=_order)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1]), int(match[2] or 1)
+
+
+def _score(path: Path) -> float | None:
+    try:
+        return _read_document(path).score
+    except DataError:
+        return None
+
+
+def _prune(folder: Path, new: Path, keep: int) -> None:
+    """Remove what need not stay. Never raises: the new checkpoint is safe, and space is the next save's concern."""
+    entries = _entries(folder)
+    current = [path for path in entries if path == new or _order(path)[0] < _order(new)[0]]
+    scores = [(score, _order(path), path) for path in current if (score := _score(path)) is not None]
+    kept = {*current[-keep:], *([max(scores)[2]] if scores else [])}
+    for path in entries:
+        if path not in kept:
+            with suppress(OSError):
+                os.rename(path, folder / f"{_TEMPORARY}removed-{path.name}")
+    _clean_up(folder)
+
+
+def _clean_up(folder: Path) -> None:
+    for path in folder.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(path, ignore_errors=True)

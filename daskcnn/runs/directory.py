@@ -1,0 +1,229 @@
+"""The run directory: all that a run leaves behind, and what `--resume` needs.
+
+job.json           the resolved job
+environment.json   Python, packages, processor, command line
+events.jsonl       one JSON object a line: "event", "at" and the event's own fields
+summary.json       how it ended
+checkpoints/       weights and everything else that resuming needs
+lock               held by the driver that writes the run
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import IO, Any, Self
+
+import daskcnn
+from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.errors import DataError, InUse
+from daskcnn.runs.files import read_json, write_json
+from daskcnn.runs.log import EventLog, read_events
+
+Warn = Callable[[str], None]
+_logger = logging.getLogger("daskcnn")
+_WRITABLE = "set run.dir (--run-dir) to a folder that may be written and has room"
+
+
+class RunDirectory:
+    """One run's directory. Made by `create` or `open`; a writer holds its lock until `close`."""
+
+    def __init__(self, path: Path, *, writable: bool, warn: Warn | None = None) -> None:
+        self.path = path
+        self._warn = warn or _logger.warning
+        self._failing = False
+        self._log: EventLog | None = None
+        self._lock = _acquire(path) if writable else None
+        if writable:
+            try:
+                self._log = EventLog(path / "events.jsonl")
+            except OSError:
+                self.close()
+                raise
+
+    @classmethod
+    def create(
+        cls, root: str | Path, name: str | None = None, *, strategy: str, now: datetime, warn: Warn | None = None
+    ) -> Self:
+        """Make `root/name`, or `root/<time>-<strategy>` under a name not taken yet, and hold its lock.
+
+        `warn` is told when an event cannot be logged. Raises DataError: the name is taken or no file name, or
+        the root cannot be written.
+        """
+        root = Path(root)
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = _new_folder(root, now, strategy) if name is None else _named_folder(root, name)
+            (path / "checkpoints").mkdir()
+            return cls(path, writable=True, warn=warn)
+        except OSError as error:
+            raise DataError(f"run directory in {root}: {error.strerror or error}; {_WRITABLE}") from error
+
+    @classmethod
+    def open(cls, path: str | Path, *, writable: bool = False, warn: Warn | None = None) -> Self:
+        """An existing run: to read, or, when `writable`, to go on with it under its lock and with its log repaired.
+
+        Raises DataError: it is no run, another driver writes it, or it cannot be written.
+        """
+        path = Path(path)
+        if not (path / "job.json").is_file():
+            raise DataError(f"{path}: not a run directory (it has no job.json); give one that a run made")
+        try:
+            return cls(path, writable=writable, warn=warn)
+        except OSError as error:
+            raise DataError(f"run directory {path}: {error.strerror or error}; make it writable to resume") from error
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder that `checkpoint.save` writes in."""
+        return self.path / "checkpoints"
+
+    def write_job(self, job: Mapping[str, Any]) -> None:
+        """Keep the resolved job. Raises DataError: a run must be able to write at its start."""
+        self._write_at_start("job.json", job)
+
+    def write_environment(self, command: Sequence[str]) -> None:
+        """Keep what the run runs on and the command line that started it. Raises DataError."""
+        self._write_at_start("environment.json", environment(command))
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Keep how the run ended. Raises OSError."""
+        write_json(self.path / "summary.json", summary)
+
+    def _write_at_start(self, name: str, value: Mapping[str, Any]) -> None:
+        try:
+            write_json(self.path / name, value)
+        except OSError as error:
+            raise DataError(f"{self.path / name}: {error.strerror or error}; {_WRITABLE}") from error
+
+    def job(self) -> dict[str, Any]:
+        """The resolved job of the run. Raises DataError when it is damaged."""
+        job = read_json(self.path / "job.json", remedy="start the run anew")
+        if not isinstance(job, dict):
+            raise DataError(f"{self.path / 'job.json'}: not a JSON object; start the run anew")
+        return job
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary; None while the run goes on, or when it was killed. Raises DataError when it is damaged."""
+        path = self.path / "summary.json"
+        return read_json(path, remedy="resume the run to have it written again") if path.exists() else None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every event logged so far. Raises DataError when the log is damaged before its last line."""
+        return read_events(self.path / "events.jsonl")
+
+    def log(self, event: Mapping[str, Any], at: datetime | None = None) -> None:
+        """Append an event with its time, now by default.
+
+        A full disk does not end a run: `warn` is told once, and again after the log had recovered and fails anew.
+        """
+        if self._log is None:
+            raise RuntimeError(f"{self.path}: opened for reading; open it with writable=True to log")
+        try:
+            self._log.append(event, at or datetime.now(UTC))
+            self._failing = False
+        except OSError as error:
+            was_failing, self._failing = self._failing, True  # set before warn, which may log in its turn
+            if not was_failing:
+                self._warn(
+                    f"{self.path / 'events.jsonl'}: {error.strerror or error}; events are lost until it has room"
+                )
+
+    def close(self) -> None:
+        """Close the log and give the lock back; the directory stays."""
+        for file in (self._log, self._lock):
+            if file is not None:
+                file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def find_latest(root: str | Path) -> Path | None:
+    """The run under `root` that was written to last; None where there is none."""
+    runs = [path.parent for path in Path(root).glob("*/job.json")]
+    return max(runs, key=lambda run: (_last_written(run), run.name), default=None)
+
+
+def environment(command: Sequence[str]) -> dict[str, Any]:
+    """What a run runs on: Python, operating system, processor, every installed package's version, command line."""
+    cpu = device_profile("cpu", cpu_count())
+    return {
+        "daskcnn": daskcnn.__version__,
+        "python": sys.version,
+        "platform": platform.platform(),
+        "host": socket.gethostname(),
+        "cpu": {"name": cpu.name, "threads": cpu.threads, "memory": cpu.memory},
+        "command": list(command),
+        "packages": _packages(),
+    }
+
+
+@cache
+def _packages() -> dict[str, str]:
+    """Versions by name. Read once in a process: each has a file to be parsed."""
+    packages = {d.metadata["Name"]: d.version for d in distributions()}
+    return {name: packages[name] for name in sorted(filter(None, packages))}
+
+
+def _last_written(run: Path) -> int:
+    log = run / "events.jsonl"
+    return (log if log.exists() else run / "job.json").stat().st_mtime_ns
+
+
+def _named_folder(root: Path, name: str) -> Path:
+    if not name.strip(". ") or Path(name).name != name or not name.isprintable():
+        raise DataError(f"run name {name!r}: not a file name; set run.name (--name) to one without a slash")
+    path = root / name
+    try:
+        path.mkdir()
+    except FileExistsError:
+        is_run = (path / "job.json").exists()
+        remedy = f"go on with it by --resume {path}, or choose" if is_run else "remove it, or choose"
+        raise DataError(f"{path}: exists already; {remedy} another name with --name") from None
+    return path
+
+
+def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
+    """`root/2026-11-20T20-15-03-sgwu`, with -2, -3, … behind it when runs start in the same second."""
+    stem, number = f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}", 1
+    while True:
+        path = root / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _acquire(path: Path) -> IO[str]:
+    """Hold the run's lock, freed by the system when the process ends. Raises InUse when another has it."""
+    lock = open(path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - closing it would free the lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        owner = lock.read(200).strip() or "another process"
+        lock.close()
+        raise InUse(f"{path}: being written by {owner}; stop that one, or start a run of another name") from None
+    except OSError:
+        lock.close()
+        raise
+    with suppress(OSError):  # who holds it is a courtesy: a full disk must not stop a run from resuming
+        lock.truncate(0)
+        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+    return lock

@@ -1,0 +1,178 @@
+"""The state of a run as its events tell it: what a display shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from daskcnn.show.text import shard_text
+
+Event = Mapping[str, Any]
+
+
+@dataclass
+class WorkerRow:
+    """One worker's line: the samples given to it, seconds summed over its rounds, the rest of the last one."""
+
+    name: str
+    device: str = ""
+    samples: int | None = None
+    loss: float | None = None
+    speed: float | None = None
+    busy: float = 0.0
+    wait: float = 0.0
+    communication: float = 0.0
+    staleness: int | None = None
+    shards: dict[str, str] = field(default_factory=dict)
+    conv_seconds: float | None = None
+    state: str = ""
+
+    @property
+    def shares(self) -> tuple[float, float, float] | None:
+        """Busy, waiting and communicating, as shares of their sum; None before the first round."""
+        total = self.busy + self.wait + self.communication
+        return (self.busy / total, self.wait / total, self.communication / total) if total > 0 else None
+
+
+@dataclass
+class Board:
+    """Folds events, in order, into what there is to show; `apply` is the only thing that changes it."""
+
+    run: str = ""
+    strategy: str = ""
+    status: str = "starting"
+    epoch: float = 0.0
+    epochs: float | None = None
+    step: int | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    validation_accuracy: float | None = None
+    best_validation: float | None = None
+    samples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    lr: float | None = None
+    asynchronous: bool = False
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    _divided: dict[str, dict[str, str]] = field(default_factory=dict)
+    _of: dict[str, int] = field(default_factory=dict)
+    _origin: tuple[float, float] | None = None
+    _resumed: bool = False
+    _now: float = 0.0
+    _advanced: float = 0.0
+
+    def apply(self, event: Event, now: float) -> None:
+        """Take in one event at `now` (seconds of any clock); unknown ones change nothing."""
+        self._now = now
+        handler = self._HANDLERS.get(event["event"])
+        if handler is not None:
+            handler(self, event)
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run is done, 0 to 1."""
+        return min(1.0, self.epoch / self.epochs) if self.epochs else 0.0
+
+    def remaining(self, now: float) -> float | None:
+        """Seconds left at the pace since training began (or went on after a resume); None while unknown."""
+        if self._origin is None or self.fraction <= self._origin[1]:
+            return None
+        since, begun = self._origin
+        pace = (self.fraction - begun) / max(self._advanced - since, 1e-9)
+        return max(0.0, (1.0 - self.fraction) / pace - (now - self._advanced))
+
+    def worker(self, name: str) -> WorkerRow:
+        """The worker's row, made when it is new."""
+        return self.workers.setdefault(name, WorkerRow(name))
+
+    def _start(self, event: Event) -> None:
+        self.run, self.strategy, self.epochs = event["run"], event["strategy"], event["epochs"]
+
+    def _calibration(self, event: Event) -> None:
+        self.status = "training"
+        for worker in event["workers"]:
+            row = self.worker(worker["name"])
+            row.device, row.state = worker["device"], ""
+        if not self._resumed:
+            self._origin = (self._now, 0.0)
+
+    def _groups(self, event: Event) -> None:
+        """Groups take the place of their members."""
+        for group in event["groups"]:
+            for member in group["members"]:
+                self.workers.pop(member, None)
+            row = self.worker(group["name"])
+            row.device, row.state = group["device"], ""
+
+    def _resume(self, event: Event) -> None:
+        self._resumed, self._origin, self.step = True, None, event["step"]
+
+    def _advance(self, epoch: float) -> None:
+        self.epoch, self._advanced = max(self.epoch, epoch), self._now
+        if self._origin is None:
+            self._origin = (self._now, self.fraction)
+
+    def _round(self, event: Event) -> None:
+        row = self.worker(event["worker"])
+        row.loss, row.speed, row.staleness = event["loss"], event["samples_per_second"], event.get("staleness")
+        row.busy += event["busy"]
+        row.wait += event["wait"]
+        row.communication += event["communication"]
+        row.state = ""
+        self.asynchronous |= bool(row.staleness)
+        self.loss, self.accuracy, self.lr = event["loss"], event["accuracy"], event.get("lr")
+        self.samples_per_second = sum(w.speed or 0.0 for w in self.workers.values() if not w.state)
+        self._advance(event["epoch"])
+
+    def _epoch(self, event: Event) -> None:
+        self.step, self.loss, self.accuracy = event["step"], event["loss"], event["accuracy"]
+        self.samples_per_second, self.lr = event["samples_per_second"], event.get("lr")
+        self.epochs = event["epochs"]
+        if event.get("validation"):
+            self.validation_accuracy = event["validation"]["accuracy"]
+            self.best_validation = max(self.best_validation or 0.0, self.validation_accuracy or 0.0)
+        self._advance(event["epoch"])
+
+    def _steps(self, event: Event) -> None:
+        self.step, self.loss = event["step"], event["loss"]
+        self.seconds_per_step = event["seconds_per_step"]
+        for worker in event["workers"]:
+            row = self.worker(worker["name"])
+            divided = self._divided.get(worker["name"], {})
+            row.shards = {
+                layer: shard_text(n, divided.get(layer, "kernels"), self._of.get(layer, n))
+                for layer, n in worker["kernels"].items()
+            }
+            row.conv_seconds = worker.get("conv_seconds")
+        self._advance(event["epoch"])
+
+    def _shards(self, event: Event) -> None:
+        self._divided, self._of = event.get("divided", {}), event.get("of", {})
+
+    def _allocation(self, event: Event) -> None:
+        for name, samples in event["sizes"].items():
+            self.worker(name).samples = samples
+
+    def _worker_lost(self, event: Event) -> None:
+        self.worker(event["worker"]).state = "lost"
+
+    def _worker_ignored(self, event: Event) -> None:
+        self.worker(event["address"]).state = "ignored"
+
+    def _end(self, event: Event) -> None:
+        self.status = event["status"]
+
+    _HANDLERS: ClassVar[dict[str, Callable[[Board, Event], None]]] = {
+        "start": _start,
+        "calibration": _calibration,
+        "groups": _groups,
+        "resume": _resume,
+        "round": _round,
+        "epoch": _epoch,
+        "steps": _steps,
+        "shards": _shards,
+        "allocation": _allocation,
+        "worker-lost": _worker_lost,
+        "worker-ignored": _worker_ignored,
+        "end": _end,
+    }

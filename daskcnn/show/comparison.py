@@ -1,0 +1,210 @@
+"""Runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from daskcnn.show.report_tables import Report
+from daskcnn.show.report_text import rule_of, strategy_of
+from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
+
+Value: TypeAlias = float | str | None
+DONE = "done"
+WIDE = 20
+"""Letters of the longest name that still makes a heading; longer ones are listed and numbered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure of every run; None where a run has none. shown: the same as people read them.
+
+    best: which runs have the best, of those that ended well; none where all are alike, or it makes no sense to say.
+    asked: it was asked for, and is shown though no run has it.
+    """
+
+    label: str
+    values: tuple[Value, ...]
+    shown: tuple[str, ...]
+    best: tuple[int, ...]
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs side by side. differences: what makes their figures hard to compare."""
+
+    runs: tuple[str, ...]
+    lines: tuple[Line, ...]
+    differences: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """How a line is made: its value in a report, how that is written, and which way is better."""
+
+    label: str
+    value: Callable[[Report], Value]
+    text: Callable[[Any], str]
+    better: Literal["less", "more", None] = None
+    asked: bool = False
+
+    def line(self, reports: Sequence[Report]) -> Line:
+        values = tuple(self.value(report) for report in reports)
+        shown = tuple("-" if value is None else self.text(value) for value in values)
+        done = [i for i, report in enumerate(reports) if report.status == DONE]  # one that broke off is not the fastest
+        return Line(self.label, values, shown, self._best(values, done or range(len(reports))), self.asked)
+
+    def _best(self, values: Sequence[Value], rated: Sequence[int]) -> tuple[int, ...]:
+        """Those of the rated runs that have the best value; where it was asked for, having none is worse than any."""
+        known = {i: value for i in rated if isinstance(value := values[i], int | float)}
+        found = set(known.values()) | {values[i] for i in rated if self.asked}
+        if self.better is None or not known or len(found) < 2:
+            return ()
+        best = min(known.values()) if self.better == "less" else max(known.values())
+        return tuple(i for i, value in known.items() if value == best)
+
+
+def compare(reports: Sequence[Report], *, targets: Sequence[float] = ()) -> Comparison:
+    """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
+
+    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean.
+    """
+    figures = [*_SETUP, *_RESULTS, *(figure for target in targets for figure in _to(target)), *_COSTS]
+    runs = tuple(clean(report.start.run) for report in reports)
+    return Comparison(runs, tuple(figure.line(reports) for figure in figures), tuple(_differences(reports)))
+
+
+def _differences(reports: Sequence[Report]) -> list[str]:
+    told = [
+        ("data", lambda r: (r.start.dataset, r.start.samples, r.start.validation_samples), "accuracies"),
+        ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
+        ("epochs", lambda r: r.start.epochs, "whole times"),
+        ("workers", lambda r: len(r.workers), "times"),
+    ]
+    return [
+        f"the {what} differ: compare {which} with care" for what, of, which in told if len(set(map(of, reports))) > 1
+    ]
+
+
+# --- the lines ---
+
+
+def _text(value: Value) -> str:
+    return clean(value)
+
+
+def _figures(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _data(report: Report) -> Value:
+    return report.start.dataset and f"{report.start.dataset}, {count(report.start.samples)}"
+
+
+def _network(report: Report) -> Value:
+    start = report.start
+    return None if start.parameters is None else f"{start.model or ''} ({count(start.parameters)})".strip()
+
+
+def _workers(report: Report) -> Value:
+    """'2 cpu, 1 gpu'."""
+    devices = [worker.device or "?" for worker in report.workers]
+    return ", ".join(f"{devices.count(device)} {device}" for device in dict.fromkeys(devices)) or None
+
+
+def _validation(report: Report) -> Value:
+    return report.looks[-1].validation_accuracy if report.looks else None
+
+
+def _best_validation(report: Report) -> Value:
+    return max((look.validation_accuracy or 0.0 for look in report.looks), default=None)
+
+
+def _auc(report: Report) -> Value:
+    return report.test.auc if report.test else None
+
+
+def _to(target: float) -> list[_Figure]:
+    """Seconds, epochs and rounds until the validation accuracy was at least the target; None: it never was."""
+
+    def of(name: str) -> Callable[[Report], Value]:
+        return lambda report: getattr(report.reached(target), name, None)
+
+    to = f"to {100 * target:.4g} %"
+    return [
+        _Figure(f"time {to}", of("at"), duration, "less", asked=True),
+        _Figure(f"epochs {to}", of("epoch"), _short, "less", asked=True),
+        _Figure(f"rounds {to}", of("rounds"), _short, "less", asked=True),
+    ]
+
+
+def _balance(report: Report) -> Value:
+    return report.balance.balance if report.balance else None
+
+
+def _late_balance(report: Report) -> Value:
+    late = report.from_increment(3)
+    return late.balance if late else None
+
+
+_SETUP = [
+    _Figure("status", lambda r: r.status, _text),
+    _Figure("strategy", lambda r: strategy_of(r.start), _text),
+    _Figure("rule", lambda r: rule_of(r.start) or None, _text),
+    _Figure("data", _data, _text),
+    _Figure("network", _network, _text),
+    _Figure("workers", _workers, _text),
+    _Figure("epochs", lambda r: r.epoch, _short),
+]
+_RESULTS = [
+    _Figure("time", lambda r: r.seconds, duration, "less"),
+    _Figure("images/s", lambda r: r.images_per_second, count, "more"),
+    _Figure("test accuracy", lambda r: r.test.accuracy if r.test else None, percent, "more"),
+    _Figure("test AUC", _auc, _figures, "more"),
+    _Figure("validation accuracy", _validation, percent, "more"),
+    _Figure("best of the run", _best_validation, percent, "more"),
+]
+_COSTS = [
+    _Figure("workers busy", lambda r: r.utilisation, percent, "more"),
+    _Figure("balance", _balance, _figures, "more"),
+    _Figure("balance, increment 3 on", _late_balance, _figures, "more"),
+    _Figure("wait", lambda r: r.total.wait, duration, "less"),
+    _Figure("wait by Eq. 8", lambda r: r.balance.wait if r.balance else None, duration),
+    _Figure("communication", lambda r: r.total.communication, duration, "less"),
+    _Figure("bytes", lambda r: r.traffic.up + r.traffic.down, size, "less"),
+    _Figure("of Eq. 11", lambda r: r.traffic.share, _figures),
+    _Figure("pushes", lambda r: r.total.pushes or None, count),
+    _Figure("mean staleness", lambda r: r.total.staleness_mean, number),
+]
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """A line a figure, a column a run, the best of a line marked with *; those that no run has are left out."""
+    legend, headings = _headings(comparison.runs)
+    lines = [line for line in comparison.lines if line.asked or any(value is not None for value in line.values)]
+    rows = [["", *(f"{heading} " for heading in headings)], *map(_cells, lines)]
+    warnings = [f"warning: {difference}" for difference in comparison.differences]
+    return "\n".join([*legend, *aligned(rows), "", "* the best of its line", *warnings])
+
+
+def _cells(line: Line) -> list[str]:
+    return [line.label, *(f"{shown}{'*' if i in line.best else ' '}" for i, shown in enumerate(line.shown))]
+
+
+def _headings(runs: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Lines that say which run is which, and what stands above the columns."""
+    names = [run.rstrip("/").rpartition("/")[2] for run in runs]
+    if len(set(names)) == len(names) and max(map(len, names)) <= WIDE:
+        return [], names
+    numbers = [str(i) for i in range(1, len(runs) + 1)]
+    return [*aligned(list(zip(numbers, runs, strict=True)), left=2), ""], numbers

@@ -1,0 +1,235 @@
+"""The course of a run as its events tell it: rounds, looks at the center, troubles, each with its time.
+
+Rounds. A round is one worker's push cycle as the log has it; in a layer-sharded run, where all workers train on every
+sample, an epoch. Its number counts from 1, for each worker by itself.
+
+Lives. A run that is resumed, or whose server is lost, makes some rounds again: its next life. Rounds are kept of all
+lives, as they are work that was done. The clock and the looks go back to the checkpoint that was resumed from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from daskcnn.runs import record
+from daskcnn.show.lines import describe
+from daskcnn.show.text import shard_text
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """One worker's round; seconds (`at` of the run), bytes. None: not measured. staleness: the largest of its pushes.
+
+    life, number: see the module's text. increment: how many parts of its samples the worker had been given.
+    """
+
+    life: int
+    number: int
+    increment: int | None
+    worker: str
+    at: float
+    epoch: float
+    samples: int
+    busy: float
+    load: float | None
+    wait: float
+    communication: float | None
+    evaluation: float | None
+    bytes_up: int
+    bytes_down: int
+    pushes: int
+    base_version: int | None = None
+    version: int | None = None
+    staleness: int | None = None
+    gamma: float | None = None
+    q: float | None = None
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at the center: when, and how good it was. rounds: made until then, the mean of the workers.
+
+    loss, accuracy: of the training since the last look.
+    """
+
+    epoch: float
+    at: float
+    step: int
+    rounds: float
+    loss: float | None
+    accuracy: float | None
+    validation_loss: float | None
+    validation_accuracy: float | None
+    auc: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something out of the ordinary, and when (seconds of the run)."""
+
+    at: float
+    text: str
+
+
+@dataclass
+class History:
+    """Takes in events, in order; `take` is the only thing that changes it.
+
+    devices: of every worker ever. present: the workers of now, and `there` those of a (life, number) of a round.
+    servers: the last that each server said, by life and its own number. now: seconds of training. steps: that ended
+    with an epoch, those that were made again counted again.
+    """
+
+    start: record.Start = field(default_factory=record.Start)
+    end: record.End | None = None
+    epoch: float = 0.0
+    rows: list[RoundRow] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    shards: dict[str, dict[str, str]] = field(default_factory=dict)
+    eq2: int | None = None
+    conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
+    devices: dict[str, str] = field(default_factory=dict)
+    present: frozenset[str] = frozenset()
+    there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
+    servers: dict[tuple[int, int], record.Server] = field(default_factory=dict)
+    now: float = 0.0
+    steps: int = 0
+    _step: int = 0  # of the run, at its last epoch's end
+    _life: int = 1
+    _begun: float | None = None  # on the events' own clock
+    _before: float = 0.0  # seconds of the run at that moment
+    _kept: dict[int, float] = field(default_factory=dict)  # seconds of each checkpoint, by its step
+    _undone: list[Look] = field(default_factory=list)  # unless the run is resumed from behind them
+    _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
+
+    def take(self, event: record.Logged) -> None:
+        """Take in one event."""
+        if event.at is not None and self._begun is not None and not isinstance(event, record.End):
+            self.now = self._before + event.at - self._begun
+        self._HANDLERS[type(event)](self, event)
+
+    def _on_start(self, event: record.Start) -> None:
+        """The driver starts. Unless a resume follows, it starts at the beginning."""
+        if self.rows:
+            self._begin_life()
+        self.start, self.end, self._begun = event, None, event.at
+        self._before, self.now, self._step = 0.0, 0.0, 0
+        self._undone, self.looks = self.looks, []
+
+    def _begin_life(self) -> None:
+        self._life += 1
+        self._numbers = {}
+
+    def _on_resume(self, event: record.Resume) -> None:
+        self.looks = [look for look in self._undone if look.step <= event.step]
+        latest = self.looks[-1].at if self.looks else 0.0
+        self._before = self.now = self._kept.get(event.step, latest)
+        self._step = event.step
+        self._on_trouble(event)
+
+    def _on_calibration(self, event: record.Calibration) -> None:
+        """Training begins."""
+        self._begun, self.now = event.at, self._before
+        self.devices |= {worker.name: worker.device for worker in event.workers}
+        self.present = frozenset(worker.name for worker in event.workers)
+
+    def _on_groups(self, event: record.Groups) -> None:
+        """Groups take the place of their members."""
+        members = {member for group in event.groups for member in group.members} | {*event.left_out}
+        own = {group.name: group.device for group in event.groups}
+        self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
+        self.present = frozenset(own)
+
+    def _on_round(self, event: record.Round) -> None:
+        number = event.round + 1
+        if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
+            self._begin_life()
+        given = None if self.start.increments is None else min(number, self.start.increments)
+        for member in event.members:
+            self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
+        measured = event.model_dump(exclude={"at", "round", "worker", "members"})
+        self._add(RoundRow(self._life, number, given, event.worker, self.now, **measured))
+
+    def _on_epoch(self, event: record.Epoch) -> None:
+        if event.at is None:  # a log without times
+            self.now += event.seconds
+        for part in event.workers:
+            self._add(self._part_row(part, event))
+            self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
+        self.steps, self._step = self.steps + event.step - self._step, event.step
+        judged = event.validation or record.Judged()
+        made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
+        self.looks.append(
+            Look(
+                epoch=event.epoch,
+                at=self.now,
+                step=event.step,
+                rounds=sum(made) / len(made) if made else 0.0,
+                loss=event.loss,
+                accuracy=event.accuracy,
+                validation_loss=judged.loss,
+                validation_accuracy=judged.accuracy,
+                auc=judged.auc,
+            )
+        )
+        self.epoch = event.epoch
+
+    def _part_row(self, part: record.Part, event: record.Epoch) -> RoundRow:
+        """Kernels are sharded: a worker's part of an epoch. What it did not compute in counts as waiting."""
+        missing = dict.fromkeys(("load", "communication", "evaluation"))
+        measured = part.model_dump(exclude={"name", "conv_seconds"}) | missing | {"pushes": 0}
+        number = max(1, round(event.epoch))
+        return RoundRow(self._life, number, None, part.name, self.now, event.epoch, **measured)
+
+    def _add(self, row: RoundRow) -> None:
+        self.rows.append(row)
+        self.epoch = row.epoch
+        self._numbers[row.worker] = row.number
+        self.there[row.life, row.number] = self.present
+
+    def _on_trouble(self, event: record.Trouble) -> None:
+        if isinstance(event, record.WorkerLost):
+            self.present -= {event.worker}
+        self.notes += [Note(self.now, line) for line in describe({"event": event.kind, **event.model_dump()})]
+
+    def _on_shards(self, event: record.Shards) -> None:
+        self.kernels, self.eq2 = event.kernels, event.eq2
+        self.shards = {
+            worker: {
+                layer: shard_text(n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n))
+                for layer, n in own.items()
+            }
+            for worker, own in event.kernels.items()
+        }
+
+    def _on_server(self, event: record.Server) -> None:
+        self.servers[self._life, event.server] = event
+
+    def _on_checkpoint(self, event: record.Checkpoint) -> None:
+        self._kept[event.step] = self.now
+
+    def _on_end(self, event: record.End) -> None:
+        self.end = event
+
+    _HANDLERS: ClassVar[dict[type[record.Logged], Callable[[History, Any], None]]] = {
+        record.Start: _on_start,
+        record.Resume: _on_resume,
+        record.Calibration: _on_calibration,
+        record.Groups: _on_groups,
+        record.Round: _on_round,
+        record.Epoch: _on_epoch,
+        record.Shards: _on_shards,
+        record.Server: _on_server,
+        record.Checkpoint: _on_checkpoint,
+        record.End: _on_end,
+        record.WorkerLost: _on_trouble,
+        record.WorkerIgnored: _on_trouble,
+        record.Warned: _on_trouble,
+    }

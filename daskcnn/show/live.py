@@ -1,0 +1,205 @@
+"""The live display of a run on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Literal, Self
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from daskcnn.show.board import Board, WorkerRow
+from daskcnn.show.lines import describe
+from daskcnn.show.text import clean, clock, count, number, percent
+
+_SCROLLED = frozenset({"warning", "worker-lost", "worker-ignored", "resume"})
+_STATE_STYLES = {"lost": "bold red", "ignored": "dim"}
+_STATUS_STYLES = {"starting": "yellow", "training": "cyan", "done": "bold green"}
+_WIDE = 112  # columns from which a worker's line has room for its bar
+_MAX_WIDTH, _BAR_CELLS = 120, 12
+_SHARE_STYLES = ("green", "yellow", "blue")
+_CHROME_LINES = 9  # of the display besides the workers' lines
+
+
+class TerminalProgress:
+    """A panel that is redrawn in place: the run, its progress, a line a worker; warnings scroll by above it."""
+
+    def __init__(self, console: Console, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._now, self._began = console, now, now()
+        self._board = Board()
+        self._lock = threading.Lock()  # events come from the driver, redraws from rich's thread
+        self._live = Live(
+            console=console,
+            get_renderable=self.render,
+            refresh_per_second=4,
+            redirect_stdout=console.file is sys.stdout,
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._live.stop()
+
+    def handle(self, event: Mapping[str, Any]) -> None:
+        """Take in the event; the next redraw shows it."""
+        with self._lock:
+            self._board.apply(event, self._now())
+        if event["event"] in _SCROLLED:
+            with suppress(OSError):  # the terminal has gone
+                for line in describe(event):
+                    self._console.print(Text(line, style="dim" if event["event"] == "resume" else "yellow"))
+
+    def render(self) -> RenderableType:
+        """The display as of now."""
+        with self._lock:
+            board, width = self._board, self._console.width
+            parts: list[RenderableType] = [self._progress_line(), _figures(board, wide=width >= _WIDE)]
+            if board.workers:
+                rows = list(board.workers.values())
+                room = max(3, self._console.height - _CHROME_LINES)
+                parts += [Text(), _worker_table(board, rows[:room], wide=width >= _WIDE)]
+                if len(rows) > room:
+                    parts.append(Text(f"… and {len(rows) - room} more workers", style="dim"))
+            return Panel(
+                Group(*parts),
+                title=_title(board),
+                title_align="left",
+                border_style="bright_black",
+                width=min(width, 120),
+            )
+
+    def _progress_line(self) -> Table:
+        board, now = self._board, self._now()
+        line = Table.grid(expand=True, padding=(0, 1))
+        for ratio in (None, 1, None, None):
+            line.add_column(ratio=ratio, no_wrap=True)
+        epochs = f"{board.epochs:g}" if board.epochs else "-"
+        remaining = board.remaining(now) if board.fraction < 1 else None
+        left = "" if remaining is None else f" · {clock(remaining)} left"
+        line.add_row(
+            Text.assemble(("epoch ", "dim"), (f"{board.epoch:.1f}/{epochs}", "bold")),
+            ProgressBar(total=1.0, completed=board.fraction),
+            f"{100 * board.fraction:.0f} %",
+            Text(f"{clock(now - self._began)}{left}", style="dim"),
+        )
+        return line
+
+
+def _title(board: Board) -> Text:
+    status = clean(board.status)
+    return Text.assemble(
+        (clean(board.run) or "daskcnn", "bold"),
+        f" · {clean(board.strategy)} · " if board.strategy else " · ",
+        (status, _STATUS_STYLES.get(status, "bold red")),
+    )
+
+
+def _figures(board: Board, *, wide: bool) -> Columns:
+    best = f" (best {percent(board.best_validation)})" if board.best_validation is not None else ""
+    figures = [("loss", number(board.loss))]
+    if board.accuracy is not None:
+        figures.append(("accuracy", percent(board.accuracy)))
+    if board.validation_accuracy is not None:
+        figures.append(("validation", f"{percent(board.validation_accuracy)}{best}"))
+    if board.seconds_per_step is not None:
+        figures += [("step", count(board.step)), ("", f"{number(board.seconds_per_step)} s/step")]
+    if board.samples_per_second is not None:
+        figures.append(("", f"{count(board.samples_per_second)} images/s"))
+    if wide and board.lr is not None:
+        figures.append(("lr", number(board.lr)))
+    return Columns([_figure(*figure) for figure in figures], padding=(0, 2))
+
+
+def _figure(label: str, value: str) -> Text:
+    return Text.assemble((f"{label} " if label else "", "dim"), (value, "bold"), no_wrap=True)
+
+
+# --- the workers' table: a column is a heading, its alignment and what it shows of a row ---
+
+_Cell = Callable[[WorkerRow], str | Text]
+_Column = tuple[str, Literal["left", "right"], _Cell]
+
+
+def _name(width: int) -> _Cell:
+    """The worker's name; of a long one, an address, the end, which tells it from others."""
+
+    def cell(row: WorkerRow) -> Text:
+        name = clean(row.name)
+        return Text(name if len(name) <= width else f"…{name[1 - width :]}")
+
+    return cell
+
+
+def _device(row: WorkerRow) -> Text:
+    return Text(clean(row.device))
+
+
+def _share(index: int) -> _Cell:
+    return lambda row: "-" if row.shares is None else f"{100 * row.shares[index]:.0f} %"
+
+
+def _bar(row: WorkerRow) -> Text:
+    """Busy, waiting and communicating as stretches of one line."""
+    bar, edge, done = Text(), 0.0, 0
+    for share, style in zip(row.shares or (), _SHARE_STYLES, strict=False):
+        edge += share
+        upto = round(edge * _BAR_CELLS)
+        bar.append("━" * (upto - done), style)
+        done = upto
+    return bar
+
+
+def _state(row: WorkerRow) -> Text:
+    return Text(row.state, _STATE_STYLES.get(row.state, ""))
+
+
+def _kernels(board: Board) -> _Cell:
+    """Kernels by layer, or per cent of the samples, the numbers in line with those of the other workers."""
+    rows = board.workers.values()
+    layers = {layer: None for row in rows for layer in row.shards}
+    widths = {layer: max(len(row.shards.get(layer, "0")) for row in rows) for layer in layers}
+    return lambda row: Text("  ".join(f"{clean(k)} {n:>{widths[k]}}" for k, n in row.shards.items()))
+
+
+def _columns(board: Board, *, wide: bool) -> list[_Column]:
+    bar: list[_Column] = [("", "left", _bar)] if wide else []
+    columns: list[_Column] = [("worker", "left", _name(22 if wide else 14)), ("device", "left", _device)]
+    if board.seconds_per_step is not None:
+        columns += [("kernels", "left", _kernels(board)), ("conv s", "right", lambda row: number(row.conv_seconds))]
+    else:
+        columns += [
+            ("samples", "right", lambda row: count(row.samples)),
+            ("loss", "right", lambda row: number(row.loss)),
+            ("images/s", "right", lambda row: count(row.speed)),
+            *bar,
+            ("busy", "right", _share(0)),
+            ("wait", "right", _share(1)),
+            ("comm", "right", _share(2)),
+        ]
+    if board.asynchronous:
+        columns.append(("stale", "right", lambda row: count(row.staleness)))
+    if any(row.state for row in board.workers.values()):
+        columns.append(("state", "left", _state))
+    return columns
+
+
+def _worker_table(board: Board, rows: Sequence[WorkerRow], *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="dim")
+    columns = _columns(board, wide=wide)
+    for heading, justify, _ in columns:
+        table.add_column(heading, justify=justify, no_wrap=heading != "kernels")
+    for row in rows:
+        table.add_row(*(cell(row) for _, _, cell in columns), style="dim" if row.state else "")
+    return table

@@ -1,0 +1,62 @@
+"""How a run's events are shown while it goes on: a live display on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol, Self, TextIO
+
+from rich.console import Console
+
+from daskcnn.show.lines import describe
+from daskcnn.show.live import TerminalProgress
+
+Event = Mapping[str, Any]
+
+
+class Progress(Protocol):
+    """Shows a run's events; a context manager around the run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def handle(self, event: Event) -> None:
+        """Show one event; those that a display has no use for are passed over. A failing stream ends no run."""
+        ...
+
+
+class PlainProgress:
+    """A line an epoch, and a line for what is out of the ordinary; no control characters."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def handle(self, event: Event) -> None:
+        """Write the event's lines and flush."""
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        for line in describe(event):
+            with suppress(OSError):  # a full disk behind a redirected log
+                print(line.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+
+
+def choose(stream: TextIO, json_mode: bool) -> Progress:
+    """The display for a stream: live on a terminal that can show it, plain lines otherwise.
+
+    With `json_mode` stdout belongs to the summary, and stderr takes the stream's place.
+    """
+    stream = sys.stderr if json_mode else stream
+    return TerminalProgress(Console(file=stream, highlight=False)) if _can_show(stream) else PlainProgress(stream)
+
+
+def _can_show(stream: TextIO) -> bool:
+    utf8 = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
+    return stream.isatty() and utf8 and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")

@@ -1,0 +1,392 @@
+"""What a run came to: every figure of a report, from nothing but its events, a cluster's or the simulator's.
+
+What is compared between workers is compared by the number of the round (see `history`). Behind a barrier the rounds of
+a number ran at the same time, and a worker that was given no samples in one is idle in it. Asynchronous workers are
+never in the same round for long: the number says which pass of a worker it was, so balance tells how alike the workers'
+passes were, not who waited. There, only numbers that every worker reached are compared, without a last pass that the
+budget cut short.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from daskcnn.ps import RULES
+from daskcnn.runs import record
+from daskcnn.show.history import History, Look, Note, RoundRow
+
+UNFINISHED, LAYER = "not ended", "layer"
+WEIGHT = 4  # bytes of a number, where a log does not say otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker over the run, or all of them. staleness_mean: of its rounds' largest; gamma: mean; q: the last.
+
+    Seconds: compute is busy without load, wait is for the other workers. lost: no longer there at the end.
+    images_per_second: while busy; None of all, and where every worker has but a part of each sample's work.
+    """
+
+    name: str
+    device: str
+    lost: bool
+    samples: int
+    rounds: int
+    pushes: int
+    busy: float
+    compute: float
+    load: float | None
+    communication: float | None
+    wait: float
+    evaluation: float | None
+    images_per_second: float | None
+    bytes_up: int
+    bytes_down: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    gamma: float | None
+    q: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """How evenly the workers were busy in rounds first…last. Seconds, summed over those rounds.
+
+    balance: mean ÷ max of the workers' busy seconds. wait: Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds;
+    under an asynchronous rule what a barrier would have cost. waited: what was measured.
+    """
+
+    increment: int | None
+    first: int
+    last: int
+    rounds: int
+    workers: int
+    samples: int
+    mean_busy: float
+    max_busy: float
+    balance: float | None
+    wait: float
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes and seconds of all exchanges of the rounds. foreseen: 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes.
+
+    vector_bytes: of one vector on the wire. foreseen, share (measured ÷ foreseen): None where no vector is exchanged.
+    a_step: bytes sent in a step of a layer-sharded run; eq2: numbers of one by Marques et al., eq. 2.
+    """
+
+    up: int
+    down: int
+    seconds: float | None
+    pushes: int
+    vector_bytes: int | None
+    foreseen: int | None
+    share: float | None
+    a_step: float | None = None
+    eq2: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the servers of the run counted: pushes merged, repeats, refusals by reason."""
+
+    merged: int
+    repeated: int
+    refused: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """Where a worker's time goes in a step of a layer-sharded run, in seconds (Marques et al., fig. 6 and 8).
+
+    conv: its kernels, and the layers that are spread with them; comp: whatever else it computes; comm: the rest of the
+    step, in which it sends, receives and waits.
+    """
+
+    comm: float
+    conv: float
+    comp: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
+
+    total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
+    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; shards: the kernels for people, samples as
+    per cent; breakdown: of its steps, by worker.
+    """
+
+    start: record.Start
+    status: str
+    epoch: float
+    seconds: float
+    images_per_second: float | None
+    test: record.Judged | None
+    workers: tuple[WorkerRow, ...]
+    total: WorkerRow
+    rounds: tuple[RoundRow, ...]
+    increments: tuple[Balance, ...]
+    by_round: tuple[Balance, ...]
+    balance: Balance | None
+    traffic: Traffic
+    server: Counted | None
+    looks: tuple[Look, ...]
+    notes: tuple[Note, ...]
+    kernels: dict[str, dict[str, int]]
+    shards: dict[str, dict[str, str]]
+    conv_seconds: dict[str, dict[str, float]]
+    breakdown: dict[str, StepParts]
+
+    @property
+    def utilisation(self) -> float | None:
+        """The part of the workers' time in which they were busy; None where no time passed."""
+        spent = self.seconds * len(self.workers)
+        return self.total.busy / spent if spent else None
+
+    def from_increment(self, first: int) -> Balance | None:
+        """The balance of the rounds from this increment on; None where there were none."""
+        later = [b for b in self.by_round if b.increment is not None and b.increment >= first]
+        return _pooled(later) if later else None
+
+    def reached(self, accuracy: float) -> Look | None:
+        """The first look at which the validation accuracy was at least this (BPT-CNN table 1)."""
+        return next((look for look in self.looks if (look.validation_accuracy or 0.0) >= accuracy), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it, under the fields' own names."""
+        plain = ("status", "epoch", "seconds", "images_per_second", "utilisation")
+        one = ("total", "balance", "traffic", "server")
+        many = ("workers", "increments", "by_round", "looks", "notes", "rounds")
+        return {
+            "start": self.start.model_dump(exclude={"at"}),
+            **{name: getattr(self, name) for name in plain},
+            "test": self.test.model_dump() if self.test else None,
+            **{name: _dict_or_none(getattr(self, name)) for name in one},
+            "kernels": self.kernels,
+            "shards": self.shards,
+            "conv_seconds": self.conv_seconds,
+            "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
+            **{name: [asdict(row) for row in getattr(self, name)] for name in many},
+        }
+
+
+def _dict_or_none(row: Any) -> dict[str, Any] | None:
+    return None if row is None else asdict(row)
+
+
+def tables(events: Iterable[Mapping[str, Any]]) -> Report:
+    """The report of a run, whether it has ended or not. Raises DataError naming the line of a damaged event."""
+    run = History()
+    for event in record.checked(events):
+        run.take(event)
+    by_round = tuple(_balances(run))
+    ended = run.end
+    seconds = run.now if ended is None or ended.seconds is None else ended.seconds
+    images = run.epoch * (run.start.samples or 0)
+    return Report(
+        start=run.start,
+        status=UNFINISHED if ended is None else ended.status,
+        epoch=run.epoch,
+        seconds=seconds,
+        images_per_second=images / seconds if images and seconds else None,
+        test=ended.test if ended else None,
+        workers=tuple(_worker(run, name, rows) for name, rows in _by_worker(run).items()),
+        total=replace(_worker(run, "all", run.rows), images_per_second=None),
+        rounds=tuple(run.rows),
+        increments=_by_increment(by_round),
+        by_round=by_round,
+        balance=_pooled(by_round) if by_round else None,
+        traffic=_traffic(run),
+        server=_counted(run),
+        looks=tuple(run.looks),
+        notes=tuple(run.notes),
+        kernels=run.kernels,
+        shards=run.shards,
+        conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
+        breakdown=_breakdown(run),
+    )
+
+
+def _breakdown(run: History) -> dict[str, StepParts]:
+    """Of the mean step, from all epochs that have ended."""
+    steps = run.steps
+    if not (_sharded(run) and steps):
+        return {}
+    parts = {}
+    for name, rows in _by_worker(run).items():
+        busy, conv = sum(row.busy for row in rows), sum(run.conv_seconds.get(name, {}).values())
+        comm = sum(row.wait + (row.communication or 0.0) for row in rows)
+        parts[name] = StepParts(comm / steps, conv / steps, max(0.0, busy - conv) / steps)
+    return parts
+
+
+# --- workers ---
+
+
+def _by_worker(run: History) -> dict[str, list[RoundRow]]:
+    found: dict[str, list[RoundRow]] = {name: [] for name in run.devices}
+    for row in run.rows:
+        found.setdefault(row.worker, []).append(row)
+    return found
+
+
+def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
+    stale = [row.staleness for row in rows if row.staleness is not None]
+    busy, load = sum(row.busy for row in rows), _sum(row.load for row in rows)
+    return WorkerRow(
+        name=name,
+        device=run.devices.get(name, ""),
+        lost=name in run.devices and name not in run.present,
+        samples=_presented(run, rows),
+        rounds=len(rows),
+        pushes=sum(row.pushes for row in rows),
+        busy=busy,
+        compute=busy - (load or 0.0),
+        load=load,
+        communication=_sum(row.communication for row in rows),
+        wait=sum(row.wait for row in rows),
+        evaluation=_sum(row.evaluation for row in rows),
+        images_per_second=sum(row.samples for row in rows) / busy if busy and not _sharded(run) else None,
+        bytes_up=sum(row.bytes_up for row in rows),
+        bytes_down=sum(row.bytes_down for row in rows),
+        staleness_mean=_mean(stale),
+        staleness_max=max(stale, default=None),
+        gamma=_mean(row.gamma for row in rows),
+        q=rows[-1].q if rows else None,
+    )
+
+
+def _sharded(run: History) -> bool:
+    """Whether it is one replica over all workers, so that each of them sees every sample."""
+    return run.start.strategy == LAYER
+
+
+def _presented(run: History, rows: Sequence[RoundRow]) -> int:
+    """Samples in these rounds, those that several workers saw together counted once."""
+    if not _sharded(run):
+        return sum(row.samples for row in rows)
+    return sum({(row.life, row.number): row.samples for row in rows}.values())
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """The sum of those that were measured; None where none was."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+# --- balance ---
+
+
+def _barrier(run: History) -> bool:
+    """Whether the workers go through their rounds together; those that shard kernels always do."""
+    rule = RULES.get(run.start.strategy)
+    return rule.barrier if rule else _sharded(run)
+
+
+def _balances(run: History) -> list[Balance]:
+    """One for each round that is compared, in the order of the log."""
+    found: dict[tuple[int, int], list[RoundRow]] = {}
+    for row in run.rows:
+        found.setdefault((row.life, row.number), []).append(row)
+    if _barrier(run):
+        return [_balance(run, rows, run.there[key] - {row.worker for row in rows}) for key, rows in found.items()]
+    last = _last_compared(run)
+    return [_balance(run, rows) for (life, number), rows in found.items() if number <= last.get(life, 0)]
+
+
+def _last_compared(run: History) -> dict[int, int]:
+    """By life, the last number that every worker got to with a whole round; of those only that are still there."""
+    rounds: dict[tuple[int, str], list[RoundRow]] = {}
+    for row in run.rows:
+        if row.worker in run.present or not run.present:
+            rounds.setdefault((row.life, row.worker), []).append(row)
+    last: dict[int, int] = {}
+    for (life, _), own in rounds.items():
+        cut = len(own) > 1 and own[-1].samples < own[-2].samples
+        last[life] = min(last.get(life, own[-1].number), own[-1].number - cut)
+    return last
+
+
+def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -> Balance:
+    """Of one round, in which these workers besides had nothing to do."""
+    busy = [row.busy for row in rows] + [0.0 for _ in idle]
+    most = max(busy)
+    return Balance(
+        increment=rows[0].increment,
+        first=rows[0].number,
+        last=rows[0].number,
+        rounds=1,
+        workers=len(busy),
+        samples=_presented(run, rows),
+        mean_busy=sum(busy) / len(busy),
+        max_busy=most,
+        balance=sum(busy) / len(busy) / most if most else None,
+        wait=sum(most - t for t in busy),
+        waited=sum(row.wait for row in rows),
+    )
+
+
+def _by_increment(rounds: Sequence[Balance]) -> tuple[Balance, ...]:
+    found: dict[int | None, list[Balance]] = {}
+    for balance in rounds:
+        found.setdefault(balance.increment, []).append(balance)
+    return tuple(map(_pooled, found.values()))
+
+
+def _pooled(rounds: Sequence[Balance]) -> Balance:
+    """Several rounds as one: seconds add up, so a long round counts for more than a short one."""
+    mean, most = sum(r.mean_busy for r in rounds), sum(r.max_busy for r in rounds)
+    increments = {r.increment for r in rounds}
+    return Balance(
+        increment=increments.pop() if len(increments) == 1 else None,
+        first=min(r.first for r in rounds),
+        last=max(r.last for r in rounds),
+        rounds=len(rounds),
+        workers=max(r.workers for r in rounds),
+        samples=sum(r.samples for r in rounds),
+        mean_busy=mean,
+        max_busy=most,
+        balance=mean / most if most else None,
+        wait=sum(r.wait for r in rounds),
+        waited=sum(r.waited for r in rounds),
+    )
+
+
+# --- exchanges ---
+
+
+def _traffic(run: History) -> Traffic:
+    start, pushes = run.start, sum(row.pushes for row in run.rows)
+    vector = start.vector_bytes
+    if vector is None and start.parameters is not None:
+        vector = WEIGHT * start.parameters
+    up, down = sum(row.bytes_up for row in run.rows), sum(row.bytes_down for row in run.rows)
+    foreseen = 2 * vector * pushes if vector and pushes else None
+    share = (up + down) / foreseen if foreseen else None
+    seconds = _sum(row.communication for row in run.rows)
+    if not _sharded(run):
+        return Traffic(up, down, seconds, pushes, vector, foreseen, share)
+    a_step = up / run.steps if run.steps else None
+    return Traffic(up, down, seconds, pushes, vector, foreseen, share, a_step, run.eq2)
+
+
+def _counted(run: History) -> Counted | None:
+    """Each server of the run counts anew, so its last word is added to the others'."""
+    if not run.servers:
+        return None
+    refused: Counter[str] = Counter()
+    for server in run.servers.values():
+        refused.update(server.refused)
+    last = run.servers.values()
+    return Counted(sum(s.merged for s in last), sum(s.repeated for s in last), dict(refused))

@@ -1,0 +1,294 @@
+"""A report in aligned text for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from daskcnn.runs import record
+from daskcnn.show.history import Look, Note, RoundRow
+from daskcnn.show.report_tables import WEIGHT, Balance, Counted, Report, Traffic, WorkerRow
+from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
+
+Row = TypeVar("Row")
+Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
+"""A heading, what it shows of a row, and how that is written. A column without any value is left out."""
+
+MOST = 24
+"""Rows of a table, where they are not asked for in full."""
+
+
+def format_report(report: Report, *, full: bool = False) -> str:
+    """All tables of a run. full: with one of every worker's rounds, and no table shortened."""
+    parts = [
+        _heading(report),
+        *_titled("workers", _shortened(_all_workers(report), _WORKERS, full)),
+        *_titled("pushes", _shortened(_pushing(report), _PUSHES, full)),
+        *_titled("balance", _balance_lines(report)),
+        [*_waiting(report), *_traffic(report.traffic), *_server(report.server)],
+        *_titled("sharding", _sharding(report)),
+        *_titled("accuracy", _shortened(report.looks, _LOOKS, full, left=0)),
+        *(_titled("rounds", _table(report.rounds, _round_columns(report))) if full else []),
+        *_titled("troubles", _notes(report.notes)),
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[list[str]]:
+    """Lines under a title; nothing where there are none."""
+    return [[title, *(f"  {line}".rstrip() for line in lines)]] if lines else []
+
+
+def _labelled(lines: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"{label:<12}{value}" for label, value in lines if value]
+
+
+# --- the head ---
+
+
+def _heading(report: Report) -> list[str]:
+    start = report.start
+    return _labelled(
+        [
+            ("run", clean(start.run)),
+            ("status", clean(report.status)),
+            ("training", _training(report)),
+            ("rule", rule_of(start)),
+            ("network", _network(start)),
+            ("test", _judged(report.test)),
+            ("", "" if report.rounds else "no round has ended yet: there is nothing to compare"),
+        ]
+    )
+
+
+def _training(report: Report) -> str:
+    start = report.start
+    asked = "" if start.epochs is None else f" of {start.epochs:g}"
+    rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
+    return f"{strategy_of(start)}, {report.epoch:.4g}{asked} epochs in {duration(report.seconds)}{rate}"
+
+
+def strategy_of(start: record.Start) -> str:
+    """Strategy and partition: 'agwu + idpa'."""
+    return clean(" + ".join(part for part in (start.strategy, start.partition) if part) or "-")
+
+
+def rule_of(start: record.Start) -> str:
+    """The rule's parameters that the job gave: 'alpha=0.5, tau=1'."""
+    return clean(", ".join(f"{key}={_plain(value)}" for key, value in start.rule.items()))
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _network(start: record.Start) -> str:
+    if start.parameters is None:
+        return ""
+    of = f"{clean(start.model)}, " if start.model else ""
+    data = f"{clean(start.dataset)}, " if start.dataset else ""
+    return f"{of}{count(start.parameters)} parameters, on {data}{count(start.samples)} samples"
+
+
+def _judged(result: record.Judged | None) -> str:
+    if result is None:
+        return ""
+    auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
+    return f"accuracy {percent(result.accuracy)}, loss {number(result.loss)}{auc}"
+
+
+# --- tables ---
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column[Row]], left: int = 1) -> list[str]:
+    """A heading and a line a row; none without rows."""
+    shown = [(heading, value, text) for heading, value, text in columns if any(value(row) is not None for row in rows)]
+    cells = [[heading for heading, _, _ in shown]]
+    cells += [["-" if (v := value(row)) is None else text(v) for _, value, text in shown] for row in rows]
+    return aligned(cells, left=left) if rows else []
+
+
+def _shortened(rows: Sequence[Row], columns: Sequence[Column[Row]], full: bool, left: int = 1) -> list[str]:
+    """The table, of many rows only some, evenly spread, the first and the last among them."""
+    if full or len(rows) <= MOST:
+        return _table(rows, columns, left)
+    chosen = [rows[i * (len(rows) - 1) // (MOST - 1)] for i in range(MOST)]
+    return [*_table(chosen, columns, left), f"({MOST} of {count(len(rows))}; --rounds shows all)"]
+
+
+def _field(heading: str, name: str, text: Callable[[Any], str]) -> Column[Any]:
+    """A column of a field of the same name."""
+    return heading, lambda row: getattr(row, name), text
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _name(row: WorkerRow) -> str:
+    return f"{clean(row.name)}{' (lost)' if row.lost else ''}"
+
+
+_WORKERS: list[Column[WorkerRow]] = [
+    ("worker", _name, str),
+    ("device", lambda row: row.device or None, clean),
+    _field("samples", "samples", count),
+    _field("rounds", "rounds", count),
+    _field("compute", "compute", duration),
+    _field("load", "load", duration),
+    _field("communication", "communication", duration),
+    _field("wait", "wait", duration),
+    _field("evaluation", "evaluation", duration),
+    _field("images/s", "images_per_second", count),
+    _field("up", "bytes_up", size),
+    _field("down", "bytes_down", size),
+]
+_PUSHES: list[Column[WorkerRow]] = [
+    ("worker", _name, str),
+    _field("pushes", "pushes", count),
+    _field("mean staleness", "staleness_mean", number),
+    _field("max staleness", "staleness_max", count),
+    _field("mean gamma", "gamma", number),
+    _field("last Q", "q", number),
+]
+_BALANCE: list[Column[Balance]] = [
+    ("increment", lambda row: "all" if row.increment is None else str(row.increment), str),
+    ("rounds", lambda row: str(row.first) if row.first == row.last else f"{row.first}-{row.last}", str),
+    _field("workers", "workers", count),
+    _field("samples", "samples", count),
+    _field("mean busy", "mean_busy", duration),
+    _field("max busy", "max_busy", duration),
+    _field("balance", "balance", _share),
+    _field("wait by Eq. 8", "wait", duration),
+    _field("waited", "waited", duration),
+]
+_LOOKS: list[Column[Look]] = [
+    _field("epoch", "epoch", lambda epoch: f"{epoch:.4g}"),
+    _field("time", "at", duration),
+    _field("step", "step", count),
+    _field("training loss", "loss", number),
+    _field("accuracy", "accuracy", percent),
+    _field("validation loss", "validation_loss", number),
+    _field("validation accuracy", "validation_accuracy", percent),
+    _field("AUC", "auc", _share),
+]
+_ROUNDS: list[Column[RoundRow]] = [
+    _field("worker", "worker", clean),
+    _field("round", "number", count),
+    _field("time", "at", duration),
+    _field("samples", "samples", count),
+    _field("busy", "busy", duration),
+    _field("load", "load", duration),
+    _field("comm.", "communication", duration),
+    _field("wait", "wait", duration),
+    _field("eval.", "evaluation", duration),
+    _field("pushes", "pushes", count),
+    _field("base", "base_version", count),
+    _field("version", "version", count),
+    _field("stale", "staleness", count),
+    _field("gamma", "gamma", number),
+    _field("Q", "q", number),
+    _field("accuracy", "accuracy", percent),
+    _field("loss", "loss", number),
+]
+
+
+def _round_columns(report: Report) -> list[Column[RoundRow]]:
+    """With the life, where some rounds were made again in a second one."""
+    again = any(row.life > 1 for row in report.rounds)
+    return [*_ROUNDS[:1], *([_field("life", "life", count)] if again else []), *_ROUNDS[1:]]
+
+
+def _all_workers(report: Report) -> list[WorkerRow]:
+    """And a last row for all together."""
+    return [*report.workers, *([report.total] if len(report.workers) > 1 else [])] if report.rounds else []
+
+
+def _pushing(report: Report) -> list[WorkerRow]:
+    return _all_workers(report) if report.total.pushes else []
+
+
+def _balance_lines(report: Report) -> list[str]:
+    """By increment, and of all rounds; what is under the headings is summed over the rounds."""
+    several = len(report.increments) > 1 and report.balance
+    return _table([*report.increments, *([report.balance] if several and report.balance else [])], _BALANCE, left=2)
+
+
+# --- what is one line ---
+
+
+def _waiting(report: Report) -> list[str]:
+    if report.balance is None:
+        return []
+    too = ", communication included" if report.total.communication is None else ""
+    waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
+    return _labelled([("waiting", waited), ("time", _shares(report))])
+
+
+def _shares(report: Report) -> str:
+    """Where the workers' time went; the rest is what lies between two rounds."""
+    spent, total = report.seconds * len(report.workers), report.total
+    parts = {
+        "busy": total.busy,
+        "evaluation": total.evaluation,
+        "wait": total.wait,
+        "communication": total.communication,
+    }
+    return ", ".join(f"{what} {percent(s / spent)}" for what, s in parts.items() if s is not None) if spent else ""
+
+
+def _traffic(traffic: Traffic) -> list[str]:
+    if not traffic.up + traffic.down:
+        return []
+    pace = f" in {duration(traffic.seconds)}" if traffic.seconds else ""
+    foreseen = f"; by Eq. 11: {size(traffic.foreseen)}" if traffic.foreseen else ""
+    if traffic.foreseen and traffic.share is not None:
+        vector = f"2 x {size(traffic.vector_bytes)} x {count(traffic.pushes)} pushes"
+        foreseen += f" ({vector}), measured {traffic.share:.3f} of it"
+    a_step = f", {size(traffic.a_step)} a step" if traffic.a_step else ""
+    if a_step and traffic.eq2:
+        a_step += f"; by Eq. 2: {count(traffic.eq2)} numbers, {size(WEIGHT * traffic.eq2)}"
+    return _labelled([("traffic", f"{size(traffic.up)} up, {size(traffic.down)} down{pace}{foreseen}{a_step}")])
+
+
+def _server(counted: Counted | None) -> list[str]:
+    if counted is None:
+        return []
+    reasons = ", ".join(f"{reason} {count(n)}" for reason, n in sorted(counted.refused.items()))
+    refused = f"{count(sum(counted.refused.values()))} events refused ({reasons})" if reasons else "none refused"
+    return _labelled(
+        [("server", f"{count(counted.merged)} pushes merged, {count(counted.repeated)} repeated, {refused}")]
+    )
+
+
+def _sharding(report: Report) -> list[str]:
+    """Kernels of each layer by worker, the seconds that they took, and what a step of each worker is made of."""
+    layers = list(dict.fromkeys(layer for kernels in report.kernels.values() for layer in kernels))
+    columns: list[Column[str]] = [("worker", clean, str)]
+    columns += [(_of_what(report, layer), _of(report.shards, layer), str) for layer in layers]
+    columns += [(f"{clean(layer)} time", _of(report.conv_seconds, layer), duration) for layer in layers]
+    columns += [(f"{part} a step", _part(report, part), _milliseconds) for part in ("comm", "conv", "comp")]
+    return _table(list(report.kernels), columns)
+
+
+def _of_what(report: Report, layer: str) -> str:
+    """A column's heading."""
+    parts = [own[layer].endswith("%") for own in report.shards.values() if layer in own]
+    return f"{clean(layer)} {'samples' if all(parts) else 'shard' if any(parts) else 'kernels'}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.0f} ms"
+
+
+def _part(report: Report, part: str) -> Callable[[str], Any]:
+    return lambda worker: getattr(report.breakdown.get(worker), part, None)
+
+
+def _of(values: Any, layer: str) -> Callable[[str], Any]:
+    return lambda worker: values.get(worker, {}).get(layer)
+
+
+def _notes(notes: Sequence[Note]) -> list[str]:
+    return aligned([(duration(note.at), note.text) for note in notes]) if notes else []

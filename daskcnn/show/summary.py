@@ -1,0 +1,122 @@
+"""The summary of a run: how it ended, for programs and for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from daskcnn.runs.files import jsonable
+from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
+
+Parts = Mapping[str, Any]
+_WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
+
+
+def build_summary(
+    *,
+    run: str | Path,
+    status: str,
+    strategy: str,
+    epochs: float,
+    seconds: float,
+    samples: int,
+    test: Parts | None,
+    validation: Parts | None,
+    bytes_up: int,
+    bytes_down: int,
+    workers: Sequence[Parts],
+    checkpoint: str | Path | None,
+) -> dict[str, Any]:
+    """The summary as `summary.json` and `--json` have it.
+
+    `epochs` and `seconds` are those of the training done, `samples` the presentations in them; `test` and
+    `validation` hold accuracy and loss, None where none was taken; `workers` hold the fields of `worker_totals`.
+    """
+    return jsonable(
+        {
+            "run": str(run),
+            "status": status,
+            "strategy": strategy,
+            "epochs": epochs,
+            "seconds": seconds,
+            "images_per_second": samples / seconds if seconds > 0 else None,
+            "test": test,
+            "validation": validation,
+            "bytes": {"up": bytes_up, "down": bytes_down},
+            "workers": [{key: worker[key] for key in _WORKER_FIELDS} for worker in workers],
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+        }
+    )
+
+
+def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
+    """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over the run.
+
+    Taken from the events of a log, over a resume too: calibrations, and rounds or, where kernels are sharded, epochs;
+    there all workers train on every sample, and communication counts as waiting.
+    """
+    totals: dict[str, dict[str, Any]] = {}
+    for event in events:
+        if event["event"] == "calibration":
+            for worker in event["workers"]:
+                _total(totals, worker["name"])["device"] = worker["device"]
+        elif event["event"] == "groups":  # which take the place of their members
+            for group in event["groups"]:
+                for member in group["members"]:
+                    totals.pop(member, None)
+                _total(totals, group["name"])["device"] = group["device"]
+        elif event["event"] == "round":
+            _add(_total(totals, event["worker"]), event)
+        elif event["event"] == "epoch":
+            for worker in event.get("workers", ()):
+                _add(_total(totals, worker["name"]), worker)
+    return list(totals.values())
+
+
+def _add(total: dict[str, Any], parts: Parts) -> None:
+    for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
+        total[key] += parts[key]
+
+
+def _total(totals: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    zeros = {"samples": 0, "busy": 0.0, "wait": 0.0, "communication": 0.0, "bytes_up": 0, "bytes_down": 0}
+    return totals.setdefault(name, {"name": name, "device": "", **zeros})
+
+
+def format_summary(summary: Parts) -> str:
+    """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it."""
+    rate = f", {count(summary['images_per_second'])} images/s"
+    traffic = summary["bytes"]
+    run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
+    lines = [
+        ("status", clean(summary["status"])),
+        ("training", f"{summary['strategy']}, {summary['epochs']:.4g} epochs in {duration(summary['seconds'])}{rate}"),
+        *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
+        ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
+        *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),
+        ("kept in", run),
+        *([("checkpoint", clean(summary["checkpoint"]))] if summary["checkpoint"] else []),
+        *([("evaluate", f"daskcnn evaluate {command}")] if summary["checkpoint"] else []),
+        ("report", f"daskcnn report {command}"),
+        *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
+    ]
+    return "\n".join(f"{label:<12}{value}".rstrip() for label, value in lines)
+
+
+def _resumable(summary: Parts) -> bool:
+    return summary["checkpoint"] is not None and summary["status"] not in ("done", "diverged")
+
+
+def _result(result: Parts) -> str:
+    return f"accuracy {percent(result['accuracy'])}, loss {number(result['loss'])}"
+
+
+def _worker_lines(workers: Sequence[Parts]) -> list[str]:
+    """A table of the workers, its heading first."""
+    cells: list[Sequence[str]] = [("name", "device", "samples", "busy", "wait", "communication")]
+    for w in workers:
+        seconds = (duration(w[key]) for key in ("busy", "wait", "communication"))
+        cells.append((clean(w["name"]), clean(w["device"]), count(w["samples"]), *seconds))
+    return aligned(cells, left=2)

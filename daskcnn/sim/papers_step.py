@@ -1,0 +1,229 @@
+"""The time of a layer-sharded step: communication, the slowest worker's convolutions, and the rest, which is serial.
+
+Marques, Falcao and Alexandre model a step as comm + max_i conv_i + comp, where comp, the other layers at home, is not
+shortened by more workers. With f its part of one worker's step, no number of workers is more than 1/f times as fast.
+Kernels go by eq. 1 over the very function that the cluster shards by. Their scheme is here, a star with home in its
+middle; `direct` has ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from daskcnn.conv import ConvSpec
+from daskcnn.partition.proportional import kernel_shards
+from daskcnn.sharded.traffic import eq2_elements
+from daskcnn.sim.cluster import Worker
+
+PAPER_ITEMSIZE = 8
+"""Bytes of the doubles that the paper sends."""
+
+
+def ceiling(serial: float) -> float:
+    """The most that any number of workers can be faster by, where this part of the work is serial (Amdahl)."""
+    return math.inf if serial == 0 else 1 / serial
+
+
+@dataclass(frozen=True)
+class ShardedStep:
+    """Seconds of a step and its parts. kernels: of each layer and worker, and taken: the seconds that they take there;
+    up, down: bytes that each worker sends and gets; busy: seconds each computes.
+    """
+
+    comm: float
+    conv: float
+    comp: float
+    kernels: tuple[tuple[int, ...], ...]
+    taken: tuple[tuple[float, ...], ...]
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    busy: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.comm + self.conv + self.comp
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A network's convolutions at the job's batch size, over these workers; the fastest of them is home.
+
+    bandwidth: bytes a second of home's link each way, besides those of the workers' own. overhead: seconds of handing
+    out a step's tasks, part of its communication. itemsize: bytes a number.
+    """
+
+    specs: tuple[ConvSpec, ...]
+    names: tuple[str, ...]
+    workers: tuple[Worker, ...]
+    bandwidth: float = math.inf
+    overhead: float = 0.0
+    itemsize: int = 4
+
+    @property
+    def batch(self) -> int:
+        return self.specs[0].N
+
+    @property
+    def home(self) -> int:
+        """The worker whose step is shortest."""
+        return min(range(len(self.workers)), key=lambda i: self.workers[i].seconds)
+
+    def conv_seconds(self, worker: Worker) -> list[float]:
+        """Seconds a step of each whole layer takes a worker: measured, or its part of a step by operations."""
+        if worker.conv_seconds:
+            return [self.batch * worker.conv_seconds[name] for name in self.names]
+        passes = [2, *[3] * (len(self.specs) - 1)]  # the first layer's input needs no gradient
+        work = [n * spec.flops for n, spec in zip(passes, self.specs, strict=True)]
+        return [self.batch * worker.seconds * worker.conv_share * w / sum(work) for w in work]
+
+    def rest_seconds(self, worker: Worker) -> float:
+        """Seconds a step of all other layers takes a worker."""
+        return max(0.0, self.batch * worker.seconds - sum(self.conv_seconds(worker)))
+
+    @property
+    def serial(self) -> float:
+        """The part of the home's step that other workers cannot take over."""
+        home = self.workers[self.home]
+        rest = self.rest_seconds(home)
+        return rest / (rest + sum(self.conv_seconds(home)))
+
+    def step(self) -> ShardedStep:
+        """A step of all workers."""
+        per_worker = [self.conv_seconds(worker) for worker in self.workers]
+        kernels, taken = [], []
+        for spec, seconds in zip(self.specs, zip(*per_worker, strict=True), strict=True):
+            shares = kernel_shards(spec.K, seconds)
+            taken.append(tuple(s * n / spec.K for s, n in zip(seconds, shares, strict=True)))
+            kernels.append(tuple(shares))
+        rest = self.rest_seconds(self.workers[self.home])
+        comm, up, down = self._communication(kernels)
+        conv, busy = sum(map(max, taken)), self._busy(taken, rest)
+        return ShardedStep(comm, conv, rest, tuple(kernels), tuple(taken), up, down, busy)
+
+    def _busy(self, taken: Sequence[Sequence[float]], alone: float) -> tuple[float, ...]:
+        """Seconds of each worker: its shards', and at home what is done there alone."""
+        return tuple(sum(own) + (alone if w == self.home else 0.0) for w, own in enumerate(zip(*taken, strict=True)))
+
+    def speedup(self) -> float:
+        """Against the home alone."""
+        return self.batch * self.workers[self.home].seconds / self.step().seconds
+
+    def paper_speedup(self, bandwidth: float) -> float:
+        """The same by the paper's own count: eq. 2 in doubles over a link, however many workers, none for one alone."""
+        step, alone = self.step(), self.batch * self.workers[self.home].seconds
+        comm = PAPER_ITEMSIZE * eq2_elements(self.specs) / bandwidth if len(self.workers) > 1 else 0.0
+        return alone / (comm + step.conv + step.comp)
+
+    def division(self) -> dict[str, Any]:
+        """What the log says of how layers are divided: here all by kernels."""
+        return {}
+
+    def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+        """Seconds, and bytes of each worker up and down.
+
+        Every layer's inputs go to each worker that has kernels of it and their outputs come back; the same backwards
+        with gradients, where the first layer's input needs none. Kernels stay where they are.
+        """
+        seconds, up, down = self.overhead, [0] * len(self.workers), [0] * len(self.workers)
+        for i, (spec, shares) in enumerate(zip(self.specs, kernels, strict=True)):
+            away = {w: n for w, n in enumerate(shares) if n and w != self.home}
+            whole = spec.H * spec.W * spec.C * spec.N * self.itemsize
+            parts = {w: spec.out_H * spec.out_W * n * spec.N * self.itemsize for w, n in away.items()}
+            inputs = dict.fromkeys(away, whole)
+            for way, sent in ((down, inputs), (up, parts), (down, parts), (up, inputs if i else {})):
+                seconds += self._phase(sent)
+                for w, nbytes in sent.items():
+                    way[w] += nbytes
+        return seconds, tuple(up), tuple(down)
+
+    def _phase(self, sent: dict[int, int]) -> float:
+        """Seconds until the last of these bytes is there: over home's link, and at the same time over the workers'."""
+        if not sent:
+            return 0.0
+        links = {w: self.workers[w].link() for w in sent}
+        home = self.workers[self.home].bandwidth or math.inf
+        shared = sum(sent.values()) / min(self.bandwidth, home)
+        own = max(nbytes / links[w].bandwidth for w, nbytes in sent.items())
+        return max(shared, own) + max(link.latency for link in links.values())
+
+
+def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The log of a layer-sharded run, by the step model: every step takes as long as any other.
+
+    about: what the first event says besides of the run.
+    """
+    step, steps = sharding.step(), -(-samples // sharding.batch)
+    seconds = steps * step.seconds
+    start = {"event": "start", "at": 0.0, "run": "simulated", "strategy": "layer", "epochs": epochs}
+    size = {"batch_size": sharding.batch, "samples": samples}
+    names = [worker.name for worker in sharding.workers]
+    rows = [
+        {"name": w.name, "device": w.kind, "threads": w.threads, "images_per_second": w.images_per_second}
+        for w in sharding.workers
+    ]
+    home, kernels = names[sharding.home], dict(zip(names, map(list, zip(*step.kernels, strict=True)), strict=True))
+    by_layer = {name: dict(zip(sharding.names, own, strict=True)) for name, own in kernels.items()}
+    return [
+        {**start, **size, **about},
+        {"event": "calibration", "at": 0.0, "workers": rows},
+        {"event": "shards", "at": 0.0, "home": home, "kernels": by_layer, **sharding.division()},
+        *(_epoch(sharding, step, samples, epoch, epochs) for epoch in range(1, epochs + 1)),
+        {"event": "end", "at": epochs * seconds, "status": "done"},
+    ]
+
+
+def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epochs: int) -> dict[str, Any]:
+    steps = -(-samples // sharding.batch)
+    seconds = steps * step.seconds
+    workers = [
+        {
+            "name": worker.name,
+            "samples": samples,
+            "busy": steps * busy,
+            "wait": max(0.0, seconds - steps * busy),
+            "communication": 0.0,
+            "bytes_up": steps * up,
+            "bytes_down": steps * down,
+            "conv_seconds": {name: steps * own for name, own in zip(sharding.names, taken, strict=True)},
+        }
+        for worker, busy, up, down, taken in zip(
+            sharding.workers, step.busy, step.up, step.down, zip(*step.taken, strict=True), strict=True
+        )
+    ]
+    return {
+        "event": "epoch",
+        "at": epoch * seconds,
+        "epoch": float(epoch),
+        "epochs": epochs,
+        "step": epoch * steps,
+        "loss": None,
+        "accuracy": None,
+        "validation": None,
+        "samples_per_second": samples / seconds,
+        "lr": None,
+        "seconds": seconds,
+        "workers": workers,
+    }
+
+
+def flattens_at(conv: float, fixed: float, each: float) -> int:
+    """The number of equal workers at which a step of conv/k + fixed·(k - 1)/k + each·(k - 1) seconds is shortest.
+
+    conv: one worker's convolutions; fixed: what all outputs take on the link, of which the home's own do not travel;
+    each: what every further worker's inputs take. The step is shortest where the next worker would lengthen it:
+    k·(k + 1) ≥ (conv - fixed)/each.
+    """
+    if conv <= fixed:
+        return 1
+    if each == 0:
+        raise ValueError("each=0: without a cost for every worker a step never stops getting shorter")
+    return math.ceil((math.sqrt(1 + 4 * (conv - fixed) / each) - 1) / 2)
+
+
+def best_count(seconds: Sequence[float]) -> int:
+    """The count, from 1 on, after which another worker lengthens these steps."""
+    return next((k for k, (now, then) in enumerate(pairwise(seconds), 1) if then >= now), len(seconds))

@@ -1,0 +1,397 @@
+"""Every finding of the doctor that is bad says what to do."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from daskcnn.cli import main
+from daskcnn.cluster.members import Member
+from daskcnn.doctor import cluster as doctor_cluster
+from daskcnn.doctor import examine as doctor
+from daskcnn.doctor.cluster import Wanted, clocks, links, sharing, worker_findings
+from daskcnn.doctor.examine import asked_for, examine
+from daskcnn.doctor.findings import GIB, Finding, readable_findings, would_start
+from daskcnn.doctor.links import Way, rounds
+from daskcnn.doctor.worker import Gpu, Seen, look
+from daskcnn.errors import ClusterError, JobError
+from daskcnn.job.tables import Workers
+
+HAS_AVX512 = doctor._has_avx512
+
+Memory = namedtuple("Memory", "available total")
+Usage = namedtuple("Usage", "free")
+
+
+@pytest.fixture(autouse=True)
+def healthy(monkeypatch: pytest.MonkeyPatch):
+    """A machine with room, whatever the tests run on."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 << 30, 16 << 30))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(50 << 30))
+    monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
+
+
+def finding(check: str, *args: Any) -> Finding:
+    (found,) = [f for f in examine(*(args or (None, None, 1.0)), Wanted()) if f.check == check]
+    return found
+
+
+def test_a_healthy_machine():
+    findings = examine(None, None, 1.0, Wanted())
+    assert [f.check for f in findings] == ["packages", "processor", "BLAS", "memory", "GPU", "disk"]
+    assert [f for f in findings if not f.ok or f.remedy] == []
+
+
+@pytest.mark.parametrize(
+    ("check", "patch", "remedy"),
+    [
+        ("memory", lambda m: m.setattr(psutil, "virtual_memory", lambda: Memory(1 << 30, 16 << 30)), "2 GiB"),
+        ("disk", lambda m: m.setattr(shutil, "disk_usage", lambda _: Usage(1 << 20)), "run.dir"),
+        ("disk", lambda m: m.setattr("os.access", lambda *_: False), "run.dir"),
+        ("BLAS", lambda m: m.setattr(doctor, "threadpool_info", list), "OpenBLAS"),
+        ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(doctor.PACKAGES, "missing")), "pip"),
+    ],
+)
+def test_what_a_machine_lacks_comes_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, check: str, patch: Callable[[Any], None], remedy: str
+):
+    patch(monkeypatch)
+    found = finding(check)
+    assert not found.ok
+    assert remedy in found.remedy
+    assert f"NO  {check}" in readable_findings([found])
+
+
+def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(doctor, "_has_avx512", lambda: True)
+    blas = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "architecture": "Haswell"}
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [blas])
+    assert "OPENBLAS_CORETYPE" in finding("BLAS").remedy
+    monkeypatch.setattr(doctor, "threadpool_info", lambda: [blas | {"architecture": "SkylakeX"}])
+    assert finding("BLAS").remedy == ""
+    cpu = tmp_path / "cpuinfo"
+    assert not HAS_AVX512(cpu)
+    for flags, has in (("avx2 avx512f", False), ("avx512f avx512cd avx512bw avx512dq avx512vl", True)):
+        cpu.write_text(f"processor : 0\nflags\t\t: fpu {flags}\n")
+        assert HAS_AVX512(cpu) == has
+
+
+def member(name: str, kind: Any = "cpu", **other: Any) -> Member:
+    facts = {"address": f"tcp://10.0.0.2:{name}", "host": "10.0.0.2", "threads": 4, "memory_limit": 8 * GIB}
+    return Member(name, **(facts | {"kind": kind} | other))
+
+
+GPU = Gpu("H200", "desk 0000:3B:00.0", 139 * GIB, 130 * GIB, "driver 580.1, up to CUDA 13.0")
+SEEN = Seen(cores=4, memory=16 * GIB, blas="openblas 0.3", blas_threads=1, got_cores=3.9)
+
+
+def judged(m: Member, seen: Seen | None = SEEN, info: dict[str, Any] | None = None, **data: Any) -> list[Finding]:
+    return list(worker_findings(m, info or {"status": "running"}, seen, data.get("data"), data.get("expected")))
+
+
+@pytest.mark.parametrize(
+    ("m", "seen"),
+    [
+        (member("a"), SEEN),
+        (member("g", "gpu", threads=1), replace(SEEN, gpu=GPU, got_cores=0.9)),
+        (member("s", "ps", threads=1, memory_limit=GIB), replace(SEEN, got_cores=0.9)),
+    ],
+)
+def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
+    (found,) = judged(m, seen)
+    assert (found.ok, found.remedy, found.mark) == (True, "", "ok")
+    assert f"{m.kind} at {m.address}" in found.seen
+    assert ("H200" in found.seen) == (m.kind == "gpu")
+    assert f"(got {seen.got_cores})" in found.seen
+
+
+@pytest.mark.parametrize(
+    ("m", "seen", "info", "ok", "said", "remedy"),
+    [
+        (member("a"), None, {}, False, "does not answer", "start it again"),
+        (member("a"), SEEN, {"status": "paused"}, False, "is paused", "--memory-limit"),
+        (member("a", threads=8), SEEN, {}, True, "8 threads, but 4 cores", "--nthreads 4"),
+        (
+            member("a"),
+            replace(SEEN, got_cores=1.9),
+            {},
+            True,
+            "its 4 threads got 1.9 cores",
+            "other programs or workers of its machine, raise a limit on its processor time, or lower --nthreads",
+        ),
+        (member("a", threads=1), replace(SEEN, got_cores=0.6), {}, True, "its 1 thread got 0.6 cores", "stop other"),
+        (member("a"), replace(SEEN, blas_threads=4), {}, True, "BLAS takes 4 threads", "OPENBLAS_NUM_THREADS=1"),
+        (member("a", memory_limit=0), SEEN, {}, True, "no memory limit", "--memory-limit 4GiB"),
+        (member("a", memory_limit=32 * GIB), SEEN, {}, True, "32.0 GiB, but 16.0 GiB", "--memory-limit 15.2GiB"),
+        (member("a", memory_limit=GIB), SEEN, {}, True, "a memory limit of 1.0 GiB", "2GiB or more"),
+        (member("a"), replace(SEEN, device_problem="no CuPy"), {}, True, "no CuPy", "leaves it out"),
+        (
+            member("g", "gpu", threads=1),
+            replace(SEEN, gpu=replace(GPU, problem="CompileException: read-only")),
+            {},
+            False,
+            "CompileException: read-only",
+            "CUPY_CACHE_DIR",
+        ),
+        (member("a"), replace(SEEN, data_problem="/d: no data set here"), {}, False, "no data set", "every worker"),
+        (member("a"), replace(SEEN, fingerprint="feed" * 8), {}, False, "another data set (feedfeedfeed)", "copy"),
+    ],
+)
+def test_what_a_worker_lacks_comes_with_a_remedy(
+    m: Member, seen: Seen | None, info: dict[str, Any], ok: bool, said: str, remedy: str
+):
+    (found,) = [f for f in judged(m, seen, info, data="/d", expected="beef" * 8) if f.remedy]
+    assert (found.check, found.ok) == (f"worker {m.name}", ok)
+    assert said in found.seen
+    assert remedy in found.remedy
+    assert found.mark == ("!" if ok else "NO")
+
+
+def test_workers_of_one_machine_that_want_more_than_it_has():
+    assert list(sharing([member("a", threads=3), member("g", "gpu", threads=1)], {"a": SEEN, "g": SEEN})) == []
+    found = {f.check: f for f in sharing([member("a"), member("b", memory_limit=9 * GIB)], {"a": SEEN, "b": SEEN})}
+    assert list(found) == ["host 10.0.0.2"]
+    many = list(sharing([member("a"), member("b", memory_limit=9 * GIB)], {"a": SEEN, "b": SEEN}))
+    assert ["8 threads" in many[0].seen, "17.0 GiB, 16.0 GiB" in many[1].seen] == [True, True]
+    apart = [member("a"), member("b", host="10.0.0.3")]
+    assert list(sharing(apart, {"a": SEEN, "b": SEEN})) == []
+    two = [member("g", "gpu", threads=1), member("h", "gpu", threads=1, host="10.0.0.2b")]
+    with_gpu = replace(SEEN, gpu=GPU)
+    (found_gpu,) = sharing(two, {"g": with_gpu, "h": with_gpu})
+    assert "g, h compute on one GPU" in found_gpu.seen
+    assert "CUDA_VISIBLE_DEVICES" in found_gpu.remedy
+
+
+def test_clocks():
+    (fine,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 5.0)})  # b's may be the measurement's own error
+    assert fine.mark == "ok"
+    (off,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 0.01)})
+    assert (off.mark, off.ok) == ("!", True)
+    assert "b -3.0 s" in off.seen
+    assert "chrony" in off.remedy
+    assert list(clocks({})) == []
+
+
+def test_links():
+    fast, slow = Way("a", "b", 1e9, 1e-4), Way("b", "a", 5e6, 3e-3)
+    assert links([fast, fast]).mark == "ok"
+    found = links([fast, slow])
+    assert (found.mark, "slowest b → a 5 MB/s" in found.seen, "at most 3.0 ms" in found.seen) == ("!", True, True)
+    assert found.facts["ways"][1]["bandwidth"] == 5e6
+    broken = links([fast, Way("b", "a", problem="timed out")])
+    assert (broken.mark, "b → a: timed out" in broken.seen, "--worker-port" in broken.remedy) == ("NO", True, True)
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+def test_every_pair_is_measured_and_nobody_twice_at_a_time(count: int):
+    members = [member(f"w{i}") for i in range(count)]
+    seen = []
+    for pairs in rounds(members):
+        names = [m.name for pair in pairs for m in pair]
+        assert len(names) == len(set(names))
+        seen += [frozenset((a.name, b.name)) for a, b in pairs]
+    assert len(seen) == len(set(seen)) == count * (count - 1) // 2
+
+
+def test_a_worker_looks_at_itself(path: str):
+    seen = look("cpu", 1, path)
+    assert seen.cores >= 1
+    assert seen.memory > 0
+    assert seen.blas_threads == 1
+    assert 0 < seen.got_cores < 2
+    assert seen.fingerprint
+    assert not seen.data_problem
+    assert "no data set here" in look("cpu", 1, path + "x").data_problem
+    assert look("ps", 1, path).fingerprint is None
+
+
+class StandInClient:
+    """A scheduler whose workers report versions that `change` makes of ours."""
+
+    def __init__(self, change: Callable[[dict[str, str]], Any]) -> None:
+        self.scheduler = namedtuple("Scheduler", "address")("tcp://10.0.0.1:8786")
+        self._change = change
+
+    def run(self, function: Callable[..., Any], workers: list[str]) -> dict[str, Any]:
+        return {address: self._change(function()) for address in workers}
+
+    def run_on_scheduler(self, function: Callable[..., Any]) -> Any:
+        return function()
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
+    """What is found in a cluster of workers that advertise this; `seen` speaks of all, or of each by name."""
+
+    def of(
+        workers: dict[str, dict[str, float]],
+        wanted: Wanted | None = None,
+        seen: Seen | dict[str, Seen] = SEEN,
+        change: Callable[[dict[str, str]], Any] = lambda v: v,
+    ) -> list[Finding]:
+        def by_name(m: Member) -> Seen:
+            return seen[m.name] if isinstance(seen, dict) else seen
+
+        common = {"host": "10.0.0.2", "nthreads": 1, "memory_limit": 4 << 30}
+        found = {
+            f"tcp://10.0.0.2:{4000 + i}": {"name": name, "resources": resources, **common}
+            for i, (name, resources) in enumerate(workers.items())
+        }
+        monkeypatch.setattr(doctor_cluster, "present", lambda client: found)
+        monkeypatch.setattr(
+            doctor_cluster, "_look", lambda client, members, data: {m.name: by_name(m) for m in members}
+        )
+        monkeypatch.setattr(doctor_cluster, "clock_offsets", lambda client, members: {})
+        monkeypatch.setattr(doctor_cluster, "measure_ways", lambda client, members: [Way("a", "b", 1e9, 1e-4)])
+        client: Any = StandInClient(change)
+        return list(doctor_cluster.examine_cluster(client, wanted or Wanted()))
+
+    return of
+
+
+def of(findings: list[Finding], check: str) -> Finding:
+    (found,) = [f for f in findings if f.check == check]
+    return found
+
+
+def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]):
+    findings = cluster({"a": {"CPU": 1}, "b": {"GPU": 1}, "s": {"PS": 1}})
+    assert would_start(findings)
+    assert [f.check for f in findings] == [
+        *("scheduler", "workers", "parameter server"),
+        *("worker a", "worker b", "worker s"),
+        "links",
+    ]
+    assert findings[1].seen == "1 cpu, 1 gpu, 1 ps"
+
+
+def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]):
+    findings = cluster({"a": {}, "s": {"PS": 1}})
+    assert not would_start(findings)
+    assert "dask worker tcp://10.0.0.1:8786 --nthreads 1 --resources CPU=1" in of(findings, "workers").remedy
+    assert of(findings, "worker a").mark == "!"
+
+
+def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]):
+    assert would_start(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}, Wanted(Workers(cpu=2))))
+    found = of(cluster({"a": {"CPU": 1}}, Wanted(Workers(cpu=2, gpu=1))), "workers")
+    assert not found.ok
+    assert "a job needs 1 more cpu, 1 more gpu" in found.seen
+    assert "--resources GPU=1" in found.remedy
+
+
+def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Finding]]):
+    useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
+    findings = cluster({"g": {"GPU": 1}}, Wanted(Workers(gpu=1)), useless)
+    assert not would_start(findings)
+    found = of(findings, "workers")
+    assert found.seen == "0 cpu, 1 gpu, 0 ps; 1 gpu, of which none can be used: see worker g"
+    assert "no worker would be left" in found.remedy
+
+
+def test_a_job_starts_without_the_gpu_that_does_not_work(cluster: Callable[..., list[Finding]]):
+    useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
+    workers = {"a": {"CPU": 1}, "g": {"GPU": 1}, "s": {"PS": 1}}
+    findings = cluster(workers, Wanted(Workers(cpu=1, gpu=1)), {"a": SEEN, "g": useless, "s": SEEN})
+    assert would_start(findings)
+    found = of(findings, "workers")
+    assert (found.mark, found.seen) == ("!", "1 cpu, 1 gpu, 1 ps; 1 gpu, of which none can be used: see worker g")
+    assert "leaves out" in found.remedy
+    assert "dask worker" not in found.remedy, "another one is not what is missing"
+    two = workers | {"h": {"GPU": 1}}
+    found = of(cluster(two, None, {"a": SEEN, "g": SEEN, "h": useless, "s": SEEN}), "workers")
+    assert found.seen.endswith("2 gpu, of which 1 can be used: see worker h")
+    not_asked_for = cluster(workers, Wanted(Workers(cpu=1)), {"a": SEEN, "g": useless, "s": SEEN})
+    assert of(not_asked_for, "workers").mark == "ok"
+
+
+def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]):
+    findings = cluster({"a": {"CPU": 1, "GPU": 1}})
+    assert would_start(findings), "a job takes it for what it counts as, with a warning"
+    (found,) = [f for f in findings if f.check == "worker a" and f.mark == "!"]
+    assert found.seen == "at tcp://10.0.0.2:4000, advertises CPU and GPU: it counts as cpu"
+    assert found.remedy == "restart it with one of them"
+    assert not would_start(cluster({"a": {"CPU": 1, "GPU": 1}}, Wanted(Workers(gpu=1))))
+
+
+def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"numpy": "1.0"}), "worker a")
+    assert not found.ok
+    assert "numpy 1.0" in found.seen
+    assert found.remedy == "install the same versions there"
+    assert found.remedy not in found.seen
+
+
+def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"daskcnn": "missing"}), "worker a")
+    assert "does not have daskcnn" in found.seen
+
+
+def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]):
+    found = of(cluster({"a": {"CPU": 1}}, Wanted(data="/no/such.zarr")), "data")
+    assert not found.ok
+    assert found.seen == "/no/such.zarr: no data set here"
+    assert found.remedy.count("daskcnn data prepare") == found.remedy.count("--data") == 1
+
+
+def test_a_worker_that_does_not_see_the_data_has_one_remedy():
+    (found,) = judged(member("a"), replace(SEEN, data_problem="/d: no data set here; make it again"), data="/d")
+    assert found.seen == "/d: no data set here"
+    assert "every worker" in found.remedy
+
+
+def test_without_a_scheduler_the_data_set_is_looked_at_here(path: str):
+    sound = CliRunner().invoke(main, ["doctor", "--data", path])
+    assert re.search(r"^ok +data +" + re.escape(path), sound.stdout, re.MULTILINE)
+    absent = CliRunner().invoke(main, ["doctor", "--data", f"{path}x"])
+    assert absent.exit_code == 3
+    assert re.search(r"^NO +data .*no data set here$", absent.stdout, re.MULTILINE)
+
+
+def test_workers_want_a_scheduler():
+    refused = CliRunner().invoke(main, ["doctor", "--workers", "cpu=2"])
+    assert refused.exit_code == 2
+    assert "give --scheduler" in refused.output
+
+
+def test_a_machine_without_a_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch):
+    def absent(kind: str):
+        raise ClusterError("device gpu: CuPy is not installed on this worker; pip install 'daskcnn[gpu]' there")
+
+    monkeypatch.setattr(doctor, "backend", absent)
+    found = finding("GPU")
+    assert (found.mark, found.seen) == (
+        "ok",
+        "none is used here: CuPy is not installed (to use one: pip install 'daskcnn[gpu]')",
+    )
+
+
+def test_one_is_singular(cluster: Callable[..., list[Finding]]):
+    assert ", 1 worker, " in of(cluster({"a": {"CPU": 1}}), "scheduler").seen
+    assert ", 2 workers, " in of(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}), "scheduler").seen
+
+
+def test_no_scheduler(monkeypatch: pytest.MonkeyPatch):
+    def connect(settings: Any):
+        raise ClusterError("scheduler tcp://10.0.0.1:8786: no answer; start one")
+
+    monkeypatch.setattr(doctor, "connect", connect)
+    found = finding("scheduler", "tcp://10.0.0.1:8786", None, 1.0)
+    assert (found.ok, found.seen) == (False, "scheduler tcp://10.0.0.1:8786: no answer")
+    assert found.remedy == "start one"
+
+
+def test_what_is_asked_for_is_checked():
+    assert asked_for("cpu=2,gpu=1", None) == Wanted(Workers(cpu=2, gpu=1))
+    assert asked_for(None, "here.zarr").data == str(Path("here.zarr").absolute())
+    with pytest.raises(JobError, match="write cpu=2"):
+        asked_for("cpu=two", None)

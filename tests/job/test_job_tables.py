@@ -1,0 +1,421 @@
+"""What a job may say: every key of every section, what is refused, and that all of it is refused at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from daskcnn.errors import JobError
+from daskcnn.job.tables import Job, Options, override, parse_job, parse_value, read_job_file
+from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES
+
+
+class NoTable:
+    """What no key takes."""
+
+
+def parsed(raw: dict[str, Any]) -> Job:
+    choices = {"train.strategy": [*RULES, "layer"], "train.partition": PARTITIONERS}
+    return parse_job(raw, rules=RULES, choices=choices, further=lambda job: ())
+
+
+def problems(raw: dict[str, Any]) -> list[str]:
+    with pytest.raises(JobError) as caught:
+        parsed(raw)
+    assert str(caught.value).count("\n") == len(caught.value.problems)  # a line each, below the heading
+    return list(caught.value.problems)
+
+
+def at(key: str, value: Any) -> dict[str, Any]:
+    """The tables of a job that says nothing but this."""
+    raw: dict[str, Any] = {}
+    override(raw, key, value)
+    return raw
+
+
+def keys(model: Any = Job, above: str = "") -> Iterator[str]:
+    """Every key that a job may have, tables within sections included."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, f"{above}{name}.")
+        elif above:
+            yield above + name
+
+
+KEYS = sorted(keys())
+TEXTS = {
+    *("data.name", "data.path", "data.archive", "model.name", "train.strategy", "train.partition"),
+    *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name"),
+}
+
+
+def test_a_job_that_says_nothing_is_one():
+    assert parsed({}) == Job()
+
+
+def test_every_key_is_there():
+    assert {"data.limit", "train.schedule.power", "cluster.workers.gpu", "run.keep"} < set(KEYS)
+    assert len(KEYS) > 35
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_value_of_a_wrong_type_is_refused_by_its_key(key: str):
+    (problem,) = problems(at(key, NoTable))
+    assert problem.startswith(f"{key} = ")
+    assert "NoTable" in problem
+
+
+@pytest.mark.parametrize("key", sorted(set(KEYS) - TEXTS))
+def test_a_text_is_no_number(key: str):
+    (problem,) = problems(at(key, "7x"))
+    assert problem.startswith(f"{key} = '7x': ")
+
+
+@pytest.mark.parametrize("key", sorted(TEXTS))
+def test_a_number_is_no_text(key: str):
+    assert problems(at(key, 7)) == [f"{key} = 7: input should be a valid string"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("train.epochs", value) for value in (True, "5", 2.5)),
+        *(("train.nesterov", value) for value in (1, "yes")),
+        *(("train.lr", value) for value in (True, "0.1")),
+        ("cluster.workers.cpu", "2"),
+    ],
+)
+def test_a_value_is_not_taken_for_one_of_another_type(key: str, value: object):
+    (problem,) = problems(at(key, value))
+    assert problem.startswith(f"{key} = {value!r}: ")
+
+
+def test_a_whole_number_will_do_where_a_fraction_may_be():
+    assert parsed(at("train.lr", 1)).train.lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "bound"),
+    [
+        ("data.validation", 0, "greater than or equal to 1"),
+        ("data.limit", 0, "greater than or equal to 1"),
+        ("data.augment", "flip", "'none' or 'crop-mirror'"),
+        ("data.order", "random", "'shuffled' or 'stored'"),
+        ("data.path", "", "at least 1 character"),
+        ("model.layers", [], "at least 1 item"),
+        ("model.layers", [3], "write a table of keys"),
+        ("model.dtype", "float16", "'float32' or 'float64'"),
+        ("train.increments", 0, "greater than or equal to 1"),
+        ("train.epochs", 0, "greater than or equal to 1"),
+        ("train.batch_size", -1, "greater than or equal to 1"),
+        ("train.lr", 0.0, "greater than 0"),
+        ("train.lr", float("inf"), "finite"),
+        ("train.lr", float("nan"), "finite"),
+        ("train.momentum", 1.0, "less than 1"),
+        ("train.momentum", -0.1, "greater than or equal to 0"),
+        ("train.weight_decay", -1e-9, "greater than or equal to 0"),
+        ("train.schedule", "falling", "'constant', 'step' or 'poly'"),
+        ("train.schedule", 3, 'a table such as {name = "step"'),
+        ("train.schedule.factor", 1.5, "less than or equal to 1"),
+        ("train.schedule.every", 0, "greater than 0"),
+        ("train.schedule.power", 0, "greater than 0"),
+        ("train.loss", "hinge", "'softmax' or 'squared'"),
+        ("train.seed", -1, "greater than or equal to 0"),
+        ("train.seed", 2**63, "less than"),
+        ("train.threads", 0, "greater than or equal to 1"),
+        ("train.replica_size", 0, "greater than or equal to 1"),
+        ("train.early_stopping", 0, "greater than or equal to 1"),
+        ("cluster.workers", 3, "write cpu=2"),
+        ("cluster.workers", "cpu", "write cpu=2"),
+        ("cluster.workers", "cpu=-1", "write cpu=2"),
+        ("cluster.workers.cpu", -1, "greater than or equal to 0"),
+        ("cluster.wait", -1, "greater than or equal to 0"),
+        ("cluster.stall_timeout", 0, "greater than 0"),
+        ("cluster.wire", "float8", "'float32' or 'float16'"),
+        ("run.dir", "", "at least 1 character"),
+        ("run.name", "a/b", "match pattern"),
+        ("run.name", "..", "match pattern"),
+        ("run.checkpoint_every", 0, "greater than 0"),
+        ("run.keep", 0, "greater than or equal to 1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object, bound: str):
+    (problem,) = problems(at(key, value))
+    assert problem.startswith(key)
+    assert bound in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    [
+        ("trian.epochs", "trian: unknown section; did you mean 'train'?"),
+        ("xyz.epochs", "xyz: unknown section; known: cluster, data, model, rule, run, train"),
+        ("train.epoch", "train.epoch: unknown key; did you mean 'epochs'?"),
+        ("train.momentun", "train.momentun: unknown key; did you mean 'momentum'?"),
+        ("train.schedule.pwer", "train.schedule.pwer: unknown key; did you mean 'power'?"),
+        ("cluster.workers.tpu", "cluster.workers.tpu: unknown key; did you mean 'gpu'?"),
+        ("data.epochs", "data.epochs: unknown key; did you mean 'train.epochs'?"),
+        ("rule.accuracy_onn", "rule.accuracy_onn: unknown key; did you mean 'accuracy_on'?"),
+        ("run.qqq", "run.qqq: unknown key; known: checkpoint_every, dir, keep, name"),
+    ],
+)
+def test_an_unknown_key_comes_with_the_nearest_right_one(key: str, suggestion: str):
+    assert problems(at(key, 1)) == [suggestion]
+
+
+def test_a_key_outside_its_section_is_sent_there():
+    assert problems({"epochs": 3}) == ["epochs: unknown section; did you mean 'train.epochs'?"]
+
+
+@pytest.mark.parametrize("section", ["data", "model", "train", "rule", "cluster", "run"])
+def test_a_section_is_a_table(section: str):
+    assert problems({section: 5}) == [f"{section} = 5: write a table of keys"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        ({"model": {"name": "quick", "layers": [{"layer": "relu"}]}}, "model.name and model.layers"),
+        ({"model": {"name": "quick", "relu": False}}, "model.relu = false"),
+        (
+            {"cluster": {"scheduler": "tcp://a:1", "scheduler_file": "f"}},
+            "cluster.scheduler and cluster.scheduler_file",
+        ),
+        ({"cluster": {"workers": {"cpu": 0, "gpu": 0}}}, "cluster.workers = 0"),
+        ({"cluster": {"workers": "gpu=0"}}, "cluster.workers = 0"),
+        ({"train": {"strategy": "layer", "partition": "idpa"}}, "train.partition"),
+        ({"train": {"strategy": "layer", "increments": 2}}, "train.increments"),
+        ({"train": {"strategy": "layer", "replica_size": 2}}, "train.replica_size"),
+        ({"train": {"strategy": "layer"}, "rule": {"accuracy_on": "train"}}, "rule.accuracy_on"),
+        ({"train": {"partition": "udpa", "increments": 2}}, "train.increments = 2"),
+        ({"train": {"epochs": 2, "increments": 4}}, "train.increments = 4"),
+        ({"train": {"momentum": 0, "nesterov": True}}, "train.nesterov = true"),
+        ({"train": {"schedule": {"every": 3}}}, "train.schedule.every"),
+        ({"train": {"schedule": {"name": "step", "power": 2}}}, "train.schedule.power"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: str):
+    (problem,) = problems(raw)
+    assert problem.startswith(words)
+    assert any(remedy in problem for remedy in ("remove it", "keep one", "raise", "use"))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model": {"name": "6:9", "relu": False}},
+        {"cluster": {"workers": {"cpu": 0, "gpu": 1}}},
+        {"train": {"epochs": 2, "increments": 3}},
+        {"train": {"partition": "udpa", "increments": 1}},
+        {"train": {"momentum": 0}},
+        {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},
+    ],
+)
+def test_what_only_looks_contradictory_is_allowed(raw: dict[str, Any]):
+    parsed(raw)
+
+
+def test_all_problems_come_at_once():
+    raw = {
+        "trian": {},
+        "data": {"validation": 0, "limt": 5},
+        "model": {"name": "quick", "layers": [{}], "dtype": "half"},
+        "train": {"epochs": "ten", "strategy": "sgwuu", "partition": "iddpa", "momentum": 0, "nesterov": True},
+        "cluster": {"workers": {"cpu": 0}},
+        "run": 5,
+    }
+    found = problems(raw)
+    expected = ("trian", "data.validation", "data.limt", "model.dtype", "model.name and", "train.epochs", "run = 5")
+    expected += ("train.strategy", "train.partition", "train.nesterov", "cluster.workers = 0")
+    assert sorted(p for p in found for start in expected if p.startswith(start)) == sorted(found)
+    assert len(found) == len(expected)
+
+
+def test_a_wrong_key_starts_no_second_problem_about_what_follows_from_it():
+    assert len(problems({"train": {"epochs": "ten", "increments": 40}})) == 1
+    assert len(problems({"train": {"strategy": 5}, "rule": {"attenuation": "paper"}})) == 1
+    assert len(problems({"train": {"strategy": "agwuu"}, "rule": {"attenuation": "paper"}})) == 1
+
+
+def test_a_rule_is_checked_by_its_strategy():
+    assert parsed({"train": {"strategy": "agwu"}, "rule": {"attenuation": "staleness"}}).rule
+    (problem,) = problems({"train": {"strategy": "agwu"}, "rule": {"attenuation": "age"}})
+    assert problem == "rule.attenuation = 'age': input should be 'paper' or 'staleness'"
+    (problem,) = problems({"train": {"strategy": "sgwu"}, "rule": {"attenuation": "paper"}})
+    assert problem.startswith("rule.attenuation: unknown key")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "values", "words"),
+    [
+        ("easgd", "alpha", [0, -0.5, 1.01, float("nan")], "0 replica and center never meet, beyond 1 they overshoot"),
+        ("easgd", "tau", [0, -3, 1.5], "it counts the steps from one exchange to the next"),
+        ("admm", "rho", [-1e-9, float("inf")], "below 0 it would drive the replicas apart"),
+        ("admm", "every", [-1], "0 is the round's end"),
+        ("bsp", "every", [-1, 0.5], "0 is the round's end"),
+        ("downpour", "n_push", [0], "it counts the steps from one push to the next"),
+        ("downpour", "n_fetch", [0, -1], "it counts the steps from one pull to the next"),
+        ("downpour", "server_lr", [0, float("inf")], "at 0 the center would stay where it is"),
+        ("parallel-sgd", "rounds", [0], "the run ends with one"),
+        ("agwu", "accuracy_floor", [-0.1, 1.1], "it stands for an accuracy"),
+        *((rule, "max_staleness", [-1], "leave it out for no bound") for rule in ("agwu", "easgd", "downpour")),
+    ],
+)
+def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
+    strategy: str, key: str, values: list[float], words: str
+):
+    for value in values:
+        (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: value}})
+        assert problem.startswith(f"rule.{key} = {value!r}: input should be ")
+        assert problem.endswith(words)
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str):
+    for name, field in RULES[strategy].model_fields.items():
+        if field.metadata:  # a bound
+            assert field.description, name
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_rule_s_parameters_are_its_own(strategy: str):
+    """A job file that names another rule's is refused, the whole table with it."""
+    parsed({"train": {"strategy": strategy}, "rule": {k: f.default for k, f in RULES[strategy].model_fields.items()}})
+    for key in {key for rule in RULES.values() for key in rule.model_fields} - RULES[strategy].model_fields.keys():
+        (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: 1}})
+        assert problem.startswith(f"rule.{key}: unknown key")
+
+
+def test_what_the_caller_finds_is_listed_too_for_what_is_right_of_the_job():
+    def further(job: Job) -> Iterator[str]:
+        yield f"seen: {job.data.limit}, {job.train.epochs}"
+
+    raw = {"data": {"limit": 7}, "train": {"epochs": 0}}
+    with pytest.raises(JobError) as caught:
+        parse_job(raw, rules=RULES, choices={}, further=further)
+    assert caught.value.problems[1:] == ("seen: 7, 10",)
+
+
+def test_long_values_are_cut():
+    (problem,) = problems({"model": {"name": ["x" * 5000]}})
+    assert len(problem) < 200
+
+
+def test_forms_of_schedule_and_workers():
+    assert parsed(at("train.schedule", "step")).train.schedule.name == "step"
+    assert parsed(at("train.schedule", "linear")).train.schedule.power == 1
+    assert parsed(at("cluster.workers", " cpu=2, gpu = 1")).cluster.workers.given == {"cpu": 2, "gpu": 1}
+    assert parsed(at("cluster.workers", {"gpu": 3})).cluster.workers.given == {"gpu": 3}
+    assert parsed({}).cluster.workers.given == {}
+
+
+def test_paths_may_begin_at_home(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    job = parsed({"data": {"path": "~/a.zarr"}, "run": {"dir": "~/runs"}})
+    assert (job.data.path, job.run.dir) == ("/home/ada/a.zarr", "/home/ada/runs")
+
+
+def test_a_job_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        Job().train.epochs = 3  # type: ignore[misc]
+
+
+def test_a_job_survives_json():
+    job = parsed({"model": {"layers": [{"layer": "dense", "units": 10}]}, "cluster": {"workers": "cpu=2"}})
+    assert parsed(job.model_dump(mode="json")) == job
+
+
+def test_a_job_error_may_travel():
+    error = copy.copy(JobError(["a", "b"]))  # as pickle does it
+    assert error.problems == ("a", "b")
+    assert str(error) == "the job has 2 problems:\n  a\n  b"
+
+
+# --- files and flags ---
+
+
+def test_a_job_file_is_toml(tmp_path: Path):
+    file = tmp_path / "job.toml"
+    file.write_text('[train]\nlr = 0.1\n[cluster]\nworkers = {cpu = 2}\n[run]\nname = "é"\n', encoding="utf-8")
+    assert read_job_file(file) == {"train": {"lr": 0.1}, "cluster": {"workers": {"cpu": 2}}, "run": {"name": "é"}}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[train\n", "not a TOML file"),
+        (b"[train]\nlr = 1\nlr = 2\n", "not a TOML file"),
+        (b"\xff\xfe", "not a TOML file"),
+        (b"a = " + b"[" * 20_000, "not a TOML file"),
+        (b"a = 1" + b"0" * 9_000, "not a TOML file"),
+        (None, "No such file"),
+    ],
+    ids=["syntax", "twice", "binary", "nested", "huge number", "missing"],
+)
+def test_a_file_that_is_no_job_is_named(tmp_path: Path, content: bytes | None, reason: str):
+    file = tmp_path / "job.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(JobError, match=reason) as caught:
+        read_job_file(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_folder_is_no_job_file(tmp_path: Path):
+    with pytest.raises(JobError, match="directory"):
+        read_job_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("5", 5), ("0.1", 0.1), ("true", True), ('"5"', "5"), ("[1, 2]", [1, 2]), ("{cpu = 2}", {"cpu": 2})),
+        *(
+            ("quick", "quick"),
+            ("50:500", "50:500"),
+            ("tcp://a:1", "tcp://a:1"),
+            ("", ""),
+            ("cpu=2,gpu=1", "cpu=2,gpu=1"),
+        ),
+        *(("2026-11-20", "2026-11-20"), ("12:30:00", "12:30:00"), ("[" * 20_000, "[" * 20_000)),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_values_of_flags_are_read_as_toml(text: str, value: object):
+    found = parse_value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_override_makes_tables_on_its_way():
+    raw: dict[str, Any] = {"train": {"lr": 1}}
+    override(raw, "train.schedule.power", 2)
+    override(raw, "train.lr", 3)
+    assert raw == {"train": {"lr": 3, "schedule": {"power": 2}}}
+
+
+@pytest.mark.parametrize("key", ["epochs", "", ".", "train.", ".epochs", "train..epochs"])
+def test_override_needs_a_section_and_a_key(key: str):
+    with pytest.raises(JobError, match=r"write section.key=value"):
+        override({}, key, 1)
+
+
+def test_override_never_drops_what_it_is_given():
+    raw: dict[str, Any] = {"train": {"schedule": "step"}, "data": 5}
+    with pytest.raises(JobError, match=r"train\.schedule is 'step'"):
+        override(raw, "train.schedule.every", 3)
+    with pytest.raises(JobError, match="data is 5"):
+        override(raw, "data.path", "x")
+
+
+def test_options_are_strict_everywhere():
+    for model in (Job, *Options.__subclasses__()):
+        assert model.model_config["extra"] == "forbid"
+        assert model.model_config["frozen"]
+        assert model.model_config["strict"]

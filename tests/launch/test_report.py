@@ -1,0 +1,147 @@
+"""`daskcnn report` and `daskcnn compare` as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daskcnn.cli import main as daskcnn
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.errors import Diverged
+from daskcnn.ps import Snapshot
+from daskcnn.show.history import RoundRow
+
+CALIBRATION = {"event": "calibration", "workers": [{"name": "w0", "device": "cpu"}]}
+
+
+def round_of(number: int) -> dict[str, Any]:
+    seconds = {"busy": 2.0, "load": 0.5, "wait": 0.25, "communication": 0.125, "evaluation": 1.0}
+    moved = {"bytes_up": 40, "bytes_down": 40, "pushes": 1, "version": number + 1, "base_version": number}
+    return {"event": "round", "worker": "w0", "round": number, "epoch": number + 1.0, "samples": 9, **seconds, **moved}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of two rounds, not ended, in the folder `runs/mine`."""
+    monkeypatch.chdir(tmp_path)
+    return make_run("mine", start_of("mine"), CALIBRATION, round_of(0), round_of(1))
+
+
+def start_of(name: str) -> dict[str, Any]:
+    return {"event": "start", "run": f"elsewhere/{name}", "strategy": "sgwu", "epochs": 2, "samples": 9}
+
+
+def make_run(name: str, *events: dict[str, Any]) -> Path:
+    path = Path("runs") / name
+    path.mkdir(parents=True)
+    (path / "job.json").write_text("{}")
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return path
+
+
+def invoke(*args: object) -> Result:
+    result = CliRunner().invoke(daskcnn, [str(a) for a in args])
+    assert "Traceback" not in result.output
+    return result
+
+
+def told(*args: object) -> str:
+    """Why it is refused."""
+    result = invoke(*args)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_report_shows_a_run_that_goes_on_by_the_folder_it_is_in_now(run: Path) -> None:
+    result = invoke("report", run)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "runs/mine" in result.stdout
+    assert "elsewhere" not in result.stdout
+    assert "not ended" in result.stdout
+    assert invoke("report", run / "events.jsonl").stdout.count("w0") == result.stdout.count("w0")
+
+
+def test_report_as_json_has_every_round(run: Path) -> None:
+    found = json.loads(invoke("report", run, "--json").stdout)
+    assert [row["number"] for row in found["rounds"]] == [1, 2]
+    assert found["total"]["busy"] == 4.0
+    assert found["start"]["run"] == str(run)
+
+
+def test_rounds_as_csv_go_to_a_file_or_to_stdout(run: Path) -> None:
+    printed = invoke("report", run, "--csv", "-").stdout
+    assert invoke("report", run, "--csv", "rounds.csv").stdout == ""
+    assert Path("rounds.csv").read_text() == printed
+    first, second = csv.DictReader(io.StringIO(printed))
+    assert tuple(first) == RoundRow.__slots__
+    assert (second["number"], second["busy"], second["gamma"]) == ("2", "2.0", "")
+
+
+def test_rounds_are_printed_where_they_are_asked_for(run: Path) -> None:
+    assert "\nrounds\n" in invoke("report", run, "--rounds").stdout
+    assert "\nrounds\n" not in invoke("report", run).stdout
+
+
+def test_what_is_no_run_is_refused_with_a_remedy(run: Path) -> None:
+    assert "nowhere: not a run directory" in told("report", "nowhere")
+    assert "runs: not a run directory" in told("compare", run, "runs")
+    (run / "events.jsonl").unlink()
+    assert "events.jsonl: no such file; the run was stopped before it began: start it anew" in told("report", run)
+    (run / "events.jsonl").touch()
+    assert "events.jsonl: no events" in told("report", run)
+
+
+def test_a_damaged_log_is_named_with_the_line(run: Path) -> None:
+    log = run / "events.jsonl"
+    whole = log.read_text()
+    log.write_text(whole.replace('"busy": 2.0', '"busy": "two"', 1))
+    assert f"{log}: line 3 (round): busy = 'two': input should be a valid number" in told("report", run)
+    log.write_text(whole.replace('"event": "calibration"', "", 1))
+    assert f"{log}: line 2 is no JSON object" in told("report", run)
+    log.write_text(whole[:-20])
+    assert json.loads(invoke("report", run, "--json").stdout)["total"]["rounds"] == 1
+
+
+def test_forms_that_exclude_each_other_and_files_that_cannot_be_written(run: Path) -> None:
+    assert "--json and --csv" in told("report", run, "--json", "--csv", "x")
+    assert "runs: Is a directory; give a file that may be written" in told("report", run, "--csv", "runs")
+
+
+def test_compare_sets_runs_side_by_side(run: Path) -> None:
+    other = make_run("other", start_of("other"), CALIBRATION, round_of(0), {"event": "end", "status": "done"})
+    assert invoke("compare", run, other).stdout.splitlines()[0].split() == ["mine", "other"]
+    found = json.loads(invoke("compare", run, other, "--targets", "0.25", "--json").stdout)
+    assert found["runs"] == [str(run), str(other)]
+    assert "time to 25 %" in [line["label"] for line in found["lines"]]
+
+
+def test_compare_wants_two_runs_and_targets_that_are_accuracies(run: Path) -> None:
+    assert "compare: 1 run, which has nothing beside it; give two or more" in told("compare", run)
+    for targets in ("0", "50", "half", "nan"):
+        assert "write accuracies above 0 and up to 1, such as 0.5,0.6" in told(
+            "compare", run, run, "--targets", targets
+        )
+
+
+def test_a_push_that_made_a_run_diverge_is_on_record() -> None:
+    events: list[dict[str, Any]] = []
+    driver: Any = DataParallel.__new__(DataParallel)
+    driver.context, driver._epoch = SimpleNamespace(emit=events.append), 3
+    driver._begin = driver._cancel_all = lambda: None
+    driver._call = {"snapshot": Snapshot(None, merged=5, repeated=1, refused={"finite": 1})}.__getitem__  # type: ignore[arg-type]
+
+    def diverge() -> None:
+        raise Diverged("push of w0")
+
+    driver._run = diverge
+    with pytest.raises(Diverged):
+        driver.train()
+    assert events == [{"event": "server", "server": 3, "merged": 5, "repeated": 1, "refused": {"finite": 1}}]

@@ -1,0 +1,194 @@
+"""What surrounds training: signals, the run's place, checkpoints that cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
+
+from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.launch import training as runner
+from daskcnn.launch.resolve import prepare_job, resolve
+from daskcnn.launch.training import Recorder, Signals, check_place, display, shown
+from daskcnn.runs.checkpoint import latest
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.show.progress import PlainProgress
+
+# --- signals ---
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals):
+    before = signal.getsignal(signum)
+    with pytest.raises(Interrupted, match=f"signal {int(signum)} before training") as caught, Signals().installed():
+        signal.raise_signal(signum)
+    assert caught.value.exit_code == 128 + signum
+    assert signal.getsignal(signum) == before
+
+
+def test_during_training_the_first_signal_is_remembered_and_the_second_ends(monkeypatch: pytest.MonkeyPatch):
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    signals = Signals()
+    signals.polled = True
+    with signals.installed():
+        signal.raise_signal(signal.SIGTERM)
+        assert (signals.first, ended) == (signal.SIGTERM, [])
+        signal.raise_signal(signal.SIGINT)
+    assert ended == [130]
+
+
+# --- where a run is kept ---
+
+
+def job_at(folder: Path, name: str | None = None) -> Any:
+    return resolve({"run": {"dir": str(folder)} | ({"name": name} if name else {})})
+
+
+def test_a_place_that_will_do_is_left_as_it_is(tmp_path: Path):
+    check_place(job_at(tmp_path / "a" / "b", "new"), None)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_name_that_is_taken(tmp_path: Path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(DataError, match="exists already; choose another name with --name"):
+        check_place(job_at(tmp_path, "taken"), None)
+
+
+def test_a_file_where_the_runs_should_be(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file: no folder that may be written; set run.dir"):
+        check_place(job_at(tmp_path / "file" / "runs"), None)
+
+
+def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(DataError, match=r"no folder that may be written; set run.dir"):
+        check_place(job_at(tmp_path), None)
+
+
+def test_a_run_that_another_process_writes(tmp_path: Path, path: str):
+    raw = tiny_job(path)
+    run = tiny_run(tmp_path, raw)
+    check_place(resolve(raw), run)
+    with RunDirectory.open(run, writable=True), pytest.raises(DataError, match=f"process {os.getpid()}"):
+        check_place(resolve(raw), run)
+
+
+# --- writing ---
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, path: str) -> Iterator[Recorder]:
+    raw = tiny_job(path)
+    prepared = prepare_job(resolve(raw), progress=lambda *_: None, warn=pytest.fail)
+    with RunDirectory.open(tiny_run(tmp_path, raw), writable=True) as directory:
+        yield Recorder(directory, runner.Silent(), prepared)
+
+
+def test_a_checkpoint_is_written_and_logged(recorder: Recorder):
+    recorder.save(random_state(recorder.prepared.job))
+    found = latest(recorder.directory.checkpoints, warn=pytest.fail)
+    assert found is not None
+    assert found.path == recorder.checkpoint
+    (event,) = recorder.directory.events()
+    assert (event["event"], event["step"], event["path"]) == ("checkpoint", 7, str(found.path))
+
+
+def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
+    recorder.save(random_state(recorder.prepared.job))
+    before = recorder.checkpoint
+
+    def full(*_: Any, **__: Any) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "save", full)
+    recorder.save(random_state(recorder.prepared.job, step=9))
+    assert recorder.checkpoint == before
+    event = recorder.directory.events()[-1]
+    assert event["event"] == "warning"
+    assert "step 9 not written" in event["message"]
+    assert "No space left" in event["message"]
+
+
+def test_seconds_go_on_after_a_resume(recorder: Recorder):
+    recorder.seconds_before = 100.0
+    assert 100.0 <= recorder.seconds < 200.0
+
+
+@pytest.mark.parametrize("error", [Diverged("loss = nan"), Lost("gone"), Interrupted("signal 15", 15)])
+def test_an_early_end_names_the_checkpoint_and_how_to_go_on(recorder: Recorder, error: UserError):
+    assert "no checkpoint was written yet" in str(runner._with_remedy(error, recorder))
+    recorder.save(random_state(recorder.prepared.job))
+    told = runner._with_remedy(error, recorder)
+    assert (type(told), told.exit_code) == (type(error), error.exit_code)
+    assert f"last good checkpoint: {recorder.checkpoint}" in str(told)
+    resume = f"python -m daskcnn.run --resume {recorder.directory.path}"
+    assert (resume in str(told)) == (not isinstance(error, Diverged))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(Diverged("loss = nan"), "diverged"), (Lost("gone"), "lost"), (Interrupted("", 15), "interrupted")],
+)
+def test_a_clean_up_that_fails_hides_no_early_end(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, error: UserError, status: str
+):
+    class Ending:
+        def __init__(self, *_: Any) -> None:
+            self.state = random_state(recorder.prepared.job)
+
+        def train(self) -> None:
+            raise error
+
+    def close() -> None:
+        raise OSError("the scheduler is gone")
+
+    monkeypatch.setattr(runner, "calibrate_all", lambda context: None)
+    monkeypatch.setattr(runner, "DataParallel", Ending)
+    with pytest.raises(type(error), match="no checkpoint was written yet"):
+        runner._train(SimpleNamespace(job=recorder.prepared.job, close=close), recorder, None)
+    summary = recorder.directory.summary()
+    assert summary is not None
+    assert (summary["status"], summary["epochs"], summary["test"]) == (status, 1.5, None)
+
+
+def test_another_data_set_than_the_checkpoint_was_trained_on(recorder: Recorder, tmp_path: Path):
+    recorder.save(random_state(recorder.prepared.job))
+    checkpoint = latest(recorder.directory.checkpoints, warn=pytest.fail)
+    assert checkpoint is not None
+    runner._check_same_data(checkpoint, recorder.prepared)
+    other = tiny_job(tiny_data(tmp_path, shape=(16, 16, 3)))
+    prepared = prepare_job(resolve(other), progress=lambda *_: None, warn=pytest.fail)
+    with pytest.raises(DataError, match="other classes or shapes than"):
+        runner._check_same_data(checkpoint, prepared)
+
+
+# --- what is shown ---
+
+
+def test_progress_is_told_by_tenths():
+    said: list[str] = []
+    progress = shown(said.append)
+    for done in range(101):
+        progress("download", done, 100)
+    progress("check", 0, 0)
+    progress("check", 0, 0)
+    assert said == [f"data: download {10 * i} %" for i in range(11)] + ["data: check"]
+
+
+def test_json_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]):
+    for json_mode in (True, False):
+        progress = display(json_mode)
+        assert isinstance(progress, PlainProgress)
+        progress.handle({"event": "warning", "message": "hear"})
+        out, err = capsys.readouterr()
+        assert ("hear" in err, "hear" in out) == (json_mode, not json_mode)

@@ -1,0 +1,126 @@
+"""A training state survives being a checkpoint; a checkpoint of another network is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
+
+from daskcnn.cluster.run_context import TrainingState
+from daskcnn.errors import DataError
+from daskcnn.job.tables import Job
+from daskcnn.launch.resolve import resolve
+from daskcnn.launch.state import facts_of, to_classifier, to_state
+from daskcnn.runs.checkpoint import Checkpoint, latest
+from daskcnn.store import open_dataset
+from daskcnn.training.replica import Score
+from daskcnn.training.trained_network import Facts
+
+
+@pytest.fixture
+def raw(path: str) -> dict[str, Any]:
+    return tiny_job(path)
+
+
+def kept(folder: Path, raw: dict[str, Any], state: TrainingState) -> Checkpoint:
+    """The state as it is read back from the disk."""
+    found = latest(tiny_run(folder, raw, state) / "checkpoints", warn=pytest.fail)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("validation", [None, Score(12.5, 11, 20), Score(float("nan"), 0, 20)])
+def test_a_state_comes_back_from_disk(tmp_path: Path, raw: dict[str, Any], dtype: str, validation: Score | None):
+    raw["model"]["dtype"] = dtype
+    job = resolve(raw)
+    state = random_state(job, validation=validation)
+    checkpoint = kept(tmp_path, raw, state)
+    back = to_state(checkpoint, job)
+    assert (back.step, back.epoch, back.book) == (state.step, state.epoch, state.book)
+    assert back.weights.dtype == dtype
+    np.testing.assert_array_equal(back.weights, state.weights)
+    assert back.velocities.keys() == state.velocities.keys()
+    for worker, velocity in state.velocities.items():
+        np.testing.assert_array_equal(back.velocities[worker], velocity)
+    assert checkpoint.score == (validation and validation.accuracy)
+    assert checkpoint.state["seconds"] == 12.5
+
+
+def test_the_validation_score_comes_back(tmp_path: Path, raw: dict[str, Any]):
+    job = resolve(raw)
+    score = Score(12.5, 11, 20)
+    assert to_state(kept(tmp_path, raw, random_state(job, validation=score)), job).validation == score
+
+
+def test_the_restored_vectors_may_be_written(tmp_path: Path, raw: dict[str, Any]):
+    job = resolve(raw)
+    back = to_state(kept(tmp_path, raw, random_state(job)), job)
+    for array in (back.weights, *back.velocities.values()):
+        array += 1
+
+
+def test_arrays_have_the_names_of_the_network(tmp_path: Path, raw: dict[str, Any]):
+    """Other programs read the weights by these, and by safetensors alone."""
+    arrays = kept(tmp_path, raw, random_state(resolve(raw))).arrays
+    assert {"velocity:w0", "velocity:w1"} < arrays.keys()
+    assert sum(name.startswith("conv1") for name in arrays) == 2
+    assert sum(name.startswith("batchnorm1") for name in arrays) == 4  # scale, shift; mean, variance
+
+
+def test_a_checkpoint_says_what_the_images_are(tmp_path: Path, raw: dict[str, Any]):
+    facts = facts_of(kept(tmp_path, raw, random_state(resolve(raw))))
+    dataset = open_dataset(raw["data"]["path"])
+    assert (facts.classes, facts.shape, facts.deviation) == (CLASSES, (8, 8, 3), dataset.deviation)
+    np.testing.assert_array_equal(facts.mean, dataset.mean)
+
+
+def other_networks() -> list[tuple[str, dict[str, Any]]]:
+    wider = [{"layer": "conv", "kernels": 5, "size": 3, "pad": 1}, *LAYERS[1:]]
+    longer = [*LAYERS[:-1], {"layer": "dense", "units": 12}, *LAYERS[-1:]]
+    return [
+        ("conv1", {"layers": wider}),
+        ("dense1", {"layers": longer}),
+        ("conv1", {"layers": LAYERS, "dtype": "float64"}),
+        ("maxpool|conv1", {"name": "4:4"}),
+    ]
+
+
+@pytest.mark.parametrize(("name", "model"), other_networks())
+@pytest.mark.parametrize("read", [to_state, to_classifier])
+def test_the_checkpoint_of_another_network_is_refused(
+    tmp_path: Path, raw: dict[str, Any], read: Any, name: str, model: dict[str, Any]
+):
+    checkpoint = kept(tmp_path, raw, random_state(resolve(raw)))
+    other: Job = resolve(raw | {"model": model})
+    with pytest.raises(DataError, match=name) as caught:
+        read(checkpoint, other)
+    assert str(checkpoint.path) in str(caught.value)
+    assert "use the job and the checkpoint of one run" in str(caught.value)
+
+
+def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]):
+    job = resolve(raw)
+    checkpoint = kept(tmp_path, raw, random_state(job))
+    name = next(name for name in checkpoint.arrays if name.startswith("dense1"))
+    lacking = replace(checkpoint, arrays={n: a for n, a in checkpoint.arrays.items() if n != name})
+    with pytest.raises(DataError, match=f"{name} is missing"):
+        to_state(lacking, job)
+
+
+@pytest.mark.parametrize(
+    "change", [{"shape": [8, 8]}, {"shape": "8x8"}, {"mean": None}, {"deviation": "x"}, {"classes": 3}]
+)
+def test_a_damaged_description_of_the_images_is_refused(change: dict[str, Any]):
+    facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), 60.0)
+    record = json.loads(json.dumps(facts.to_dict()))
+    assert Facts.from_dict(record).to_dict() == record
+    with pytest.raises(DataError, match="description of the images is damaged"):
+        Facts.from_dict(record | change)
+    with pytest.raises(DataError, match="description of the images is damaged"):
+        facts_of(Checkpoint({}, {}, 0))

@@ -1,0 +1,169 @@
+"""Runs side by side, and reports in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start
+
+from daskcnn.runs.files import jsonable
+from daskcnn.show.comparison import Comparison, Line, compare, format_comparison
+from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.report_text import MOST, format_report
+
+
+def run(
+    name: str, *accuracies: float, seconds: float = 10.0, status: str = "done", test: float | None = None, **began: Any
+) -> Report:
+    """A run of one worker that was looked at after each of its rounds, `seconds` apart."""
+    events: list[Event] = [start(run=f"runs/{name}", **began), calibration("w0")]
+    for k, accuracy in enumerate(accuracies):
+        validation = {"accuracy": accuracy, "loss": 1.0}
+        events += [round_of("w0", round=k, epoch=k + 1.0), epoch(epoch=k + 1.0, seconds=seconds, validation=validation)]
+    judged = None if test is None else {"accuracy": test, "loss": 0.5}
+    return tables([*events, {"event": "end", "status": status, "test": judged}])
+
+
+def line(comparison: Comparison, label: str) -> Line:
+    (found,) = (line for line in comparison.lines if line.label == label)
+    return found
+
+
+# --- figures ---
+
+
+def test_time_epochs_and_rounds_to_an_accuracy_are_those_of_the_first_look_that_has_it() -> None:
+    result = compare([run("a", 0.4, 0.7, 0.6), run("b", 0.6, 0.6, 0.6, seconds=30.0)], targets=[0.6, 0.65, 0.9])
+    assert line(result, "time to 60 %").values == (20.0, 30.0)
+    assert line(result, "rounds to 60 %").values == (2, 1)
+    assert line(result, "epochs to 65 %").values == (2.0, None)
+    assert line(result, "time to 90 %").values == (None, None)
+
+
+def test_the_best_of_a_line_is_the_least_or_the_most_and_nobody_where_all_are_alike() -> None:
+    result = compare([run("a", 0.4, test=0.5), run("b", 0.7, test=0.5), run("c", 0.7, seconds=9.0)], targets=[0.6])
+    assert line(result, "validation accuracy").best == (1, 2)
+    assert line(result, "time").best == (2,)
+    assert line(result, "test accuracy").best == ()
+    assert line(result, "wait").best == ()
+    assert line(result, "strategy").best == ()
+
+
+def test_who_reaches_a_target_that_others_miss_is_the_best() -> None:
+    result = compare([run("a", 0.4), run("b", 0.7)], targets=[0.6])
+    assert line(result, "time to 60 %").best == (1,)
+
+
+def test_a_run_that_broke_off_is_not_the_fastest() -> None:
+    broken = run("a", 0.1, seconds=1.0, status="diverged")
+    assert line(compare([broken, run("b", 0.7), run("c", 0.7, seconds=20.0)]), "time").best == (1,)
+    assert line(compare([broken, run("b", 0.7, status="lost")]), "time").best == (0,)
+
+
+def test_runs_that_are_hard_to_compare_are_said_to_be() -> None:
+    assert compare([run("a", 0.5), run("b", 0.5, strategy="agwu")]).differences == ()
+    for change, words in (
+        ({"samples": 100}, "data differ"),
+        ({"dataset": "mnist"}, "data differ"),
+        ({"parameters": 5}, "networks differ"),
+        ({"epochs": 3}, "epochs differ"),
+    ):
+        (told,) = compare([run("a", 0.5), run("b", 0.5, **change)]).differences
+        assert words in told
+
+
+@pytest.mark.parametrize("events", [[], [start()], data_parallel(), asynchronous(), layer_sharded()])
+def test_any_two_runs_can_be_compared(events: list[Event]) -> None:
+    result = compare([tables(events), run("b", 0.5)], targets=[0.5])
+    assert all(len(line.values) == len(line.shown) == 2 for line in result.lines)
+    plain = jsonable(result.to_dict())
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert format_comparison(result)
+
+
+# --- in words ---
+
+
+def test_runs_stand_under_their_names_and_the_best_is_marked() -> None:
+    text = format_comparison(compare([run("slow", 0.4, 0.7), run("fast", 0.7)], targets=[0.6, 0.9]))
+    lines = text.splitlines()
+    assert lines[0].split() == ["slow", "fast"]
+    assert re.search(r"^time to 60 % +20\.0 s +10\.0 s\*$", text, re.M)
+    assert re.search(r"^time to 90 % +- +-$", text, re.M)
+    assert "test accuracy" not in text
+    assert {len(row.rstrip("* ")) for row in lines[:4]} == {len(lines[0])}
+
+
+def test_long_or_equal_names_are_listed_and_numbered() -> None:
+    for name, other in (("a" * 30, "b"), ("x/same", "y/same")):
+        lines = format_comparison(compare([run(name, 0.4), run(other, 0.5)])).splitlines()
+        assert lines[0] == f"1  runs/{name}"
+        assert lines[3].split() == ["1", "2"]
+
+
+def test_people_see_every_table_of_a_run() -> None:
+    events = asynchronous()
+    events.insert(4, {"event": "server", "server": 1, "merged": 3, "repeated": 0, "refused": {"finite": 2}})
+    text = format_report(tables(events))
+    for words in (
+        "agwu, 3.4 of 10 epochs",
+        "89,578 parameters, on 48,000 samples",
+        "w2 (lost)",
+        "mean staleness",
+        "by Eq. 8",
+        "by Eq. 11: 2.1 MB (2 x 358.3 kB x 3 pushes), measured 0.004 of it",
+        "3 pushes merged, 0 repeated, 2 events refused (finite 2)",
+        "validation accuracy",
+        "8,000 samples moved to the others",
+    ):
+        assert words in text
+    assert "\nrounds\n" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_a_run_without_rounds_says_so_instead_of_showing_empty_tables() -> None:
+    text = format_report(tables([start(), calibration("w0"), {"event": "end", "status": "diverged"}]))
+    assert "no round has ended yet" in text
+    assert "diverged" in text
+    assert "workers\n" not in text
+    assert format_report(tables([]))
+
+
+def test_every_round_is_shown_where_it_is_asked_for_with_its_life_if_there_were_two() -> None:
+    events = [start(), calibration("w0"), round_of("w0", round=0, q=0.25), round_of("w0", round=1, base_version=7)]
+    text = format_report(tables(events), full=True)
+    rounds = text[text.index("\nrounds\n") :].splitlines()
+    assert len(rounds) == 5
+    assert "life" not in rounds[2]
+    assert "0.250" in rounds[3]
+    again = format_report(tables([*events, events[-1]]), full=True)
+    assert re.search(r"worker +life +round", again)
+
+
+def test_long_tables_are_thinned_to_the_first_the_last_and_some_between() -> None:
+    names = [f"w{i:03d}" for i in range(200)]
+    events = [start(), calibration(*names), *(round_of(name, round=0) for name in names)]
+    short, full = format_report(tables(events)), format_report(tables(events), full=True)
+    assert f"({MOST} of 201; --rounds shows all)" in short
+    workers = short[: short.index("\npushes\n")]
+    shown = re.findall(r"^  (w\d+|all) ", workers, re.M)
+    assert len(shown) == MOST
+    assert (shown[0], shown[-1]) == ("w000", "all")
+    assert all(f"  {name} " in full for name in names)
+
+
+def test_what_a_log_says_cannot_drive_the_terminal() -> None:
+    evil = "\x1b[2Jevil\n"
+    events = [start(run=evil, strategy=evil, model=evil, dataset=evil, rule={evil: evil}), calibration(evil)]
+    events += [
+        round_of(evil, round=0),
+        epoch(),
+        {"event": "warning", "message": evil},
+        {"event": "end", "status": evil},
+    ]
+    report = tables(events)
+    for text in (format_report(report, full=True), format_comparison(compare([report, report]))):
+        assert all(c.isprintable() or c == "\n" for c in text)

@@ -1,0 +1,337 @@
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
+
+from daskcnn.show.board import Board
+from daskcnn.show.live import TerminalProgress
+from daskcnn.show.progress import PlainProgress, choose
+
+EVIL = "killed [/bold][red]\x1b[31m\r\nby \x07OOM\x9b2J"
+WARNING = {"event": "warning", "message": EVIL}
+CHECKPOINT = {"event": "checkpoint", "path": "runs/x/checkpoints/step-000000375", "step": 375}
+RESUME = {"event": "resume", "path": "runs/x/checkpoints/step-000000375", "step": 375}
+END = {"event": "end", "status": "done"}
+RUNS = {"sgwu": data_parallel, "agwu": asynchronous, "layer": layer_sharded}
+
+
+class Screen:
+    """A terminal of a size, with a clock of its own."""
+
+    def __init__(self, width: int = 120, height: int = 30) -> None:
+        self.now = 0.0
+        self.file = io.StringIO()
+        self.console = Console(
+            record=True, force_terminal=True, width=width, height=height, file=self.file, highlight=False
+        )
+        self.progress = TerminalProgress(self.console, now=lambda: self.now)
+
+    def show(self, *events: Any, every: float = 10.0) -> str:
+        for event in events:
+            self.now += every
+            self.progress.handle(event)
+        return self.frame()
+
+    def frame(self) -> str:
+        self.console.export_text()
+        self.console.print(self.progress.render())
+        return self.console.export_text()
+
+
+def row(text: str, name: str) -> list[str]:
+    """The cells of a worker's line."""
+    return next(line for line in text.splitlines() if line.startswith(f"│ {name} ")).strip("│ ").split()
+
+
+@pytest.mark.parametrize("width", [80, 100, 112, 120, 200])
+@pytest.mark.parametrize("kind", RUNS)
+def test_the_display_fits_and_loses_nothing(width: int, kind: str) -> None:
+    text = Screen(width).show(*RUNS[kind]())
+    lines = text.splitlines()
+    assert {len(line) for line in lines} == {min(width, 120)}
+    assert len(lines) <= 11
+    assert "…" not in text.replace("…0.0.0.9:40123", "")
+    assert f"2026-11-20T20-15-03-sgwu · {kind} · training" in lines[0]
+
+
+def test_a_data_parallel_run_shows_its_figures_and_a_line_a_worker() -> None:
+    text = Screen().show(*data_parallel())
+    assert "epoch 3.4/10" in text
+    assert "34 %" in text
+    for figure in ("loss 1.234", "accuracy 55.1 %", "validation 57.3 % (best 57.3 %)", "2,345 images/s", "lr 0.013"):
+        assert figure in text
+    assert row(text, "w0")[1:5] == ["cpu", "24,000", "1.234", "1,187"]
+    assert row(text, "w0")[-6:] == ["97", "%", "2", "%", "1", "%"]
+    assert row(text, "w1")[-6:] == ["50", "%", "45", "%", "5", "%"]
+    assert row(text, "w2") == ["w2", "cpu", "8,000", "-", "-", "-", "-", "-"]
+    assert "stale" not in text
+    assert "state" not in text
+
+
+def test_shares_are_of_all_rounds_so_far() -> None:
+    events = [
+        round_of("w0", busy=1.0, wait=0.0, communication=0.0),
+        round_of("w0", busy=1.0, wait=2.0, communication=0.0),
+    ]
+    assert row(Screen(80).show(start(), *events), "w0")[-6:] == ["50", "%", "50", "%", "0", "%"]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_an_asynchronous_run_shows_staleness_and_who_is_lost(width: int) -> None:
+    text = Screen(width).show(*asynchronous())
+    assert row(text, "w1")[-1] == "2"
+    assert row(text, "w2")[-2:] == ["-", "lost"]
+    address = "…0.0.0.9:40123" if width == 80 else "tcp://10.0.0.9:40123"
+    assert row(text, address)[-1] == "ignored"
+
+
+def test_a_lost_worker_does_not_count_in_the_speed() -> None:
+    events = [round_of("w0", samples_per_second=100.0), round_of("w1", samples_per_second=30.0)]
+    screen = Screen()
+    assert "130 images/s" in screen.show(start(), *events)
+    lost = {"event": "worker-lost", "worker": "w1", "reason": "", "samples_moved": 0}
+    assert "100 images/s" in screen.show(lost, events[0])
+
+
+def test_a_layer_sharded_run_shows_steps_and_kernels() -> None:
+    text = Screen().show(*layer_sharded())
+    for figure in ("loss 1.900", "step 640", "0.213 s/step", "epoch 1.7/10"):
+        assert figure in text
+    assert "conv1 20  conv2 16  conv3 40" in text
+    assert "conv1  6  conv2  8  conv3 12" in text
+    assert row(text, "w1")[-1] == "0.250"
+    assert "busy" not in text
+
+
+def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
+    of = {"conv1": 26, "conv2": 24, "conv3": 52}
+    divided = {w: {"conv1": "samples", "conv2": "kernels", "conv3": "kernels"} for w in ("w0", "w1")}
+    text = Screen().show(
+        {"event": "shards", "home": "w0", "kernels": {}, "divided": divided, "of": of}, *layer_sharded()
+    )
+    assert "conv1 77 %  conv2 16  conv3 40" in text
+    assert "conv1 23 %  conv2  8  conv3 12" in text
+
+
+def test_the_best_validation_accuracy_is_kept_on_show() -> None:
+    worse = epoch(validation={"loss": 1.2, "accuracy": 0.5})
+    assert "validation 50.0 % (best 57.3 %)" in Screen().show(start(), epoch(), worse, epoch(validation=None))
+
+
+def test_numbers_that_are_not_there_or_not_finite_are_shown_as_such() -> None:
+    text = Screen().show(start(), round_of("w0", loss=float("nan"), samples_per_second=None, accuracy=None))
+    assert "loss nan" in text
+    assert row(text, "w0")[1:4] == ["-", "nan", "-"]
+
+
+def test_more_workers_than_lines_are_counted() -> None:
+    text = Screen(height=20).show(start(), calibration(*(f"w{i}" for i in range(50))))
+    assert len(text.splitlines()) < 20
+    assert "… and 39 more workers" in text
+    assert row(text, "w10")
+    assert "w11" not in text
+
+
+def test_the_title_tells_how_it_ended() -> None:
+    screen = Screen()
+    assert "daskcnn · starting" in screen.frame()
+    assert "· done" in screen.show(*data_parallel(), {"event": "end", "status": "done"})
+
+
+def test_unknown_events_change_nothing() -> None:
+    screen = Screen()
+    before = screen.show(*data_parallel())
+    assert screen.show({"event": "from a later version"}, every=0) == before
+
+
+# --- time left ---
+
+
+def test_time_left_is_told_by_the_pace_since_training_began() -> None:
+    screen = Screen()
+    screen.show(start(), every=100.0)
+    assert "left" not in screen.frame()
+    screen.show(calibration("w0"), every=100.0)
+    assert "5:00 · 5:00 left" in screen.show(round_of("w0", epoch=2.5), every=100.0)
+    screen.now += 20
+    assert "5:20 · 4:40 left" in screen.frame()
+    assert "left" not in screen.show(round_of("w0", epoch=10.0))
+
+
+@pytest.mark.parametrize("first", [RESUME, calibration("w0")])
+def test_time_left_after_a_resume_counts_only_what_was_done_since(first: Any) -> None:
+    second = calibration("w0") if first is RESUME else RESUME
+    board = Board()
+    for now, event in [(0.0, start()), (5.0, first), (6.0, second), (10.0, round_of("w0", epoch=8.0))]:
+        board.apply(event, now)
+    assert board.remaining(10.0) is None
+    board.apply(round_of("w0", epoch=9.0), 40.0)
+    assert board.remaining(40.0) == pytest.approx(30.0)
+
+
+def test_an_event_that_is_no_advance_leaves_the_time_left_alone() -> None:
+    board = Board()
+    for now, event in [(0.0, start()), (0.0, calibration("w0")), (10.0, round_of("w0", epoch=5.0)), (15.0, CHECKPOINT)]:
+        board.apply(event, now)
+    assert board.remaining(15.0) == pytest.approx(5.0)
+
+
+def test_a_worker_that_is_behind_does_not_turn_the_run_back() -> None:
+    assert "epoch 3.4/10" in Screen().show(*data_parallel(), round_of("w1", epoch=2.9))
+
+
+# --- what a worker says does not drive the terminal ---
+
+
+def test_names_and_messages_are_shown_as_text() -> None:
+    screen = Screen()
+    events = [start(run=f"run {EVIL}"), round_of("[red]w0\x1b[2J"), WARNING]
+    events.append({"event": "worker-lost", "worker": "[red]w0\x1b[2J", "reason": EVIL, "samples_moved": 0})
+    frame = screen.show(*events)
+    written = screen.file.getvalue()
+    assert "\x1b[31m" not in written.replace("\x1b[31m─", "")
+    assert "\x1b[2J" not in written
+    assert "\x07" not in written
+    assert "\x9b" not in written
+    assert "[/bold][red] [31m  by  OOM 2J" in frame
+    assert "[red]w0 [2J" in frame
+
+
+def test_plain_lines_hold_no_control_characters() -> None:
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for event in [start(run=EVIL), calibration(EVIL), WARNING, {"event": "end", "status": EVIL}]:
+            progress.handle(event)
+    lines = stream.getvalue().split("\n")
+    assert len(lines) == 5
+    assert all(line.isprintable() for line in lines)
+
+
+# --- plain lines ---
+
+
+def plain(*events: Any) -> list[str]:
+    stream = io.StringIO()
+    with PlainProgress(stream) as progress:
+        for event in events:
+            progress.handle(event)
+    return stream.getvalue().splitlines()
+
+
+def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> None:
+    assert plain(*asynchronous(), WARNING, CHECKPOINT, RESUME, END) == [
+        "run 2026-11-20T20-15-03-sgwu: agwu, 10 epochs of 48,000 samples, 2,000 for validation, 89,578 parameters",
+        "worker w0: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.0:4000)",
+        "worker w1: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.1:4000)",
+        "worker w2: cpu, 1 thread, 8.0 GB, 1,234 images/s, node (tcp://10.0.0.2:4000)",
+        "epoch 3.4/10  step 1,275  loss 1.234  accuracy 55.1 %  validation 57.3 % (loss 1.100)  "
+        "2,345 images/s  lr 0.013  20.0 s",
+        "warning: worker w2 lost: killed; 8,000 samples moved to the others",
+        "warning: worker tcp://10.0.0.9:40123 joined late and is ignored",
+        "warning: killed [/bold][red] [31m  by  OOM 2J",
+        "checkpoint of step 375: runs/x/checkpoints/step-000000375",
+        "resumed from step 375: runs/x/checkpoints/step-000000375",
+        "end: done",
+    ]
+
+
+def test_an_epoch_without_validation_leaves_it_out() -> None:
+    (line,) = plain(epoch(validation=None, epoch=4.0))
+    assert "validation" not in line
+    assert line.startswith("epoch 4/10  ")
+
+
+def test_a_plain_layer_sharded_run_shows_its_steps() -> None:
+    assert plain(steps()) == ["epoch 1.7  step 640  loss 1.900  0.213 s/step"]
+
+
+def test_a_stream_of_few_characters_gets_question_marks() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
+    PlainProgress(stream).handle({"event": "warning", "message": "γ is 0"})
+    assert stream.buffer.getvalue() == b"warning: ? is 0\n"  # type: ignore[attr-defined]
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_stream_that_fails_ends_no_run() -> None:
+    with PlainProgress(FullDisk()) as plain_progress:
+        plain_progress.handle(WARNING)
+    terminal = TerminalProgress(Console(file=FullDisk(), force_terminal=True))
+    terminal.handle(WARNING)
+    terminal.handle(round_of("w0"))
+
+
+# --- live ---
+
+
+def test_the_live_display_ends_with_its_last_state_and_gives_the_cursor_back() -> None:
+    screen = Screen()
+    with screen.progress as progress:
+        for event in [*data_parallel(), WARNING, CHECKPOINT, END]:
+            progress.handle(event)
+    written = screen.file.getvalue()
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    final = screen.console.export_text()
+    assert "warning: killed" in final
+    assert "· done" in final[final.index("warning: killed") :]
+
+
+def test_the_live_display_is_closed_when_the_run_raises() -> None:
+    screen = Screen()
+    with pytest.raises(KeyboardInterrupt), screen.progress:
+        raise KeyboardInterrupt
+    assert "\x1b[?25h" in screen.file.getvalue()
+
+
+# --- which one ---
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.TextIOWrapper]:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    master, slave = os.openpty()
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        yield stream
+    os.close(master)
+
+
+def test_a_terminal_gets_the_live_display(terminal: io.TextIOWrapper) -> None:
+    assert isinstance(choose(terminal, False), TerminalProgress)
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(
+    terminal: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    assert isinstance(choose(terminal, False), PlainProgress)
+
+
+def test_a_terminal_without_utf8_gets_lines(terminal: io.TextIOWrapper) -> None:
+    terminal.reconfigure(encoding="latin-1")
+    assert isinstance(choose(terminal, False), PlainProgress)
+
+
+def test_a_file_gets_lines(tmp_path: Any) -> None:
+    with open(tmp_path / "log", "w", encoding="utf-8") as stream:
+        assert isinstance(choose(stream, False), PlainProgress)
+
+
+def test_with_json_stdout_stays_empty(terminal: io.TextIOWrapper, capsys: pytest.CaptureFixture[str]) -> None:
+    with choose(sys.stdout, True) as progress:
+        progress.handle(WARNING)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("warning: killed")
+    assert isinstance(choose(terminal, True), PlainProgress), "stderr is no terminal, whatever the stream is"

@@ -1,0 +1,316 @@
+"""The figures of a report against the formulas, on logs made up so that the answer is known."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start
+
+from daskcnn.errors import DataError
+from daskcnn.runs.files import jsonable
+from daskcnn.show.report_tables import UNFINISHED, Report, StepParts, tables
+from daskcnn.show.report_text import format_report
+from daskcnn.show.summary import worker_totals
+
+VECTOR = 1000
+Busy = list[list[float]]
+"""Seconds by round and worker."""
+
+
+def names(workers: int) -> list[str]:
+    return [f"w{i}" for i in range(workers)]
+
+
+def lap(worker: str, number: int, **changes: Any) -> Event:
+    """A worker's round, numbered from 0 as a log does."""
+    exchanged = {"bytes_up": VECTOR, "bytes_down": VECTOR, "pushes": 1}
+    return round_of(worker, round=number, **exchanged | changes)
+
+
+def run_of(busy: Busy, *, strategy: str = "sgwu", **changes: Any) -> list[Event]:
+    """A run whose workers were busy for so long."""
+    began = start(strategy=strategy, increments=2, vector_bytes=VECTOR, **changes)
+    rounds = [lap(w, k, busy=t) for k, row in enumerate(busy) for w, t in zip(names(len(row)), row, strict=True)]
+    return [began, calibration(*names(len(busy[0]))), *rounds]
+
+
+def timed(*events: tuple[float, Event]) -> list[Event]:
+    return [{**event, "at": at} for at, event in events]
+
+
+SECONDS = st.floats(0, 1e4)
+MATRIX = st.integers(1, 5).flatmap(
+    lambda m: st.lists(st.lists(SECONDS, min_size=m, max_size=m), min_size=1, max_size=6)
+)
+
+
+# --- balance and waiting ---
+
+
+@given(MATRIX)
+def test_balance_and_waiting_follow_their_formulas(busy: Busy) -> None:
+    report = tables(run_of(busy))
+    waits = [sum(max(row) - t for t in row) for row in busy]  # Eq. 8
+    assert [b.wait for b in report.by_round] == pytest.approx(waits)
+    for balance, row in zip(report.by_round, busy, strict=True):
+        mean = sum(row) / len(row)
+        assert balance.balance == (pytest.approx(mean / max(row)) if max(row) else None)
+    assert report.balance is not None
+    assert report.balance.wait == pytest.approx(sum(waits))
+    longest = sum(map(max, busy))
+    whole = sum(map(sum, busy)) / len(busy[0]) / longest if longest else None
+    assert report.balance.balance == (None if whole is None else pytest.approx(whole))
+
+
+@given(st.floats(0.001, 1e4), st.integers(1, 6), st.integers(1, 6))
+def test_equal_workers_never_wait_and_are_in_balance(seconds: float, workers: int, rounds: int) -> None:
+    report = tables(run_of([[seconds] * workers] * rounds))
+    assert report.balance is not None
+    assert (report.balance.wait, report.balance.balance) == (0, pytest.approx(1, abs=1e-12))
+
+
+def test_rounds_are_summed_by_increment_and_the_later_ones_can_be_asked_for() -> None:
+    report = tables(run_of([[1.0, 3.0], [2.0, 2.0], [4.0, 2.0]]))
+    assert [(b.increment, b.first, b.last, b.rounds) for b in report.increments] == [(1, 1, 1, 1), (2, 2, 3, 2)]
+    assert [b.balance for b in report.increments] == pytest.approx([2 / 3, 5 / 6])
+    late = report.from_increment(2)
+    assert late is not None
+    assert late.balance == pytest.approx(5 / 6)
+    assert report.from_increment(3) is None
+
+
+def test_a_worker_that_has_no_samples_behind_a_barrier_is_idle_until_it_is_lost() -> None:
+    began = [start(), calibration("w0", "w1"), lap("w0", 0, busy=4.0)]
+    first, second = tables([*began, lost("w1"), lap("w0", 1, busy=4.0)]).by_round
+    assert (first.workers, first.balance, first.wait) == (2, 0.5, 4.0)
+    assert (second.workers, second.balance, second.wait) == (1, 1.0, 0.0)
+
+
+def lost(worker: str) -> Event:
+    return {"event": "worker-lost", "worker": worker, "reason": "killed", "samples_moved": 5}
+
+
+def test_asynchronous_workers_are_compared_as_far_as_all_of_them_came_with_whole_rounds() -> None:
+    fast = [lap("w0", k, busy=1.0, samples=100) for k in range(6)]
+    slow = [lap("w1", 0, busy=2.0, samples=100), lap("w1", 1, busy=2.0, samples=100), lap("w1", 2, busy=9.0, samples=7)]
+    report = tables([start(strategy="agwu"), calibration("w0", "w1"), *fast, *slow])
+    assert [b.first for b in report.by_round] == [1, 2]
+    assert report.balance is not None
+    assert report.balance.balance == pytest.approx(0.75)
+    assert report.total.rounds == 9
+
+
+def test_a_lost_asynchronous_worker_does_not_end_the_comparison_of_the_others() -> None:
+    rounds = [lap(w, k) for k in range(3) for w in ("w0", "w1")]
+    events = [start(strategy="agwu"), calibration("w0", "w1", "w2"), lap("w2", 0), *rounds, lost("w2")]
+    report = tables(events)
+    assert [(b.first, b.workers) for b in report.by_round] == [(1, 3), (2, 2), (3, 2)]
+    assert [w.lost for w in report.workers] == [False, False, True]
+
+
+# --- exchanges ---
+
+
+@given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 4))
+def test_a_push_and_a_pull_a_time_come_to_eq_11_exactly(workers: int, rounds: int, pushes: int) -> None:
+    moved = {"pushes": pushes, "bytes_up": pushes * VECTOR, "bytes_down": pushes * VECTOR}
+    laps = [lap(w, k, **moved) for k in range(rounds) for w in names(workers)]
+    traffic = tables([start(vector_bytes=VECTOR), calibration(*names(workers)), *laps]).traffic
+    assert traffic.foreseen == 2 * VECTOR * workers * rounds * pushes == traffic.up + traffic.down
+    assert traffic.share == 1
+
+
+def test_a_log_of_before_counts_a_push_a_round_and_a_float32_a_parameter() -> None:
+    old = [{k: v for k, v in e.items() if k != "pushes"} for e in [start(parameters=250), *run_of([[1.0, 2.0]])[1:]]]
+    report = tables(old)
+    assert (report.total.pushes, report.traffic.foreseen, report.traffic.share) == (2, 4000, 1)
+    assert [b.increment for b in report.increments] == [None]
+
+
+def counts(server: int, merged: int, **refused: int) -> Event:
+    return {"event": "server", "server": server, "merged": merged, "repeated": 1, "refused": refused}
+
+
+def test_every_server_of_a_run_has_its_last_word_on_what_it_merged_and_refused() -> None:
+    first = [counts(1, 5), counts(1, 8, finite=1)]
+    moved = [counts(2, 3, finite=2, seq=1)]
+    resumed = [start(), {"event": "resume", "step": 3, "path": "c"}, counts(2, 10)]
+    laps = [lap("w0", 0)]
+    report = tables([start(), *laps, *first, *moved, *resumed])
+    assert report.server is not None
+    assert (report.server.merged, report.server.repeated) == (21, 3)
+    assert report.server.refused == {"finite": 3, "seq": 1}
+    assert tables(data_parallel()).server is None
+
+
+# --- workers ---
+
+
+def test_workers_add_up_to_all_of_them() -> None:
+    rounds = [lap("w0", 0, load=1.0, busy=5.0, staleness=0, gamma=0.5, q=0.3), lap("w1", 0, load=0.5, busy=3.0)]
+    later = lap("w0", 1, load=1.0, busy=5.0, staleness=3, gamma=1.0, q=0.6)
+    report = tables([start(), calibration("w0", "w1", "w2"), *rounds, later])
+    first, _, third = report.workers
+    assert (first.rounds, first.busy, first.compute, first.load) == (2, 10.0, 8.0, 2.0)
+    assert (first.staleness_mean, first.staleness_max, first.gamma, first.q) == (1.5, 3, 0.75, 0.6)
+    assert (third.name, third.rounds, third.samples, third.gamma) == ("w2", 0, 0, None)
+    for name in ("samples", "rounds", "pushes", "busy", "compute", "wait", "evaluation", "bytes_up", "bytes_down"):
+        assert getattr(report.total, name) == pytest.approx(sum(getattr(w, name) or 0 for w in report.workers))
+
+
+@pytest.mark.parametrize("events", [data_parallel(), asynchronous()], ids=["barrier", "asynchronous"])
+def test_the_report_and_the_summary_agree(events: list[Event]) -> None:
+    report = {worker.name: worker for worker in tables(events).workers}
+    for total in worker_totals(events):
+        for key, value in total.items():
+            assert (getattr(report[total["name"]], key) or 0) == (value or 0)
+
+
+def test_a_layer_sharded_run_has_epochs_for_rounds_and_no_sample_counts_twice() -> None:
+    part = {"samples": 100, "bytes_up": 10, "bytes_down": 20}
+    workers = [
+        {"name": "w0", "busy": 4.0, "wait": 1.0, "conv_seconds": {"conv1": 3.0}, **part},
+        {"name": "w1", "busy": 2.0, "wait": 3.0, "conv_seconds": {"conv1": 1.0}, **part},
+    ]
+    shards = {"event": "shards", "home": "w1", "kernels": {"w0": {"conv1": 20}, "w1": {"conv1": 12}}}
+    looks = [epoch(epoch=float(k), step=10 * k, workers=workers) for k in (1, 2)]
+    report = tables([*layer_sharded(), shards, *looks])
+    assert report.breakdown == {"w0": StepParts(0.1, 0.3, 0.1), "w1": StepParts(0.3, 0.1, 0.1)}
+    assert [b.balance for b in report.by_round] == [0.75, 0.75]
+    assert (report.total.samples, report.total.busy, report.total.communication) == (200, 12.0, None)
+    assert (report.traffic.up, report.traffic.foreseen) == (40, None)
+    assert report.kernels["w1"] == {"conv1": 12}
+    assert report.conv_seconds["w0"] == {"conv1": 6.0}
+    assert [look.rounds for look in report.looks] == [1, 2]
+
+
+def test_a_layer_divided_by_samples_is_shown_in_per_cent() -> None:
+    kernels = {"w0": {"conv1": 100, "conv2": 700}, "w1": {"conv1": 50, "conv2": 100}}
+    by = {"conv1": "samples", "conv2": "kernels"}
+    cut = {"divided": {"w0": by, "w1": by}, "of": {"conv1": 150, "conv2": 800}}
+    report = tables([*layer_sharded(), {"event": "shards", "home": "w0", "kernels": kernels, **cut}])
+    assert report.shards == {"w0": {"conv1": "67 %", "conv2": "700"}, "w1": {"conv1": "33 %", "conv2": "100"}}
+    text = format_report(report)
+    assert "conv1 samples" in text
+    assert "conv2 kernels" in text
+
+
+# --- time, looks, lives ---
+
+
+def scored(accuracy: float, **changes: Any) -> Event:
+    return epoch(validation={"accuracy": accuracy, "loss": 1.0}, **changes)
+
+
+def test_time_runs_from_the_calibration_and_targets_are_reached_at_the_first_good_look() -> None:
+    laps = [(20.0, lap("w0", 0)), (30.0, scored(0.5, step=1)), (40.0, lap("w0", 1)), (50.0, scored(0.4, step=2))]
+    events = timed((0.0, start()), (10.0, calibration("w0")), *laps, (70.0, {"event": "end", "status": "done"}))
+    report = tables(events)
+    assert [look.at for look in report.looks] == [20.0, 40.0]
+    found = report.reached(0.45)
+    assert found is not None
+    assert (found.at, found.rounds) == (20.0, 1)
+    assert report.reached(0.6) is None
+    assert (report.seconds, report.status) == (40.0, "done")
+    assert report.utilisation == pytest.approx(2 * 9.7 / 40.0)
+
+
+@pytest.mark.parametrize("origin", [0.0, 1.7e9])
+def test_dates_and_seconds_of_any_clock_are_the_same_times(origin: float) -> None:
+    events = timed((1.0, calibration("w0")), (2.5, lap("w0", 0)), (3.25, scored(0.5)))
+    shifted = [{**event, "at": origin + event["at"]} for event in events]
+    begun = datetime(2026, 11, 20, tzinfo=UTC)
+    dated = [{**event, "at": (begun + timedelta(seconds=event["at"])).isoformat()} for event in events]
+    assert tables(shifted).looks[0].at == pytest.approx(2.25)
+    assert tables(dated).looks[0].at == pytest.approx(2.25)
+
+
+def test_without_times_the_epochs_seconds_are_added_up() -> None:
+    report = tables([start(), calibration("w0"), epoch(seconds=20.0), epoch(seconds=5.0)])
+    assert [look.at for look in report.looks] == [20.0, 25.0]
+
+
+def test_a_resume_goes_back_to_its_checkpoint_but_forgets_no_work() -> None:
+    first = [(0.0, start()), (1.0, calibration("w0")), (5.0, lap("w0", 0)), (5.0, scored(0.3, step=1))]
+    first += [(6.0, {"event": "checkpoint", "step": 1, "path": "c"}), (9.0, lap("w0", 1)), (9.0, scored(0.9, step=2))]
+    again = [(100.0, start()), (101.0, {"event": "resume", "step": 1, "path": "c"}), (103.0, calibration("w0"))]
+    again += [(107.0, lap("w0", 1)), (108.0, scored(0.5, step=2))]
+    report = tables(timed(*first, *again))
+    assert [(look.at, look.validation_accuracy) for look in report.looks] == [(4.0, 0.3), (10.0, 0.5)]
+    assert [(row.life, row.number) for row in report.rounds] == [(1, 1), (1, 2), (2, 2)]
+    assert report.total.rounds == 3
+    assert len(report.by_round) == 3
+    assert [(note.at, "resumed" in note.text) for note in report.notes] == [(5.0, True)]
+
+
+def test_a_run_that_starts_again_from_nothing_has_no_past_looks_nor_time() -> None:
+    first = [(0.0, start()), (1.0, calibration("w0")), (5.0, lap("w0", 0)), (5.0, scored(0.9, step=1))]
+    resumed = [(20.0, start()), (21.0, {"event": "resume", "step": 1, "path": "c"}), (22.0, calibration("w0"))]
+    again = [(50.0, start()), (51.0, calibration("w0")), (53.0, lap("w0", 0)), (53.0, scored(0.1, step=1))]
+    report = tables(timed(*first, *resumed, *again))
+    assert [(look.at, look.validation_accuracy) for look in report.looks] == [(2.0, 0.1)]
+    assert tables(timed(*first[:2])).seconds == 0
+
+
+def test_rounds_that_a_new_server_has_made_again_are_another_life() -> None:
+    rounds = [lap("w0", 0), lap("w1", 0), lap("w0", 1), lap("w0", 1), lap("w1", 1)]
+    report = tables([start(), calibration("w0", "w1"), *rounds])
+    assert [(row.life, row.number) for row in report.rounds] == [(1, 1), (1, 1), (1, 2), (2, 2), (2, 2)]
+
+
+def test_troubles_come_with_their_time_in_the_words_of_the_terminal() -> None:
+    warning = {"event": "warning", "message": "it is\nlate"}
+    report = tables(timed((0.0, start()), (1.0, calibration("w0")), (3.0, warning), (4.0, lost("w0"))))
+    assert [note.at for note in report.notes] == [2.0, 3.0]
+    assert report.notes[0].text == "warning: it is late"
+    assert "w0 lost: killed; 5 samples moved" in report.notes[1].text
+
+
+# --- logs that are not whole ---
+
+
+def test_a_run_that_was_killed_or_goes_on_is_told_as_far_as_it_came() -> None:
+    report = tables(data_parallel())
+    assert (report.status, report.epoch, report.test) == (UNFINISHED, 3.4, None)
+    assert tables([]).rounds == ()
+    assert tables([start()]).balance is None
+
+
+def test_what_an_event_says_besides_and_other_events_change_nothing() -> None:
+    events = data_parallel()
+    more = [{"event": "sunshine", "busy": "very"}, *({**event, "mood": []} for event in events)]
+    assert tables(more) == tables(events)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({}, "line 2: says of no event what it is (event = None)"),
+        ({"event": 3}, "(event = 3)"),
+        (lap("w0", 0, busy="long"), "line 2 (round): busy = 'long': input should be a valid number"),
+        (lap("w0", 0, wait=-1.0), "wait = -1.0"),
+        (lap("w0", -1), "round = -1"),
+        ({"event": "round", "worker": "w0"}, "field required"),
+        ({**epoch(), "workers": {"w0": {}}}, "workers = {'w0': {}}: input should be a valid list"),
+        ({**epoch(), "at": "yesterday"}, "at = 'yesterday': invalid isoformat string"),
+        (counts(1, 1) | {"refused": {"finite": "many"}}, "refused.finite = 'many'"),
+    ],
+)
+def test_a_damaged_event_is_named_with_its_line_its_value_and_a_remedy(event: Event, words: str) -> None:
+    with pytest.raises(DataError) as told:
+        tables([start(), event])
+    assert words in str(told.value)
+    assert "remove that line to read the rest" in str(told.value)
+
+
+def test_a_report_is_json_with_the_names_of_its_fields() -> None:
+    for events in (data_parallel(), asynchronous(), layer_sharded(), []):
+        report: Report = tables(events)
+        plain = jsonable(report.to_dict())
+        assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+        assert plain.keys() == {"utilisation", *report.__dataclass_fields__}

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from run_events import calibration, data_parallel, round_of
+
+from daskcnn.show import text
+from daskcnn.show.summary import build_summary, format_summary, worker_totals
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    parts: dict[str, Any] = {"run": "runs/my run", "status": "done", "strategy": "sgwu", "epochs": 10.0}
+    parts |= {"seconds": 252.0, "samples": 480_000, "test": {"accuracy": 0.6912, "loss": 0.912}}
+    parts |= {"validation": {"accuracy": 0.7, "loss": 0.8}, "bytes_up": 12_345_678, "bytes_down": 950}
+    parts |= {"workers": worker_totals(data_parallel()), "checkpoint": "runs/my run/checkpoints/step-000000375"}
+    return build_summary(**{**parts, **changes})
+
+
+def test_the_summary_has_the_documented_fields() -> None:
+    built = summary()
+    assert list(built) == [
+        "run",
+        "status",
+        "strategy",
+        "epochs",
+        "seconds",
+        "images_per_second",
+        "test",
+        "validation",
+        "bytes",
+        "workers",
+        "checkpoint",
+    ]
+    assert built["images_per_second"] == pytest.approx(480_000 / 252)
+    assert built["bytes"] == {"up": 12_345_678, "down": 950}
+    assert built["workers"][1] == {
+        "name": "w1",
+        "device": "cpu",
+        "samples": 12000,
+        "busy": 5.0,
+        "wait": 4.5,
+        "communication": 0.5,
+    }
+
+
+def test_the_summary_is_strict_json() -> None:
+    built = summary(test={"accuracy": math.nan, "loss": math.inf}, seconds=0.0, checkpoint=None)
+    assert json.loads(json.dumps(built, allow_nan=False)) == built
+    assert built["test"] == {"accuracy": None, "loss": None}
+    assert built["images_per_second"] is None
+
+
+def test_totals_add_up_over_rounds_and_a_resume() -> None:
+    resumed = [calibration("w0", "w1"), round_of("w0"), round_of("w0", samples=500)]
+    first, second = worker_totals([*resumed, {"event": "resume"}, *resumed, {"event": "end"}])
+    assert (first["samples"], first["bytes_up"], first["bytes_down"]) == (25_000, 4000, 8000)
+    assert first["busy"] == pytest.approx(4 * 9.7)
+    assert second == {**second, "name": "w1", "device": "cpu", "samples": 0, "busy": 0.0}
+
+
+def test_groups_take_the_place_of_their_members() -> None:
+    formed = {"event": "groups", "groups": [{"name": "group-0", "members": ["w0", "w2"], "device": "2 cpu"}]}
+    left_out, group = worker_totals([calibration("w0", "w1", "w2"), formed, round_of("group-0"), round_of("group-0")])
+    assert (left_out["name"], left_out["samples"]) == ("w1", 0)
+    assert (group["name"], group["device"]) == ("group-0", "2 cpu")
+    assert group["samples"] == 2 * round_of("w0")["samples"]
+
+
+def test_people_see_results_workers_and_what_to_do_next() -> None:
+    assert format_summary(summary()).splitlines() == [
+        "status      done",
+        "training    sgwu, 10 epochs in 4 min 12 s, 1,905 images/s",
+        "test        accuracy 69.1 %, loss 0.912",
+        "validation  accuracy 70.0 %, loss 0.800",
+        "traffic     12.3 MB up, 950 B down",
+        "workers     name  device  samples   busy   wait  communication",
+        "            w0    cpu      12,000  9.7 s  0.2 s          0.1 s",
+        "            w1    cpu      12,000  5.0 s  4.5 s          0.5 s",
+        "            w2    cpu           0  0.0 s  0.0 s          0.0 s",
+        "kept in     runs/my run",
+        "checkpoint  runs/my run/checkpoints/step-000000375",
+        "evaluate    daskcnn evaluate 'runs/my run'",
+        "report      daskcnn report 'runs/my run'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "checkpoint", "resumable"),
+    [
+        ("interrupted", "c", True),
+        ("lost", "c", True),
+        ("lost", None, False),
+        ("diverged", "c", False),
+        ("done", "c", False),
+    ],
+)
+def test_the_command_that_resumes_is_shown_where_it_helps(status: str, checkpoint: str | None, resumable: bool) -> None:
+    shown = format_summary(summary(status=status, checkpoint=checkpoint))
+    assert ("python -m daskcnn.run --resume 'runs/my run'" in shown) == resumable
+    assert ("daskcnn evaluate" in shown) == (checkpoint is not None)
+
+
+def test_what_was_not_measured_is_left_out_or_dashed() -> None:
+    shown = format_summary(summary(test=None, validation={"accuracy": None, "loss": None}, seconds=0.0, workers=[]))
+    assert "test " not in shown
+    assert "validation  accuracy -, loss -" in shown
+    assert ", - images/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (text.number(0.12345), "0.123"),
+        (text.number(12.345), "12.35"),
+        (text.number(1234.5), "1234.5"),
+        (text.number(1e-5), "1e-05"),
+        (text.number(0), "0.000"),
+        (text.number(math.nan), "nan"),
+        (text.number(None), "-"),
+        (text.count(48000), "48,000"),
+        (text.count(2.5), "2.5"),
+        (text.count(2.0), "2"),
+        (text.count(math.inf), "-"),
+        (text.clock(59.6), "1:00"),
+        (text.clock(7261), "2:01:01"),
+        (text.duration(4.25), "4.2 s"),
+        (text.duration(59.97), "1 min 00 s"),
+        (text.duration(7500), "2 h 05 min"),
+        (text.size(999), "999 B"),
+        (text.size(999_999), "1.0 MB"),
+        (text.size(3e15), "3,000.0 TB"),
+        (text.percent(0.5), "50.0 %"),
+        (text.percent(None), "-"),
+    ],
+)
+def test_numbers_read_well(shown: str, expected: str) -> None:
+    assert shown == expected

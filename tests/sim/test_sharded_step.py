@@ -1,0 +1,218 @@
+"""The step model of our own sharding scheme: closed forms, the count of what travels, the graph's tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import count, pairwise
+from typing import Any, cast
+
+import pytest
+from dask.task_spec import Alias
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from daskcnn.cluster.layers.graph import LayerGraph, Step
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.job.tables import Job
+from daskcnn.launch.paper_figures import breakdown
+from daskcnn.nn import build_model
+from daskcnn.sharded import stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.sim.cluster import Worker
+from daskcnn.sim.papers_step import sharded_events
+from daskcnn.sim.sharded_step import Direct
+from daskcnn.training.replica import convolutions
+
+IMAGE = (32, 32, 3)
+BATCH = 64
+CONV1, CONV2, REST = 0.002, 0.006, 0.002
+"""Seconds a sample of the first layer's stage, the second's, and of all else, of a worker of speed 1."""
+
+
+def worker(name: str, speed: float = 1.0, **more: Any) -> Worker:
+    seconds = {"conv1": CONV1 / speed, "conv2": CONV2 / speed}
+    return Worker(name=name, images_per_second=speed / (CONV1 + CONV2 + REST), conv_seconds=seconds, **more)
+
+
+def direct(*speeds: float, model: str = "50:500", bandwidth: float | None = None, **more: Any) -> Direct:
+    network = build_model(model, None, IMAGE, 10, True)
+    named = convolutions(network, IMAGE, BATCH, "float32")
+    workers = tuple(worker(f"w{i}", speed, bandwidth=bandwidth) for i, speed in enumerate(speeds))
+    specs, names = tuple(spec for _, spec in named), tuple(name for name, _ in named)
+    return Direct(specs, names, workers, model=network, shape=IMAGE, **more)
+
+
+HALVES = {"conv1": {"w0": 25, "w1": 25}, "conv2": {"w0": 250, "w1": 250}}
+EDGES = 4 * 4 * ((25 * 3 + 1) + (25 * 50 + 1 + 8 * 8 * 10))
+"""Bytes of what each of the two is sent of four channels of either layer: kernels, biases, weights of the dense one."""
+
+
+def test_one_worker_s_step_is_its_own_whole_step() -> None:
+    step = direct(1.0).step()
+    assert step.seconds == pytest.approx(BATCH * (CONV1 + CONV2 + REST))
+    assert (step.comm, step.up, step.down) == (0.0, (0,), (0,))
+    assert direct(1.0).speedup() == pytest.approx(1.0)
+
+
+def test_on_free_links_two_workers_halve_what_is_sharded_but_for_channels_computed_twice() -> None:
+    """Four of 50 and of 500 channels are held besides each half: a pass more of two in conv1, of three in conv2."""
+    step = direct(1.0, 1.0).step()
+    conv1, conv2 = CONV1 * (25 + 4 / 2) / 50, CONV2 * (250 + 4 / 3) / 500
+    assert step.kernels == ((25, 25), (250, 250))
+    assert step.comm == 0.0
+    assert step.comp == pytest.approx(BATCH * REST)
+    assert step.conv == pytest.approx(BATCH * (conv1 + conv2))
+    assert step.busy == pytest.approx([BATCH * (conv1 + conv2 + REST), BATCH * (conv1 + conv2)])
+
+
+def test_bytes_and_seconds_of_a_step_of_two_by_hand() -> None:
+    """Pooled maps of 16x16 to each other and back, two channels more of each gradient; ten sums to each other."""
+    bandwidth = 5e6
+    found = direct(1.0, 1.0, bandwidth=bandwidth, given=HALVES)
+    step, scale = found.step(), 4 * BATCH
+    pixels, sums = 16 * 16 * scale, 10 * scale
+    assert step.up == step.down == (25 * pixels + 27 * pixels + sums + EDGES,) * 2
+    assert step.comm == pytest.approx((25 * pixels + 27 * pixels + sums + EDGES) / bandwidth)
+
+
+def test_what_travels_is_what_the_cluster_s_own_count_says() -> None:
+    found = direct(
+        1.0, 2.0, 0.5, model="150:800", given={"conv1": {"w0": 70, "w1": 80}, "conv2": {"w1": 500, "w2": 300}}
+    )
+    stages = [s.spread_for(n) for s, n in zip(stages_of(found.model), ([70, 80], [500, 300]), strict=True)]
+    kernels = [{"w0": 70, "w1": 80}, {"w1": 500, "w2": 300}]
+    shapes = stage_shapes(stages, IMAGE)
+    moved, edges = traffic(stages, shapes, kernels, "w1"), weight_traffic(stages, shapes, kernels)
+    assert found.home == 1
+    for w, name in enumerate(("w0", "w1", "w2")):
+        assert found.step().up[w] == 4 * BATCH * moved[name].up + 4 * edges[name].up
+        assert found.step().down[w] == 4 * BATCH * moved[name].down + 4 * edges[name].down
+
+
+def test_first_samples_leave_no_channel_to_compute_twice_and_exchange_gradients() -> None:
+    """Of 50 kernels of 75 weights and a bias; of the second layer's kernels the four at the edge."""
+    found = direct(1.0, 1.0, bandwidth=5e6, given=HALVES, first_conv="samples")
+    step, pixels = found.step(), 16 * 16 * 4 * BATCH
+    assert step.taken[0] == pytest.approx([BATCH * CONV1 / 2] * 2)
+    apart = 4 * 50 * 76 + 4 * 4 * (25 * 50 + 1 + 8 * 8 * 10)
+    assert step.up == step.down == (25 * pixels + 25 * pixels + 10 * 4 * BATCH + apart,) * 2
+
+
+def test_measured_seconds_of_half_a_layer_count_for_more_than_channels() -> None:
+    """A fifth of conv1 is there for every shard: two take 0.6 of it each, by samples half."""
+    found = direct(1.0, 1.0, given=HALVES)
+    workers = tuple(w.model_copy(update={"conv_fixed": {"conv1": 0.2 * CONV1}}) for w in found.workers)
+    assert replace(found, workers=workers).step().taken[0] == pytest.approx([0.6 * BATCH * CONV1] * 2)
+    chosen = replace(found, workers=workers, given=None)
+    assert [placed.stage.by for placed in chosen.placed] == ["samples", "kernels"]
+    assert chosen.step().taken[0] == pytest.approx([0.5 * BATCH * CONV1] * 2)
+
+
+def test_half_as_many_bytes_a_number_halve_all_but_the_kernels() -> None:
+    whole, half = (direct(1.0, 1.0, given=HALVES, itemsize=size).step() for size in (4, 2))
+    assert [2 * (n - EDGES) for n in half.up] == [n - EDGES for n in whole.up]
+
+
+@settings(max_examples=30)
+@given(st.floats(1e5, 1e10), st.integers(2, 64), st.floats(0.3, 3))
+def test_parts_hide_what_there_is_to_hide_and_no_more(bandwidth: float, parts: int, speed: float) -> None:
+    one = direct(1.0, speed, bandwidth=bandwidth, given=HALVES)
+    whole, cut = one.step(), replace(one, sub_batches=parts).step()
+    compute = whole.conv + whole.comp
+    edges = whole.seconds - compute - sum(one._seconds(p.times(4 * BATCH)) for p in one.phases())
+    line = max(*whole.up, *whole.down) / bandwidth
+    assert (cut.conv, cut.comp, cut.up) == (whole.conv, whole.comp, whole.up)
+    assert cut.seconds <= whole.seconds * (1 + 1e-12)
+    assert cut.seconds >= max(compute, line - edges) * (1 - 1e-12)
+    steps = [replace(one, sub_batches=n).step().seconds for n in (1, 2, 4, 8)]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(steps))
+
+
+def test_a_minibatch_has_no_more_parts_than_samples() -> None:
+    assert replace(direct(1.0, 1.0), sub_batches=1000).parts == BATCH
+
+
+def test_a_worker_behind_a_link_that_is_too_slow_gets_no_kernels() -> None:
+    step = direct(1.0, 1.0, bandwidth=1e4).step()
+    assert step.kernels == ((50, 0), (500, 0))
+    assert step.seconds == pytest.approx(BATCH * (CONV1 + CONV2 + REST))
+
+
+def test_by_eq_1_it_gets_its_share_all_the_same() -> None:
+    found = direct(1.0, 3.0, bandwidth=1e4).by_speed()
+    assert found.step().kernels == ((13, 37), (125, 375))
+    assert found.speedup() < 0.01
+
+
+def test_shards_too_small_to_normalise_leave_that_to_home() -> None:
+    """Of 50 channels 16 workers would compute too many twice: home pools conv1's map, which travels whole."""
+    spread, merged = direct(1.0, 1.0, given=HALVES), direct(*[1.0] * 16, first_conv="kernels").by_speed()
+    home, shares = merged.workers[0], merged.step().kernels[0]
+    assert [placed.cut for placed in merged.placed] == [True, False]
+    assert merged.step().comp == pytest.approx(BATCH * (REST + home.spread_share * CONV1))
+    assert merged.step().taken[0][0] == pytest.approx(BATCH * (1 - home.spread_share) * CONV1 * shares[0] / 50)
+    first = merged.phases()[0]
+    assert first.down[0] == 32 * 32 * sum(shares[1:])
+    assert spread.phases()[0].down[0] == 16 * 16 * 25
+
+
+def test_latencies_and_overheads_come_on_top() -> None:
+    plain = direct(1.0, 1.0, given=HALVES)
+    slow = replace(plain, workers=tuple(w.model_copy(update={"latency": 0.1}) for w in plain.workers))
+    later = replace(slow, overhead=0.5, per_task=0.01)
+    assert slow.step().seconds - plain.step().seconds == pytest.approx(4 * 0.1)
+    assert later.step().seconds - slow.step().seconds == pytest.approx(0.5 + 0.01 * later.tasks)
+
+
+def test_a_log_s_breakdown_is_the_step_s() -> None:
+    found = direct(1.0, 3.0, bandwidth=1e8)
+    about = {"parameters": 1000, "validation_samples": 10}
+    step = found.step()
+    assert breakdown(sharded_events(found, 640, 3, about)) == pytest.approx((step.comm, step.conv, step.comp))
+
+
+# --- the graph ---
+
+
+class Counting:
+    """Stands for a run's surroundings: tasks are counted, none is run."""
+
+    def __init__(self, found: Direct) -> None:
+        self.alive = dict.fromkeys(w.name for w in found.workers)
+        self.job = Job.model_validate({"train": {"batch_size": found.batch, "sub_batches": found.sub_batches}})
+        self.name, self.numbers, self.labels = "run", count(), Counter[str]()
+        self.client = self.links = self.dataset = None
+        self.samples = 40_000
+
+    def bundle(self) -> Counting:
+        return self
+
+    def add(self, label: str, function: Any, *args: Any, worker: str) -> Alias:
+        self.labels[label] += 1
+        return Alias((label, next(self.numbers)))
+
+    def submit(self, *args: Any, **_: Any) -> Any:
+        if len(args) == 1:  # all at once, as a bundle
+            return {ref.key: ref for ref in args[0]}
+        return Alias((args[0], next(self.numbers)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("model", ["50:500", "500:1500", "lenet5"])
+@pytest.mark.parametrize("first", ["kernels", "samples"])
+def test_a_step_has_as_many_tasks_as_the_graph(
+    workers: int, parts: int, model: str, first: Any, monkeypatch: Any
+) -> None:
+    found = direct(*[1.0] * workers, model=model, sub_batches=parts, first_conv=first)
+    balance, context = found._balance(), Counting(found)
+    monkeypatch.setattr("daskcnn.cluster.layers.graph.fastest", lambda _: "w0")
+    monkeypatch.setattr("daskcnn.cluster.layers.graph.balance_of", lambda *_: balance)
+    none: Any = None
+    graph = LayerGraph(cast(RunContext, context), stages_of(found.model), none)
+    graph.generation, graph._step, graph._weighted = 1, 0, {len(graph.stages) - 1}
+    graph.shards = [{w: Alias(("placed", i, w)) for w in own} for i, own in enumerate(graph.shares)]  # type: ignore[misc]
+    graph.merged = {i: {w: Alias(("merged", i, w)) for w in graph._holders(i)} for i in graph._weighted}
+    graph.edges = [dict(own) for own in graph.shards]
+    graph.submit(Step(0, 0, 0, 0.1, BATCH))
+    assert sum(context.labels.values()) == found.tasks
