@@ -25,8 +25,9 @@ from torch import nn
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
 from daskcnn.conv.tuner import tune
+from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model
-from daskcnn.training.replica import TUNING, convolutions
+from daskcnn.training.replica import TUNING
 
 Calls = dict[str, Callable[[], Any]]
 """By direction."""

@@ -73,7 +73,8 @@ class VectorReplica:
         return self.velocity
 
     def training(self, ranges: Any, samples: int, *, steps: int, **_: Any) -> Iterator[Any]:
-        from daskcnn.training.replica import Score, Trained
+        from daskcnn.nn.score import Score
+        from daskcnn.training.replica import Trained
 
         for step in range(1, steps + 1):
             self.weights[:1024] += 1e-3

@@ -36,10 +36,10 @@ from daskcnn.cluster.layers.task_context import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.tasks import Counters, session_of
+from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import find_dataset, fitted, resolve
 from daskcnn.store import load_batch
-from daskcnn.training.replica import training_samples
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)

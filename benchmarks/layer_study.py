@@ -32,10 +32,10 @@ from daskcnn.launch.draw import draw
 from daskcnn.launch.paper_figures import Figure, stacked
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulate import Scenario, scenario_of
-from daskcnn.sharded import stage_seconds
 from daskcnn.sim.cluster import Cluster, Costs, Worker
 from daskcnn.sim.papers_step import Sharding, ceiling
 from daskcnn.training.replica import Replica
+from daskcnn.training.stage_calibration import stage_seconds
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)

@@ -17,12 +17,12 @@ from typing import Any
 from rules import LAYERS, TUNED, kept_of, load, save, table
 
 from daskcnn.errors import Diverged
+from daskcnn.job.network import initial_weights, training_samples
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulate import Scenario, simulate
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import Cluster, Costs, Server, Worker
 from daskcnn.store import open_dataset
-from daskcnn.training.replica import initial_weights, training_samples
 
 WORKERS = (4, 8, 16, 32)
 GIGABIT = 1.25e8  # bytes a second

@@ -27,13 +27,13 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.launch import tools
 from daskcnn.launch import training as runner
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.state import to_classifier
 from daskcnn.nn.auc import area_under_curve
+from daskcnn.nn.score import Score
 from daskcnn.run import main as run
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
-from daskcnn.training.replica import Score
+from daskcnn.training.trained_network import to_classifier
 
 Start = Callable[..., Result]
 

@@ -20,11 +20,12 @@ from daskcnn.cluster.session import tasks as worker
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
 from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
+from daskcnn.job.network import convolutions
 from daskcnn.job.tables import Job
 from daskcnn.launch import tools
 from daskcnn.launch.resolve import fitted, readable_plan, resolve
 from daskcnn.store import DATASETS, open_dataset
-from daskcnn.training.replica import Replica, convolutions
+from daskcnn.training.replica import Replica
 
 
 def invoke(*args: object) -> Result:

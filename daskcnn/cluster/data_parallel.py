@@ -19,15 +19,17 @@ from distributed import Future
 
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
-from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, TrainingState, WorkersLost
+from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.session.tasks import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
+from daskcnn.job.network import initial_weights
+from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
-from daskcnn.training.replica import Score, initial_weights
+from daskcnn.runs.state import TrainingState
 
 PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
 CALL = 60.0  # seconds the driver waits for the server to answer

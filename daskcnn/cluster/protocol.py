@@ -8,8 +8,8 @@ from typing import Any
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.cluster.server.split import SplitServerAt
+from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.training.replica import Score
 
 
 @dataclass(frozen=True)

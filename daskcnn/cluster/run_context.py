@@ -21,10 +21,11 @@ from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.session.tasks import forget_run, score_weights
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.job.tables import Job
+from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
+from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import Links
 from daskcnn.store import Dataset
-from daskcnn.training.replica import Score
 
 Event = dict[str, Any]
 K = TypeVar("K")
@@ -47,23 +48,6 @@ class NotYet(Exception):
 
 class ServerLost(Exception):
     """The worker that held the parameter server is gone."""
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """All that resuming needs. step: merges or minibatches so far; epoch: presentations a sample, on average.
-
-    weights (size,) and velocities (parameter_size,) by worker lie on the host; book is JSON and the strategy's own.
-    rule_state: what the update rule keeps on the server, by name.
-    """
-
-    step: int
-    epoch: float
-    weights: Array
-    velocities: dict[str, Array]
-    book: Mapping[str, Any]
-    validation: Score | None = None
-    rule_state: Mapping[str, Array] = field(default_factory=dict)
 
 
 class Bundle:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from daskcnn.arrays import Device, Pool, cpu_count
 from daskcnn.conv import ConvPlan, ConvSpec, plan
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
 from daskcnn.job.tables import Data, Job, Train, parse_job
 from daskcnn.nn import Layout, describe, model_problem, sequential_from_spec
 from daskcnn.nn.layers import BatchNorm
@@ -22,7 +23,6 @@ from daskcnn.ps.bsp import BSP
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
-from daskcnn.training.replica import convolutions, initial_weights, network_of, training_samples
 
 STRATEGIES = (*RULES, "layer")
 Progress = Callable[[str, int, int], None]

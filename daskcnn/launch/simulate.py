@@ -14,6 +14,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.tables import Job, apply_settings, read_job_file
 from daskcnn.launch.resolve import find_dataset, resolve
 from daskcnn.runs.directory import RunDirectory
@@ -27,7 +28,7 @@ from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import Dataset, Described, open_dataset
-from daskcnn.training.replica import Replica, convolutions, initial_weights, network_of
+from daskcnn.training.replica import Replica
 
 Event = dict[str, Any]
 KNOWN = {"cifar10": (50_000, (32, 32, 3)), "mnist": (60_000, (28, 28, 1)), "synthetic": (8_000, (32, 32, 3))}

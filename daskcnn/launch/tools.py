@@ -18,9 +18,9 @@ from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import Candidate, candidates, readable
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import DataError, UserError
+from daskcnn.job.network import convolutions
 from daskcnn.job.tables import Job, nearest
 from daskcnn.launch.resolve import kept_job
-from daskcnn.launch.state import to_classifier, to_state
 from daskcnn.launch.training import shown
 from daskcnn.nn import build_model, model_problem
 from daskcnn.nn.auc import area_under_curve
@@ -28,11 +28,12 @@ from daskcnn.nn.losses import softmax
 from daskcnn.nn.models import MODELS
 from daskcnn.runs.checkpoint import Checkpoint, best, latest
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import to_state
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
-from daskcnn.training.replica import Replica, convolutions
-from daskcnn.training.trained_network import Classifier
+from daskcnn.training.replica import Replica
+from daskcnn.training.trained_network import Classifier, to_classifier
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # none that another program is called for
 Which = Literal["last", "best"]

@@ -25,19 +25,20 @@ from daskcnn.cluster.groups.driver import Grouped
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.peers.driver import PeerToPeer
-from daskcnn.cluster.run_context import RunContext, TrainingState
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
-from daskcnn.launch.state import facts_of, to_checkpoint, to_state
+from daskcnn.nn.score import Score
 from daskcnn.ps import RULES
 from daskcnn.ps.bsp import BSP
 from daskcnn.runs.checkpoint import Checkpoint, latest, save
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import TrainingState, facts_of, to_checkpoint, to_state
 from daskcnn.show.progress import Progress, choose
 from daskcnn.show.summary import build_summary, worker_totals
-from daskcnn.training.replica import Score
-from daskcnn.training.trained_network import Classifier, Facts
+from daskcnn.store.facts import Facts
+from daskcnn.training.trained_network import Classifier
 
 Event = dict[str, Any]
 SETTLE = 2.0  # seconds without a new worker, where the job takes all there are

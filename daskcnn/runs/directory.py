@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import IO, Any, Self
 
-import daskcnn
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
 from daskcnn.runs.files import read_json, write_json
@@ -162,7 +161,7 @@ def environment(command: Sequence[str]) -> dict[str, Any]:
     """What a run runs on: Python, operating system, processor, every installed package's version, command line."""
     cpu = device_profile("cpu", cpu_count())
     return {
-        "daskcnn": daskcnn.__version__,
+        "daskcnn": version("daskcnn"),
         "python": sys.version,
         "platform": platform.platform(),
         "host": socket.gethostname(),

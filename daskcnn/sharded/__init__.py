@@ -6,7 +6,6 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 """
 
 from daskcnn.sharded.balance import FREE, Balance, Link, Links
-from daskcnn.sharded.calibration import StageSeconds, stage_seconds
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.passes import (
     Kept,
@@ -61,7 +60,6 @@ __all__ = [
     "Share",
     "Side",
     "Stage",
-    "StageSeconds",
     "Traffic",
     "added",
     "cut_pieces",
@@ -83,7 +81,6 @@ __all__ = [
     "shard_backward",
     "shard_forward",
     "shares_of",
-    "stage_seconds",
     "stage_shapes",
     "stages_of",
     "step_tasks",

@@ -17,10 +17,10 @@ from daskcnn.arrays import Array, Device
 from daskcnn.nn import Context, Loss, Params, Sequential, State, correct, map_leaves
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.optimizer import SGD
+from daskcnn.nn.score import Score
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.pieces import Edges, Piece
 from daskcnn.sharded.stages import By, Share, Stage
-from daskcnn.training.replica import Score
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")
 

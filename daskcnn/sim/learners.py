@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, UpdateRule, Vector
-from daskcnn.training.replica import Replica, Score, Trained
+from daskcnn.training.replica import Replica, Trained
 
 
 @dataclass(frozen=True, slots=True)

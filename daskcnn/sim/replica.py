@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Action, Local, Reply, Vector
 from daskcnn.sim.agenda import Agenda
@@ -16,7 +17,6 @@ from daskcnn.sim.host import Host
 from daskcnn.sim.learners import NOTHING, Learner, Learnt
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
-from daskcnn.training.replica import Score
 
 CERTAIN = 1.0
 """Q where nothing is learnt: any will do."""

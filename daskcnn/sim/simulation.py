@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import ParameterServer, Snapshot
@@ -26,7 +27,6 @@ from daskcnn.sim.host import EPOCH, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import Report, SimulatedReplica
 from daskcnn.sim.workload import Workload
-from daskcnn.training.replica import Score
 
 Event = dict[str, Any]
 

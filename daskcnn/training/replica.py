@@ -5,35 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.conv import ConvSpec
 from daskcnn.conv.planner import candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import Diverged
-from daskcnn.job.tables import Job, Schedule
+from daskcnn.job.network import convolutions, initial_weights, network_of, optimizer_of, rate_of, training_samples
+from daskcnn.job.tables import Job
 from daskcnn.nn import (
     LOSSES,
-    SCHEDULES,
-    SGD,
     Context,
-    Layout,
     Sequential,
-    build_model,
     correct,
-    init_network,
     leaves,
     loss_and_gradients,
     predict,
 )
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.nn.schedule import Schedule as Rate
-from daskcnn.store import Batch, BatchPlan, Dataset, Described, Split, batches
+from daskcnn.nn.score import Score
+from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 
 Clock = Callable[[], float]
 EVALUATION_BATCH = 500
@@ -54,26 +49,6 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """Summed loss and right answers over `samples`; adds up over parts of a split."""
-
-    loss_sum: float
-    correct: int
-    samples: int
-
-    def __add__(self, other: Score) -> Score:
-        return Score(self.loss_sum + other.loss_sum, self.correct + other.correct, self.samples + other.samples)
-
-    @property
-    def loss(self) -> float:
-        return self.loss_sum / self.samples if self.samples else math.nan
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.samples if self.samples else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class Trained:
     """What a round of training came to; seconds of waiting for batches and of computing."""
 
@@ -83,50 +58,12 @@ class Trained:
     compute: float
 
 
-def network_of(job: Job, dataset: Described) -> Sequential:
-    """The job's network for this data set. Raises ValueError where they do not fit."""
-    return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
-
-
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
     """Images to be scored at once: fewer than `most` where a convolution of so many does not fit the device's limit."""
     size = most
     while size > 1 and not all(candidates(spec, device) for _, spec in convolutions(model, in_shape, size, dtype)):
         size //= 2
     return size
-
-
-def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
-    """Every convolution of a network for images (H, W, C) by name, as the problem it is for N of them."""
-    return [
-        (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, dtype))
-        for name, layer, shape in model.shapes(tuple(in_shape))
-        if isinstance(layer, Conv)
-    ]
-
-
-def optimizer_of(job: Job) -> SGD:
-    """The job's optimizer; without momentum there is nothing for Nesterov to look ahead with."""
-    t = job.train
-    return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
-
-
-def rate_of(schedule: Schedule) -> Rate:
-    """The job's learning-rate schedule, given the keys that are its own."""
-    kind = SCHEDULES[schedule.name]
-    return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
-
-
-def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
-    """Layout and flat host vector (parameters, then state) that every replica starts from."""
-    params, state = init_network(network_of(job, dataset), job.train.seed, dataset.shape, job.model.dtype)
-    layout = Layout.of(params, state)
-    return layout, layout.flatten(params, state)
-
-
-def training_samples(job: Job, dataset: Dataset) -> int:
-    """Samples that are trained on: those in front of the validation slice."""
-    return len(dataset.train) - job.data.validation
 
 
 def presentations(

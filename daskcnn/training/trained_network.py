@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
-from daskcnn.errors import DataError
+from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Context, Params, State, predict
 from daskcnn.nn.losses import softmax
-from daskcnn.store import Described, normalise
-from daskcnn.training.replica import evaluation_batch, initial_weights, network_of
+from daskcnn.runs.checkpoint import Checkpoint
+from daskcnn.runs.state import facts_of, weights_of
+from daskcnn.store import normalise
+from daskcnn.store.facts import Facts
+from daskcnn.training.replica import evaluation_batch
 
 BATCH = 500
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the network must know of the images: as a `store.Described`, kept in the checkpoint."""
-
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    mean: npt.NDArray[np.float64]
-    deviation: float
-
-    @classmethod
-    def of(cls, images: Described) -> Facts:
-        """The facts of a data set."""
-        return cls(images.classes, images.shape, images.mean, images.deviation)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can keep it."""
-        shape, mean = list(self.shape), [float(m) for m in self.mean]
-        return {"classes": list(self.classes), "shape": shape, "mean": mean, "deviation": self.deviation}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Facts:
-        """The inverse of `to_dict`. Raises DataError where the record is none."""
-        try:
-            H, W, C = map(int, record["shape"])
-            mean, deviation = np.array([float(m) for m in record["mean"]]), float(record["deviation"])
-            return cls(tuple(map(str, record["classes"])), (H, W, C), mean, deviation)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"checkpoint: its description of the images is damaged ({error})") from error
 
 
 class Classifier:
@@ -78,3 +49,9 @@ class Classifier:
     def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)
         return softmax(predict(self.model, params, state, x, ctx))
+
+
+def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:
+    """The checkpoint's network. Raises DataError where the weights are not those of the job's network."""
+    facts = facts_of(checkpoint)
+    return Classifier(job, facts, weights_of(checkpoint, job, facts))

@@ -18,12 +18,13 @@ from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import present
 from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch import training as runner
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
-from daskcnn.training.replica import Replica, training_samples
+from daskcnn.training.replica import Replica
 
 runner.SETTLE = 0.0  # the clusters made here are complete
 

@@ -11,8 +11,9 @@ import pytest
 
 from daskcnn.arrays import NUMPY
 from daskcnn.cluster.session.tasks import Exchanges, Session
+from daskcnn.nn.score import Score
 from daskcnn.ps import RULES, Event, Join, Local, ParameterServer, Reply
-from daskcnn.training.replica import Score, Trained
+from daskcnn.training.replica import Trained
 
 
 class SlowLink:

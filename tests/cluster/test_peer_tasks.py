@@ -29,10 +29,11 @@ from daskcnn.cluster.peers.tasks import (
 from daskcnn.cluster.session import tasks as worker
 from daskcnn.cluster.session.tasks import Session, forget_run
 from daskcnn.errors import Diverged
+from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
 from daskcnn.store import Dataset
-from daskcnn.training.replica import Replica, initial_weights
+from daskcnn.training.replica import Replica
 
 NAMES = ("one", "two")
 LAYERS = [{"layer": "conv", "kernels": 2, "size": 3}, {"layer": "batchnorm"}, {"layer": "dense", "units": 10}]

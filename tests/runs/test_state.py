@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
 
-from daskcnn.cluster.run_context import TrainingState
 from daskcnn.errors import DataError
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import resolve
-from daskcnn.launch.state import facts_of, to_classifier, to_state
+from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
+from daskcnn.runs.state import TrainingState, facts_of, to_state
 from daskcnn.store import open_dataset
-from daskcnn.training.replica import Score
-from daskcnn.training.trained_network import Facts
+from daskcnn.store.facts import Facts
+from daskcnn.training.trained_network import to_classifier
 
 
 @pytest.fixture

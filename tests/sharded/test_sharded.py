@@ -20,6 +20,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn import LOSSES, Layout, Params, State, init_network, leaves, sequential_from_spec
 from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU, Tanh
 from daskcnn.nn.layers.dense import Bias
+from daskcnn.nn.score import Score
 from daskcnn.nn.sequential import Sequential
 from daskcnn.partition import kernel_shards
 from daskcnn.sharded import (
@@ -45,7 +46,7 @@ from daskcnn.sharded import (
     stages_of,
 )
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
-from daskcnn.training.replica import Replica, Score
+from daskcnn.training.replica import Replica
 
 STEPS, BATCH = 50, 8
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}

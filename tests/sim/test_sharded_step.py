@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.run_context import RunContext
+from daskcnn.job.network import convolutions
 from daskcnn.job.tables import Job
 from daskcnn.launch.paper_figures import breakdown
 from daskcnn.nn import build_model
@@ -21,7 +22,6 @@ from daskcnn.sharded import stage_shapes, stages_of, traffic, weight_traffic
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_step import sharded_events
 from daskcnn.sim.sharded_step import Direct
-from daskcnn.training.replica import convolutions
 
 IMAGE = (32, 32, 3)
 BATCH = 64

@@ -21,23 +21,15 @@ import daskcnn.training.replica
 from daskcnn.arrays import Array, Device
 from daskcnn.conv import plan
 from daskcnn.errors import Diverged
+from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
 from daskcnn.nn.schedule import Constant, Poly, Step
+from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
-from daskcnn.training.replica import (
-    Replica,
-    Score,
-    Stopped,
-    convolutions,
-    evaluation_batch,
-    initial_weights,
-    optimizer_of,
-    rate_of,
-    training_samples,
-)
+from daskcnn.training.replica import Replica, Stopped, evaluation_batch
 
 LAYERS = [
     {"layer": "conv", "kernels": 4, "size": 3},

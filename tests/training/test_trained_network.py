@@ -9,9 +9,10 @@ from tiny_runs import CLASSES, random_state, tiny_job
 from daskcnn.arrays import Device
 from daskcnn.launch.resolve import resolve
 from daskcnn.store import open_dataset
+from daskcnn.store.facts import Facts
 from daskcnn.training import trained_network as module
 from daskcnn.training.replica import Replica
-from daskcnn.training.trained_network import Classifier, Facts
+from daskcnn.training.trained_network import Classifier
 
 
 @pytest.fixture

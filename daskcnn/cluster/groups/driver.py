@@ -22,14 +22,17 @@ from daskcnn.cluster.layers.balance import fastest
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext, TrainingState
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import ClusterError, Diverged, Lost
+from daskcnn.job.network import initial_weights, network_of
+from daskcnn.nn.score import Score
 from daskcnn.partition.groups import form_groups
 from daskcnn.partition.proportional import proportional
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import UpdateRule
+from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import stages_of
-from daskcnn.training.replica import Score, Stopped, initial_weights, network_of
+from daskcnn.training.replica import Stopped
 
 AHEAD = 3  # steps of a group submitted before the oldest has ended
 CHAIN = 250  # steps after which the tasks' chain is cut, which the scheduler has to remember

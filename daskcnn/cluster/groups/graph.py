@@ -19,13 +19,14 @@ from daskcnn.cluster.layers.graph import LayerGraph, Result, Step
 from daskcnn.cluster.layers.task_context import Minibatch, Part
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
+from daskcnn.job.network import rate_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout
 from daskcnn.partition.rounds import Round
 from daskcnn.sharded import Stage, cut_pieces
 from daskcnn.store import BatchPlan
 from daskcnn.store.loader import batch_edges
-from daskcnn.training.replica import presentations, rate_of
+from daskcnn.training.replica import presentations
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,10 @@ from daskcnn.cluster.layers.task_context import Part, Where, session_at, shelf_a
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
 from daskcnn.cluster.session.tasks import Counters, Exchanges, Session, join_run, stopped
+from daskcnn.nn.score import Score
 from daskcnn.ps import Action
 from daskcnn.sharded import By, Piece, Stage, cut_pieces, join_pieces, stages_of
-from daskcnn.training.replica import Replica, Score, Stopped, Trained
+from daskcnn.training.replica import Replica, Stopped, Trained
 
 Handed = Mapping[tuple[str, int], Piece]
 """A member's pieces by their names on the shelf."""

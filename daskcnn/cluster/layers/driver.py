@@ -25,11 +25,13 @@ from daskcnn.cluster.layers.balance import BETWEEN_MOVES, WORTH_ANYWAY, Drift, M
 from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
-from daskcnn.cluster.run_context import NotYet, RunContext, TrainingState, WorkersLost
+from daskcnn.cluster.run_context import NotYet, RunContext, WorkersLost
 from daskcnn.cluster.session.tasks import Counters
 from daskcnn.errors import Diverged, Interrupted, Lost
+from daskcnn.job.network import initial_weights, network_of, rate_of
+from daskcnn.nn.score import Score
+from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import eq2_elements, stage_shapes, stages_of
-from daskcnn.training.replica import Score, initial_weights, network_of, rate_of
 
 K = TypeVar("K")
 AHEAD = 3  # steps submitted before the oldest has ended

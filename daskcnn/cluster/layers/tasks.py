@@ -28,6 +28,7 @@ from daskcnn.cluster.layers.task_context import (
 from daskcnn.cluster.layers.transfers import Cuts, Sources, edges_beside, handed_on, received, sent
 from daskcnn.cluster.session.tasks import Counters
 from daskcnn.nn import Params, State
+from daskcnn.nn.score import Score
 from daskcnn.sharded import (
     Edge,
     Piece,
@@ -42,7 +43,7 @@ from daskcnn.sharded import (
     shard_backward,
     shard_forward,
 )
-from daskcnn.training.replica import Replica, Score
+from daskcnn.training.replica import Replica
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from daskcnn.cluster.data_parallel import PATIENCE, DataParallel
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import OutOfTurn, Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
 from daskcnn.cluster.protocol import RoundReport
-from daskcnn.cluster.run_context import NotYet, TrainingState, WorkersLost
+from daskcnn.cluster.run_context import NotYet, WorkersLost
 from daskcnn.errors import Lost
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Snapshot
+from daskcnn.runs.state import TrainingState
 
 AHEAD = 2  # meetings submitted before the oldest has ended
 SEGMENT = 200  # meetings after which the chain of tasks is cut, which the scheduler has to remember

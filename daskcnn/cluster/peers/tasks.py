@@ -16,6 +16,7 @@ from daskcnn.arrays import Array, single_threaded_blas
 from daskcnn.cluster.protocol import RoundReport
 from daskcnn.cluster.session.tasks import Session, session_of, stopped
 from daskcnn.errors import Diverged
+from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local
 from daskcnn.ps.asa import ASA
@@ -23,7 +24,7 @@ from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
-from daskcnn.training.replica import Score, Stopped, Trained
+from daskcnn.training.replica import Stopped, Trained
 
 
 class OutOfTurn(Exception):

@@ -27,12 +27,13 @@ from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
 from daskcnn.cluster.server.actor import Link
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Job
+from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Join, Local, Pull, Push, Reply, UpdateRule
 from daskcnn.ps.half import cast
-from daskcnn.sharded import stage_seconds
 from daskcnn.store import BatchPlan, Dataset, open_dataset
-from daskcnn.training.replica import Replica, Score, Stopped, Trained
+from daskcnn.training.replica import Replica, Stopped, Trained
+from daskcnn.training.stage_calibration import stage_seconds
 
 THROTTLE = "DASKCNN_THROTTLE"
 """Environment variable of a worker: a factor ≥ 1 by which it computes slower, to play an unequal machine."""

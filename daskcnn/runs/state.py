@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from daskcnn.cluster.run_context import TrainingState
+from daskcnn.arrays import Array
 from daskcnn.errors import DataError
+from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, leaves
+from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.store import Described
-from daskcnn.training.replica import Score, initial_weights
-from daskcnn.training.trained_network import Classifier, Facts
+from daskcnn.store.facts import Facts
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that resuming needs. step: merges or minibatches so far; epoch: presentations a sample, on average.
+
+    weights (size,) and velocities (parameter_size,) by worker lie on the host; book is JSON and the strategy's own.
+    rule_state: what the update rule keeps on the server, by name.
+    """
+
+    step: int
+    epoch: float
+    weights: Array
+    velocities: dict[str, Array]
+    book: Mapping[str, Any]
+    validation: Score | None = None
+    rule_state: Mapping[str, Array] = field(default_factory=dict)
+
 
 VELOCITY, RULE = "velocity:", "rule:"
 
@@ -38,7 +59,7 @@ def to_checkpoint(state: TrainingState, layout: Layout, images: Described, secon
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
     """The inverse of `to_checkpoint`. Raises DataError where the weights are not those of the job's network."""
-    weights = _weights(checkpoint, job, facts_of(checkpoint))
+    weights = weights_of(checkpoint, job, facts_of(checkpoint))
     velocities, rule_state = (_beginning_with(prefix, checkpoint) for prefix in (VELOCITY, RULE))
     record = checkpoint.state
     validation = Score(*record["validation"]) if record["validation"] else None
@@ -54,13 +75,8 @@ def facts_of(checkpoint: Checkpoint) -> Facts:
     return Facts.from_dict(checkpoint.state.get("images", {}))
 
 
-def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:
-    """The checkpoint's network. Raises DataError where the weights are not those of the job's network."""
-    facts = facts_of(checkpoint)
-    return Classifier(job, facts, _weights(checkpoint, job, facts))
-
-
-def _weights(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
+def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
+    """The checkpoint's weights as one vector. Raises DataError where they are not those of the job's network."""
     layout, weights = initial_weights(job, facts)
     for tree in layout.views(weights):
         for name, view in leaves(tree):

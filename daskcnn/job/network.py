@@ -1,0 +1,52 @@
+"""A job's network for a data set: its layers, its first weights, its convolutions, its optimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from daskcnn.arrays import Array
+from daskcnn.conv import ConvSpec
+from daskcnn.job.tables import Job, Schedule
+from daskcnn.nn import SCHEDULES, SGD, Layout, Sequential, build_model, init_network
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.schedule import Schedule as Rate
+from daskcnn.store import Dataset, Described
+
+
+def network_of(job: Job, dataset: Described) -> Sequential:
+    """The job's network for this data set. Raises ValueError where they do not fit."""
+    return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+
+
+def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
+    """Layout and flat host vector (parameters, then state) that every replica starts from."""
+    params, state = init_network(network_of(job, dataset), job.train.seed, dataset.shape, job.model.dtype)
+    layout = Layout.of(params, state)
+    return layout, layout.flatten(params, state)
+
+
+def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
+    """Every convolution of a network for images (H, W, C) by name, as the problem it is for N of them."""
+    return [
+        (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, dtype))
+        for name, layer, shape in model.shapes(tuple(in_shape))
+        if isinstance(layer, Conv)
+    ]
+
+
+def optimizer_of(job: Job) -> SGD:
+    """The job's optimizer; without momentum there is nothing for Nesterov to look ahead with."""
+    t = job.train
+    return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
+
+
+def rate_of(schedule: Schedule) -> Rate:
+    """The job's learning-rate schedule, given the keys that are its own."""
+    kind = SCHEDULES[schedule.name]
+    return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
+
+
+def training_samples(job: Job, dataset: Dataset) -> int:
+    """Samples that are trained on: those in front of the validation slice."""
+    return len(dataset.train) - job.data.validation
