@@ -1,0 +1,71 @@
+"""Looks at the center: what was trained since the last one, what the center scored, and when to stop early."""
+
+from __future__ import annotations
+
+import math
+
+from daskcnn.events import EpochEnded, Judged
+from daskcnn.nn.score import Score
+from daskcnn.training.reports import RoundReport
+
+NOTHING = Score(0.0, 0, 0)
+
+
+class Looks:
+    """Behind a barrier the center is judged at the end of every round, by all; else once an epoch, by one replica.
+
+    Attributes
+    ----------
+    best : the best validation accuracy so far.
+    worse : looks since.
+    mark : the next whole epoch; an asynchronous run judges its center when rounds up to there are given out.
+    """
+
+    def __init__(self, *, patience: int | None, epoch: float, best: float, worse: int, now: float) -> None:
+        self.patience, self.best, self.worse = patience, best, worse
+        self.mark = math.floor(epoch) + 1
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self._begun, self._samples, self.judged = now, 0, False
+        self._trained = self._center = NOTHING
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run has gone for too long without a better center."""
+        return self.patience is not None and self.worse >= self.patience
+
+    def due(self, issued: float) -> bool:
+        """Whether a round that is given out now, so many epochs into the run, is to judge the center at its end."""
+        if issued < self.mark:
+            return False
+        self.mark = math.floor(issued) + 1
+        return True
+
+    def add(self, report: RoundReport, *, judged: bool) -> None:
+        """Count a round that has ended. judged: its replica was asked to judge the center."""
+        self._samples += report.samples
+        self.judged |= judged
+        if report.trained is not None:
+            self._trained += report.trained
+        if report.center is not None:
+            self._center += report.center
+
+    def look(self, now: float, *, epoch: float, epochs: int, version: int, lr: float | None) -> tuple[EpochEnded, bool]:
+        """End the interval: its event, and whether the center is better than all before."""
+        trained, center, seconds = self._trained, self._center, now - self._begun
+        event = EpochEnded(
+            epoch=epoch,
+            epochs=epochs,
+            step=version,
+            **_numbers(trained),
+            validation=Judged(**_numbers(center)),
+            samples_per_second=self._samples / seconds if seconds else 0.0,
+            lr=lr,
+            seconds=seconds,
+        )
+        better = center.samples > 0 and center.accuracy > self.best
+        if center.samples:
+            self.best, self.worse = max(self.best, center.accuracy), 0 if better else self.worse + 1
+        self._begin(now)
+        return event, better

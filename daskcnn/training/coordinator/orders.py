@@ -1,0 +1,172 @@
+"""What a coordinator wants done. Plain frozen data; a shell carries the orders out in turn and answers with facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from daskcnn.errors import UserError
+from daskcnn.events import Event
+from daskcnn.nn.score import Score
+from daskcnn.partition.groups import Formed
+from daskcnn.partition.rounds import Round
+
+Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "unusable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """Check that the worker fits the run and let it measure itself. Answer: `Calibrated` or `CalibrationFailed`."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class FormGroups:
+    """Make these groups of workers, a replica each; the replicas are named as `Formed.named` has them."""
+
+    formed: Formed
+
+
+@dataclass(frozen=True, slots=True)
+class StartServer:
+    """Start a parameter server of this life from the state kept last. Answer: `ServerReady` or `ServerGone`.
+
+    moved: the one before it was lost with its host.
+    """
+
+    life: int
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Let the replica begin a session: it takes the center and counts in the barrier. Answer: `Joined`."""
+
+    replica: str
+    life: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartRound:
+    """Let the replica train a round. Answer: `RoundDone`.
+
+    Attributes
+    ----------
+    score : validation samples on which it judges the center afterwards; None: none.
+    replicas : how many train now.
+    """
+
+    life: int
+    session: int
+    round: Round
+    score: tuple[int, int] | None
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The replica frees its place at the server's barrier: it is gone or has no round now."""
+
+    replica: str
+    life: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Give up what this replica has under way."""
+
+    replica: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAll:
+    """Give up all that is under way, and the server with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """The worker is no longer part of the run."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskWaiting:
+    """Find out who waits for others, and for whom the overdue replicas wait. Answer: `Waits`."""
+
+    overdue: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """Find the last center that one of the workers has, and go on from it. Answer: `Rescued`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Score the center on the training part's samples lo…hi. Answer: `Judged`."""
+
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Keep the server's state with this book. Answer: `Saved`, or `ServerGone`.
+
+    Attributes
+    ----------
+    epoch : presentations a sample so far.
+    book : what a resumed run needs of the coordinator, as JSON can keep it.
+    replicas : whose momentum is kept.
+    validation : the center's score; None: not judged.
+    """
+
+    epoch: float
+    book: Mapping[str, Any]
+    replicas: tuple[str, ...]
+    validation: Score | None
+
+
+@dataclass(frozen=True, slots=True)
+class CountServer:
+    """Log what the server has merged and refused so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Record an event of the run."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The run is over. error: what to tell the user; None where it is done. No order follows."""
+
+    status: Status
+    error: UserError | None = None
+
+
+Order: TypeAlias = (
+    Calibrate
+    | FormGroups
+    | StartServer
+    | Join
+    | StartRound
+    | Leave
+    | Cancel
+    | CancelAll
+    | Dismiss
+    | AskWaiting
+    | Rescue
+    | Judge
+    | Save
+    | CountServer
+    | Log
+    | End
+)

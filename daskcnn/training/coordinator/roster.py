@@ -1,0 +1,68 @@
+"""Which workers a run has: those that are looked at, those that are calibrated, those that are gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from daskcnn.events import CalibratedWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A calibrated worker. seconds: a sample of a whole training step. row: what the log says of it."""
+
+    seconds: float
+    row: CalibratedWorker
+
+
+class Roster:
+    """The workers of one run, by their names in it.
+
+    Attributes
+    ----------
+    calibrating : since when each worker measures itself.
+    alive : calibrated workers that the run has, in the order in which they came.
+    """
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self._wanted = wanted
+        self._kinds: dict[str, str] = {}
+        self.calibrating: dict[str, float] = {}
+        self.alive: dict[str, Measured] = {}
+
+    def wants(self, worker: str, kind: str) -> bool:
+        """Whether a worker of this kind is of use: each is asked once, and a job may name how many it wants."""
+        if worker in self._kinds:
+            return False
+        return not self._wanted or Counter(self._kinds.values())[kind] < self._wanted.get(kind, 0)
+
+    def calibrate(self, worker: str, kind: str, now: float) -> None:
+        """The worker begins to measure itself."""
+        self._kinds[worker], self.calibrating[worker] = kind, now
+
+    def calibrated(self, worker: str, measured: Measured) -> None:
+        """The worker has measured itself."""
+        del self.calibrating[worker]
+        self.alive[worker] = measured
+
+    def drop(self, worker: str) -> None:
+        """The worker is no longer part of the run."""
+        self.calibrating.pop(worker, None)
+        self.alive.pop(worker, None)
+        self._kinds.pop(worker, None)
+
+    def overdue(self, now: float, seconds: float) -> list[str]:
+        """Workers that measure themselves for longer than so many seconds."""
+        return [worker for worker, begun in self.calibrating.items() if now - begun > seconds]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds a sample of every worker that is alive."""
+        return {worker: measured.seconds for worker, measured in self.alive.items()}
+
+    def validate(self) -> None:
+        """Assert what holds between two facts."""
+        assert not self.calibrating.keys() & self.alive.keys()
+        assert self._kinds.keys() == self.calibrating.keys() | self.alive.keys()

@@ -1,0 +1,74 @@
+"""What a coordinator has to know of a job: numbers, the rule and the partitioner. Filled in by the cluster and by the
+simulator alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from daskcnn.job.tables import Job
+from daskcnn.partition import PARTITIONERS, Partitioner
+from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps.bsp import BSP
+
+STEPS_AHEAD = 3
+"""Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A data-parallel run.
+
+    Attributes
+    ----------
+    samples, validation : samples that are trained on, and those behind them that the center is judged on.
+    patience : looks at the center without a better one after which the run stops early; None: never.
+    checkpoint_every : epochs between two checkpoints.
+    stall_timeout : seconds without a sign of life, on top of what a round should take.
+    replica_size : workers of a replica.
+    wanted : workers of each kind that the job asks for; empty: all there are.
+    """
+
+    strategy: str
+    rule: UpdateRule
+    partitioner: Partitioner
+    samples: int
+    validation: int
+    epochs: int
+    batch_size: int
+    patience: int | None = None
+    checkpoint_every: float = 1.0
+    stall_timeout: float = 300.0
+    replica_size: int = 1
+    wanted: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job, samples: int) -> Settings:
+        """Those of a resolved job that trains on so many samples."""
+        train = job.train
+        assert train.partition is not None, "resolved before the run"
+        return cls(
+            train.strategy,
+            RULES[train.strategy].model_validate(job.rule),
+            PARTITIONERS[train.partition](train.increments or 1),
+            samples,
+            job.data.validation,
+            train.epochs,
+            train.batch_size,
+            train.early_stopping,
+            job.run.checkpoint_every,
+            job.cluster.stall_timeout,
+            train.replica_size,
+            job.cluster.workers.given,
+        )
+
+    @property
+    def peers(self) -> bool:
+        """Whether replicas merge peer to peer, without a server."""
+        return isinstance(self.rule, BSP) and self.rule.exchange != "allreduce"
+
+    @property
+    def meets_within_rounds(self) -> bool:
+        """Whether all replicas meet every few steps, so that they must make the same number of them."""
+        return self.rule.barrier and self.rule.period is not None
