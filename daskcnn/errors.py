@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def told(value: str, reason: str, remedy: str) -> str:
+    """One line of the three: "value: reason; remedy", without those that are empty."""
+    return "; ".join(filter(None, [": ".join(filter(None, [value, reason])), remedy]))
+
+
 class UserError(Exception):
-    """Something outside the program is wrong; shown as its message, without a traceback."""
+    """Something outside the program is wrong; shown as its message, without a traceback.
+
+    Attributes
+    ----------
+    value, reason, remedy : str
+        What is wrong, why, and what to do about it. Where only a message is given, it is the reason.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, value: str = "", reason: str = "", remedy: str = "") -> None:
+        super().__init__(message or told(value, reason, remedy))
+        self.value, self.reason, self.remedy = value, reason or message, remedy
 
 
 class JobError(UserError):
