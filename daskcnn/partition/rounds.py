@@ -94,7 +94,9 @@ class Rounds:
 
         Raises ValueError where nobody is left.
         """
-        self._before = self.allocation = self.partitioner.leave(self.allocation, worker, self.seconds)
+        before, leave = self._before, self.partitioner.leave
+        self._before = leave(before, worker, self.seconds)
+        self.allocation = self._before if before is self.allocation else leave(self.allocation, worker, self.seconds)
         if worker in self.running:
             self.budget = self.budget.returned(self._stop(worker).samples)
         del self.numbers[worker], self.seconds[worker], self._idle[worker]
@@ -167,7 +169,7 @@ class Rounds:
     def restore(self, state: Mapping[str, Any], workers: Iterable[str]) -> None:
         """Go on from a checkpoint with these workers: those it knows keep their samples, others leave or join."""
         now = {w: self.seconds[w] for w in workers}
-        self.allocation = Allocation.from_dict(state["allocation"])
+        self._before = self.allocation = Allocation.from_dict(state["allocation"])
         self.seconds = {w: float(s) for w, s in state["seconds"].items()}
         self.numbers = {w: int(n) for w, n in state["numbers"].items()}
         self.budget, self.running = Budget(int(state["left"])), {}

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from daskcnn.events import EpochEnded, Judged
 from daskcnn.nn.score import Score
 from daskcnn.training.reports import RoundReport
 
 NOTHING = Score(0.0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An interval that has ended.
+
+    Attributes
+    ----------
+    trained : loss and right answers while training. center : those of the center on validation samples.
+    samples, seconds : presented in the interval, and its length.
+    """
+
+    trained: Score
+    center: Score
+    samples: int
+    seconds: float
+
+    def event(self, *, epoch: float, epochs: float, step: int, lr: float | None) -> EpochEnded:
+        """The interval as it is logged."""
+        trained, center = judged(self.trained), judged(self.center)
+        return EpochEnded(
+            epoch=epoch,
+            epochs=epochs,
+            step=step,
+            loss=trained.loss,
+            accuracy=trained.accuracy,
+            validation=center,
+            samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
+            lr=lr,
+            seconds=self.seconds,
+        )
 
 
 class Looks:
@@ -51,21 +83,16 @@ class Looks:
         if report.center is not None:
             self._center += report.center
 
-    def look(self, now: float, *, epoch: float, epochs: int, version: int, lr: float | None) -> tuple[EpochEnded, bool]:
-        """End the interval: its event, and whether the center is better than all before."""
-        trained, center, seconds = self._trained, self._center, now - self._begun
-        event = EpochEnded(
-            epoch=epoch,
-            epochs=epochs,
-            step=version,
-            **_numbers(trained),
-            validation=Judged(**_numbers(center)),
-            samples_per_second=self._samples / seconds if seconds else 0.0,
-            lr=lr,
-            seconds=seconds,
-        )
-        better = center.samples > 0 and center.accuracy > self.best
-        if center.samples:
-            self.best, self.worse = max(self.best, center.accuracy), 0 if better else self.worse + 1
+    def look(self, now: float) -> tuple[Look, bool]:
+        """End the interval: what came of it, and whether the center is better than all before."""
+        found = Look(self._trained, self._center, self._samples, now - self._begun)
+        better = found.center.samples > 0 and found.center.accuracy > self.best
+        if found.center.samples:
+            self.best, self.worse = max(self.best, found.center.accuracy), 0 if better else self.worse + 1
         self._begin(now)
-        return event, better
+        return found, better
+
+
+def judged(score: Score) -> Judged:
+    """A score as it is logged; empty where nothing was judged."""
+    return Judged(accuracy=score.accuracy, loss=score.loss) if score.samples else Judged()

@@ -14,8 +14,8 @@ counts the replicas that have joined. Reports that come meanwhile are put off.
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
 who waits for whom, and gives up the replicas that wait for nobody.
 
-Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a new
-life begins from the last center that one of the others has.
+Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
+new life begins from the last center that one of the others has.
 
 A worker that becomes ready in mid-run is calibrated, and takes its share of samples at the next boundary: at once under
 an asynchronous rule, between two rounds behind a barrier. Groups take new workers when a life begins.
@@ -31,6 +31,7 @@ from typing import Any
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Lost, UserError
 from daskcnn.events import (
+    Event,
     SamplesAllocated,
     Warned,
     WorkerIgnored,
@@ -174,7 +175,11 @@ class Coordinator:
     # --- workers come ---
 
     def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
-        if not self.roster.wants(fact.worker, fact.kind) or self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING):
+        if not self.roster.wants(fact.worker, fact.kind) or self.phase in (
+            Phase.JUDGING,
+            Phase.STOPPING,
+            Phase.CLOSING,
+        ):
             if fact.worker not in self.roster.alive and fact.worker not in self.roster.calibrating:
                 self._log(WorkerIgnored(address=fact.worker))
             return
@@ -274,7 +279,9 @@ class Coordinator:
         self._out.append(orders.FormGroups(formed))
         if formed.left_out:
             names = ", ".join(formed.left_out)
-            self._warn(f"{names}: left out, the slowest; train.replica_size = {size} does not divide {len(seconds)} workers")
+            self._warn(
+                f"{names}: left out, the slowest; train.replica_size = {size} does not divide {len(seconds)} workers"
+            )
         return True
 
     def _first_rounds(self) -> Rounds:
@@ -465,7 +472,7 @@ class Coordinator:
         running = self._running.get(replica)
         if fact.life != self.life or running is None or fact.session != running.session:
             return  # a replica that was given up, or a report that came twice
-        if report.number != running.round.number:
+        if self.phase is not Phase.TRAINING or report.number != running.round.number:
             return
         if self._joining:
             self._held.append(fact)
@@ -500,13 +507,12 @@ class Coordinator:
 
     def _look(self, lr: float | None) -> None:
         """The end of a synchronous round, or of an epoch: the center's score, and a checkpoint if due."""
-        event, better = self.looks.look(
-            self._now, epoch=self.epoch, epochs=self.settings.epochs, version=self.version, lr=lr
-        )
-        self._log(event.event)
+        look, better = self.looks.look(self._now)
+        epochs = self.settings.epochs
+        self._log(look.event(epoch=self.epoch, epochs=epochs, step=self.version, lr=lr))
         assert self.rounds is not None
         if better or self.rounds.ended or self.epoch - self.kept.epoch >= self.settings.checkpoint_every:
-            self._save(event.center)
+            self._save(look.center)
 
     def _save(self, validation: Score | None, *, judged: bool = True) -> None:
         self._saving.append(Kept(0, self.epoch, self._book(), judged))
@@ -557,6 +563,8 @@ class Coordinator:
             self._save(fact.score)
 
     def _end(self, status: orders.Status, error: UserError | None) -> None:
+        if self._interrupted is not None and status == "lost":  # nothing more can be kept
+            status, error = "interrupted", self._interrupted
         self._out += [orders.CancelAll(), orders.End(status, error)]
         self.phase = Phase.ENDED
 
@@ -651,10 +659,10 @@ class Coordinator:
         """Behind a loss: peers look for the last center; else rounds that are due now start."""
         if self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
             self._rescue()
-        elif self.phase is Phase.TRAINING:
-            if self._due and not self._joining:
+        elif self.phase is Phase.TRAINING and not self._joining:
+            if self._due or self._held:
                 self._all_joined()
-            elif not self._joining:
+            else:
                 self._issue(())
 
     # --- peers without a server ---
