@@ -9,10 +9,9 @@ from typing import Any, Literal, TypeAlias
 from daskcnn.errors import UserError
 from daskcnn.events import Event
 from daskcnn.nn.score import Score
-from daskcnn.partition.groups import Formed
 from daskcnn.partition.rounds import Round
 
-Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "unusable"]
+Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +23,10 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True)
 class FormGroups:
-    """Make these groups of workers, a replica each; the replicas are named as `Formed.named` has them."""
+    """Make these groups of workers, by the name of the replica that each has. left_out: workers in none."""
 
-    formed: Formed
+    groups: Mapping[str, tuple[str, ...]]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class Coordinator:
         formed = form_groups(seconds, size)
         self.members = {f"group-{i}": members for i, members in enumerate(formed.groups)}
         self._judges = {name: min(seconds[worker] for worker in own) for name, own in self.members.items()}
-        self._out.append(orders.FormGroups(formed))
+        self._out.append(orders.FormGroups(dict(self.members), formed.left_out))
         if formed.left_out:
             names = ", ".join(formed.left_out)
             self._warn(
@@ -488,7 +488,7 @@ class Coordinator:
         if fact.life == self.life and fact.replica in self._running:
             if not self.settings.peers:
                 self._out.append(orders.CountServer())  # the push that was refused is to be on record
-            self._end("diverged" if isinstance(fact.error, errors.Diverged) else "lost", fact.error)
+            self._end("diverged" if isinstance(fact.error, errors.Diverged) else "failed", fact.error)
 
     # --- what is recorded and kept ---
 
@@ -591,11 +591,18 @@ class Coordinator:
         for worker in fact.workers:
             if worker in self.roster.calibrating:
                 self._leave_out(worker, fact.reason, "start it again; it is taken when it is there")
+            elif worker in self.roster.alive and self._forming:
+                self._drop(worker, fact.reason, 0)
             elif worker in self.roster.alive:
                 self._lose_worker(worker, fact.reason)
             if self.phase is Phase.ENDED:
                 return
         self._go_on_without()
+
+    @property
+    def _forming(self) -> bool:
+        """Whether groups are made that have no samples yet: without a worker they are formed anew."""
+        return self.phase is Phase.STARTING and self.settings.replica_size > 1
 
     def _lose_worker(self, worker: str, reason: str) -> None:
         """The worker is gone, and its replica with it."""
@@ -636,7 +643,8 @@ class Coordinator:
         if self.phase is Phase.ENDED:
             return
         del self.members[replica], self._judges[replica]
-        if self._running.pop(replica, None) is not None:
+        joining, running = self._joining.pop(replica, None), self._running.pop(replica, None)
+        if joining is not None or running is not None:
             self._out.append(orders.Cancel(replica))
         self._joined.pop(replica, None)
         self._scored.discard(replica)
@@ -649,7 +657,6 @@ class Coordinator:
             self.rounds.lost(replica)
         if replica in self._sessions and not self.settings.peers:  # it may have joined without our knowing
             self._leave(replica)
-        self._joining.pop(replica, None)
 
     def _leave(self, replica: str) -> None:
         self._joined.pop(replica, None)
@@ -657,7 +664,9 @@ class Coordinator:
 
     def _go_on_without(self) -> None:
         """Behind a loss: peers look for the last center; else rounds that are due now start."""
-        if self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
+        if self._forming:
+            self._restart()
+        elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
             self._rescue()
         elif self.phase is Phase.TRAINING and not self._joining:
             if self._due or self._held:
@@ -760,9 +769,10 @@ class Coordinator:
         assert rounds.running.keys() == started, f"{rounds.running.keys()} are under way, {started} were started"
         assert self._running.keys() <= self._joined.keys(), "a round of a replica that has not joined"
         assert not self._joined.keys() & self._joining.keys()
-        assert bool(self._due) == bool(self._joining), f"{self._due} wait for {self._joining}"
-        assert not self._held or self._joining, "a report waits for nobody"
+        assert self._joined.keys() | self._joining.keys() <= self.members.keys()
         under_way = sum(round_.samples for round_ in rounds.running.values())
         assert rounds.done + under_way + rounds.budget.left == rounds.presentations
         if self.phase is Phase.TRAINING:
             assert self._running or self._joining, "nobody goes on"
+            assert bool(self._due) == bool(self._joining), f"{self._due} wait for {self._joining}"
+            assert not self._held or self._joining, "a report waits for nobody"
