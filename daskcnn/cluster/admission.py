@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Future
 
 from daskcnn.cluster.members import Member, Members
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.session.tasks import calibrate, check_dataset
 from daskcnn.errors import ClusterError, UserError
+from daskcnn.events import CalibratedWorker
 from daskcnn.job.tables import Job
 
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
@@ -102,16 +103,20 @@ def _minor(version: str) -> str:
     return version.rpartition(".")[0]
 
 
+def submit_calibration(context: RunContext, worker: str) -> Future:
+    """Let a worker of the run look whether it fits, and measure itself."""
+    member = context.alive[worker]
+    _warn_of_two_kinds(context, worker)
+    order = context.name, context.job, member.kind, context.dataset.fingerprint
+    return context.submit("calibrate", calibrate, *order, worker=worker)
+
+
 def calibrate_all(context: RunContext) -> None:
     """Every worker measures itself, all at the same time as they will train. Fills in `context.calibrations`.
 
     A worker whose device cannot be used is left out with a warning. Raises ClusterError where none is left.
     """
-    _warn_of_two_kinds(context)
-    futures = {
-        name: context.submit("calibrate", calibrate, context.name, context.job, member.kind, worker=name)
-        for name, member in context.alive.items()
-    }
+    futures = {name: submit_calibration(context, name) for name in context.alive}
     try:
         context.settle(futures.values(), within=context.job.cluster.stall_timeout)
     except TimeoutError as error:
@@ -136,28 +141,31 @@ def calibrate_all(context: RunContext) -> None:
     context.emit(_event(context))
 
 
-def _warn_of_two_kinds(context: RunContext) -> None:
-    for name, member in context.alive.items():
-        if member.also:
-            message = f"worker {name} ({member.address}) advertises {member.declared}, and trains as {member.kind}"
-            context.emit({"event": "warning", "message": f"{message}: restart it with one of them"})
+def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
+    member = context.alive[worker]
+    if member.also:
+        message = f"worker {worker} ({member.address}) advertises {member.declared}, and trains as {member.kind}"
+        context.emit({"event": "warning", "message": f"{message}: restart it with one of them"})
 
 
 def _event(context: RunContext) -> dict[str, Any]:
-    rows = [_row(member, context.calibrations[name]) for name, member in context.alive.items()]
+    rows = [
+        calibration_row(member, context.calibrations[name]).model_dump() for name, member in context.alive.items()
+    ]
     return {"event": "calibration", "workers": rows}
 
 
-def _row(member: Member, measured: Calibration) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "address": member.address,
-        "host": member.host,
-        "device": member.kind,
-        "processor": measured.device,
-        "threads": measured.threads,
-        "memory": measured.memory,
-        "images_per_second": 1 / measured.seconds_per_sample,
-        "conv_seconds": measured.conv_seconds,
-        "conv_fixed": measured.conv_fixed,
-    }
+def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
+    """What the log says of a calibrated worker."""
+    return CalibratedWorker(
+        name=member.name,
+        address=member.address,
+        host=member.host,
+        device=member.kind,
+        processor=measured.device,
+        threads=measured.threads,
+        memory=measured.memory,
+        images_per_second=1 / measured.seconds_per_sample,
+        conv_seconds=measured.conv_seconds,
+        conv_fixed=measured.conv_fixed,
+    )

@@ -70,6 +70,10 @@ class Member:
         """What it advertises, in words."""
         return " and ".join(RESOURCES[kind] for kind in (self.kind, *self.also))
 
+    def named(self, name: str) -> Member:
+        """The worker under its name in a run."""
+        return replace(self, name=name)
+
     @property
     def resource(self) -> dict[str, float]:
         return {RESOURCES[self.kind]: 1}

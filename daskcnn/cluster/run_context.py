@@ -106,6 +106,8 @@ class RunContext:
     needs_server: bool = False
     hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
     links: Links | None = None  # of layer-sharded runs, once they are measured
+    takes_newcomers: bool = False  # workers that come in mid-run are of use
+    newcomers: list[Member] = field(default_factory=list)  # those that came, until they are taken from here
     alive: dict[str, Member] = field(init=False)
     _known: set[str] = field(init=False)
     _serial: count[int] = field(init=False, default_factory=count)
@@ -120,24 +122,34 @@ class RunContext:
         """Samples that are trained on; those of the validation slice lie behind them."""
         return len(self.dataset.train) - self.job.data.validation
 
-    def look_round(self) -> None:
-        """See who is there. New workers are mentioned and ignored.
+    def look_round(self) -> bool:
+        """See who is there; False where that was a moment ago. New workers are noted, or mentioned and ignored.
 
         Raises WorkersLost, ServerLost, Lost where the scheduler itself is gone, Interrupted after a signal.
         """
         if (signum := self.interrupted()) is not None:
             raise Interrupted(f"interrupted by signal {signum}", signum)
         if time.monotonic() - self._looked < LOOK:
-            return
+            return False
         self._looked = time.monotonic()
         now = self._present()
         for member in advertised({a: info for a, info in now.items() if a not in self._known}):
-            self.emit({"event": "worker-ignored", "address": member.address})
+            if self.takes_newcomers and member.kind != "ps":
+                self.newcomers.append(member)
+            else:
+                self.emit({"event": "worker-ignored", "address": member.address})
         self._known |= set(now)
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
         if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
             raise ServerLost
+        return True
+
+    @staticmethod
+    def new_name(kind: str, taken: Iterable[str]) -> str:
+        """The next name of a worker of this kind that nobody in the run has had."""
+        numbers = [int(name.removeprefix(f"{kind}-")) for name in taken if name.startswith(f"{kind}-")]
+        return f"{kind}-{max(numbers, default=-1) + 1}"
 
     def _present(self) -> dict[str, Any]:
         address = self.client.scheduler.address
@@ -311,9 +323,10 @@ class RunContext:
 
     def parts(self, lo: int, hi: int) -> list[tuple[str, int, int]]:
         """lo…hi cut over the workers in proportion to their calibrated speed."""
-        speeds = [1 / self.calibrations[name].seconds_per_sample for name in self.alive]
+        names = [name for name in self.alive if name in self.calibrations]
+        speeds = [1 / self.calibrations[name].seconds_per_sample for name in names]
         cut, begin = [], lo
-        for name, size in zip(self.alive, proportional(hi - lo, speeds), strict=True):
+        for name, size in zip(names, proportional(hi - lo, speeds), strict=True):
             if size:
                 cut.append((name, begin, begin + size))
             begin += size

@@ -50,3 +50,10 @@ def rate_of(schedule: Schedule) -> Rate:
 def training_samples(job: Job, dataset: Dataset) -> int:
     """Samples that are trained on: those in front of the validation slice."""
     return len(dataset.train) - job.data.validation
+
+
+def replica_bytes(job: Job, dataset: Dataset) -> int:
+    """Memory that a worker needs for one replica: weights, momentum, gradients, samples and a layer's workspace."""
+    layout, _ = initial_weights(job, dataset)
+    H, W, C = dataset.shape
+    return 6 * layout.nbytes + len(dataset.train) * H * W * C + (job.train.workspace_mib << 20)

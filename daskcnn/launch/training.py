@@ -21,10 +21,8 @@ from distributed import Client
 from daskcnn.cluster.admission import calibrate_all, check_workers
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.groups.driver import Grouped
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.job.tables import Job
@@ -272,7 +270,8 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
     try:
-        calibrate_all(context)
+        if job.train.strategy == "layer":
+            calibrate_all(context)
         state = to_state(checkpoint, job) if checkpoint else None
         recorder.begun = time.monotonic()
         strategy = driver_of(job)(context, state)
@@ -298,12 +297,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
     """What drives a run of this job."""
-    if job.train.strategy == "layer":
-        return LayerSharded
-    if job.train.replica_size > 1:
-        return Grouped
-    rule = RULES[job.train.strategy].model_validate(job.rule)
-    return PeerToPeer if isinstance(rule, BSP) and rule.exchange != "allreduce" else DataParallel
+    return LayerSharded if job.train.strategy == "layer" else DataParallel
 
 
 def _summary(

@@ -41,17 +41,32 @@ class RoundReport:
     q: float | None
     center: Score | None = None
     velocity: Array | None = None
+    members: tuple[GroupMember, ...] = ()
 
-    def event(self, epoch: float, members: list[GroupMember] | None = None) -> RoundEnded:
+    def event(self, epoch: float) -> RoundEnded:
         """The report as it is logged, at this epoch of the run."""
+        trained = self.trained
         return RoundEnded(
             worker=self.worker,
             round=self.number,
+            epoch=epoch,
             samples=self.samples,
+            samples_per_second=self.samples / self.busy if self.busy else 0.0,
+            loss=trained and trained.loss,
+            accuracy=trained and trained.accuracy,
+            lr=self.lr,
             busy=self.busy,
+            load=self.load,
             wait=self.wait,
             communication=self.communication,
+            evaluation=self.evaluation,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
-            epoch=epoch,
+            pushes=self.pushes,
+            version=self.version,
+            base_version=self.base_version,
+            staleness=self.staleness,
+            gamma=self.gamma,
+            q=self.q,
+            **({"members": list(self.members)} if self.members else {}),
         )

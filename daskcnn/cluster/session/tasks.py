@@ -152,8 +152,13 @@ def stop_signal() -> Callable[[], bool]:
     return stopped
 
 
-def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
-    """Measure this worker with the real shapes, through the code of training."""
+def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str) -> Calibration:
+    """Measure this worker with the real shapes, through the code of training.
+
+    Raises ClusterError where it has not the device that it advertises, or does not see the very data set.
+    """
+    if problem := check_dataset(job, fingerprint):
+        raise ClusterError(f"it does not see the data set: {problem}; give data.path on storage that every worker reaches")
     session = open_session(run, job, kind)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():

@@ -1,0 +1,197 @@
+"""Replicas that are groups of workers, which shard the kernels of a replica each (bi-layered training).
+
+To the rule, the server and the partitioner a group is one worker, "group-0" and so on. A group that loses a member is
+lost: its samples go to the others, and the workers that are left of it take part again when groups are formed anew.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from distributed import Future
+
+from daskcnn.cluster.exchange import Watch
+from daskcnn.cluster.groups.graph import GroupGraph, RoundStep, round_steps
+from daskcnn.cluster.groups.tasks import GroupReport, Meeting
+from daskcnn.cluster.layers.balance import fastest
+from daskcnn.cluster.link_speeds import measure_links
+from daskcnn.cluster.protocol import RoundOrder
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.work import Work
+from daskcnn.errors import Diverged
+from daskcnn.events import GroupMember
+from daskcnn.job.network import initial_weights, network_of
+from daskcnn.nn.score import Score
+from daskcnn.ps import UpdateRule
+from daskcnn.sharded import stages_of
+from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone
+from daskcnn.training.coordinator.settings import STEPS_AHEAD
+from daskcnn.training.reports import RoundReport
+
+CHAIN = 250  # steps after which the tasks' chain is cut, which the scheduler has to remember
+
+
+@dataclass
+class Group:
+    """Some of the run's workers, which have a replica together. seconds: a sample, if all went on at once."""
+
+    name: str
+    context: RunContext
+    graph: GroupGraph
+    seconds: float
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(self.context.alive)
+
+    def row(self) -> dict[str, Any]:
+        """Of the log."""
+        kinds = [member.kind for member in self.context.alive.values()]
+        device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        speed = {"device": device, "images_per_second": 1 / self.seconds}
+        return {"name": self.name, "home": self.graph.home, "members": list(self.members), **speed}
+
+
+class GroupRound:
+    """A round of a group under way. `watch` is given every task whose result the round waits for."""
+
+    def __init__(
+        self,
+        graph: GroupGraph,
+        order: RoundOrder,
+        rule: UpdateRule,
+        steps: Iterator[RoundStep],
+        watch: Watch,
+    ) -> None:
+        self._graph, self._order, self._rule, self._steps, self._told = graph, order, rule, steps, watch
+        self._made, self._begun = 0, time.monotonic()
+        self._score = Score(0.0, 0, 0)  # of the steps that have ended
+        self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
+        self._met: Future | None = None  # held: others hang on it
+        self._settling: Future | None = None
+        self._report: Future | None = None
+        graph.cut_chain()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._begun
+
+    def expects(self, future: Future) -> bool:
+        """Whether it is one of those that the round waits for now."""
+        return future.key in self._flight or future is self._settling or future is self._report
+
+    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """Go on with a step, or the report that ends the round. Raises Diverged."""
+        order = self._order
+        if future is self._report:
+            return [RoundDone(order.worker, order.epoch, order.session, self._reported(result), now)]
+        if future is self._settling:
+            self._settling = None
+            self._graph.cut_chain()
+        else:
+            step, _ = self._flight.pop(future.key)
+            self._count(step, result)
+        self.advance()
+        return [Progress(order.worker, order.epoch, order.session, now)]
+
+    def _reported(self, found: GroupReport) -> RoundReport:
+        """The group's report: it is busy for as long as it neither exchanges, waits nor judges."""
+        own = found.report
+        apart = own.communication + own.wait + own.evaluation
+        members = tuple(GroupMember(name=name, **asdict(each)) for name, each in found.members.items())
+        return replace(own, busy=max(self.seconds - apart, 1e-9), members=members)
+
+    def _watch(self, future: Future) -> None:
+        future.add_done_callback(lambda done: self._told(self._order.worker, done))
+
+    def advance(self) -> None:
+        """Submit what may be ahead of what has ended."""
+        while self._report is None and self._settling is None and len(self._flight) <= STEPS_AHEAD:
+            if self._graph.chained < CHAIN:
+                self._submit(next(self._steps))
+            elif self._flight:
+                return
+            else:
+                self._settling = self._graph.settle()
+                self._watch(self._settling)
+
+    def cancel(self) -> None:
+        """Give up all that is under way: nobody wants it any more.
+
+        Dask's own cancel would take what hangs on a task with it, and fails where some of that was never wanted.
+        """
+        own = [future for _, future in self._flight.values()]
+        held = [future for future in (self._met, self._settling, self._report) if future is not None]
+        for future in (*own, *held, *self._graph.futures()):
+            future.release()
+
+    def _count(self, step: RoundStep, score: Score) -> None:
+        if not math.isfinite(score.loss_sum):
+            raise Diverged(f"loss = {score.loss}: training diverged at learning rate {step.lr:.3g}; lower train.lr")
+        self._score += score
+
+    def _submit(self, step: RoundStep) -> None:
+        score = self._graph.submit(step)
+        self._flight[score.key] = step, score
+        self._watch(score)
+        self._made += 1
+        if due := self._rule.due(self._made, round_end=step.last):
+            meeting = Meeting(self._order, due, step.last, self._score, step.lr)
+            self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
+        if step.last:
+            self._report = self._graph.end(self._order)
+            self._watch(self._report)
+
+
+class GroupReplicas:
+    """Groups of the run's workers. A group's steps and meetings are submitted ahead, and go on as their results come."""
+
+    def __init__(self, context: RunContext, rule: UpdateRule) -> None:
+        self._context, self._rule = context, rule
+        self._layout, _ = initial_weights(context.job, context.dataset)
+        self._stages = stages_of(network_of(context.job, context.dataset))
+        self._groups: dict[str, Group] = {}
+        self._generation = 0
+
+    def form(self, order: orders.FormGroups) -> None:
+        """Make the groups and log them. Raises WorkersLost where one of their workers goes meanwhile."""
+        self._groups = {name: self._group(name, members) for name, members in order.groups.items()}
+        rows = [group.row() for group in self._groups.values()]
+        self._context.emit({"event": "groups", "groups": rows, "left_out": list(order.left_out)})
+        graphs = [group.graph for group in self._groups.values()]
+        kernels = {w: own for graph in graphs for w, own in graph.by_worker().items()}
+        divided = {w: own for graph in graphs for w, own in graph.divided().items()}
+        sharded = {"home": "", "kernels": kernels, "divided": divided, "of": graphs[0].of()}
+        self._context.emit({"event": "shards", **sharded})
+
+    def _group(self, name: str, members: tuple[str, ...]) -> Group:
+        part = self._context.within(members)
+        part.links = measure_links(part, fastest(part))
+        seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
+        return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
+
+    def join(self, order: RoundOrder) -> Future:
+        self._generation += 1
+        return self._groups[order.worker].graph.join(order, self._generation)
+
+    def start(self, order: RoundOrder, watch: Watch) -> Work:
+        job, rule, round_ = self._context.job, self._rule, order.round
+        assert round_ is not None, "the order of a round"
+        passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)
+        steps = round_steps(job, round_, passes=passes, scale=scale)
+        work = GroupRound(self._groups[order.worker].graph, order, rule, steps, watch)
+        work.advance()
+        return work
+
+    def stuck(self, replica: str) -> tuple[str, ...]:
+        """Members that have tasks to do; all of them where none has."""
+        context, group = self._context, self._groups[replica].context
+        processing = context.client.processing()
+        members = {name: member for name, member in group.alive.items() if name in context.alive}
+        return tuple([name for name, member in members.items() if processing.get(member.address)] or members)

@@ -1,0 +1,91 @@
+"""Merges that travel through a parameter server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from daskcnn.arrays import Array
+from daskcnn.cluster.exchange import Momenta, Replicas, Watch
+from daskcnn.cluster.protocol import RoundOrder
+from daskcnn.cluster.run_context import RunContext, ServerLost
+from daskcnn.cluster.server.hosts import Hosted, host_server
+from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.ps import Snapshot, UpdateRule
+from daskcnn.runs.state import TrainingState
+from daskcnn.training.coordinator import facts, orders
+
+CALL = 60.0  # seconds the driver waits for the server to answer
+
+
+class ServerExchange:
+    """A run's server, one after the other, and the replicas that talk to it."""
+
+    def __init__(self, context: RunContext, rule: UpdateRule, replicas: Replicas, watch: Watch) -> None:
+        self._context, self._rule, self._replicas, self._watch = context, rule, replicas, watch
+        self._hosted: Hosted | None = None
+
+    def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        context = self._context
+        context.needs_server = True
+        if order.moved:
+            context.new_host()
+        rule_state = dict(state.rule_state) or None
+        snapshot = Snapshot(state.weights, version=state.step, epoch=order.life - 1, state=rule_state)
+        self._hosted = host_server(context, self._rule, snapshot, epoch=order.life)
+        context.hosts = self._hosted.hosts
+        return context.members.server.name
+
+    def form(self, order: orders.FormGroups) -> None:
+        """Make groups of workers. Raises WorkersLost."""
+        self._replicas.form(order)
+
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+        sent = replace(self._order(order.replica, order), velocity=momenta.get(order.replica))
+        future = self._replicas.join(sent)
+        future.add_done_callback(lambda done: self._watch(order.replica, done))
+        return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
+
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
+        return {each.round.worker: self._round(each) for each in started}
+
+    def _round(self, order: orders.StartRound) -> Work:
+        replica = order.round.worker
+        sent = replace(
+            self._order(replica, order), round=order.round, score=order.score, replicas=order.replicas
+        )
+        return self._replicas.start(sent, self._watch)
+
+    def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
+        assert self._hosted is not None, "started"
+        return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at)
+
+    def leave(self, order: orders.Leave) -> None:
+        self._call("leave", order.replica, order.session)
+
+    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+        waiting = frozenset(self._call("waiting"))
+        return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
+
+    def snapshot(self) -> Snapshot:
+        snapshot: Snapshot = self._call("snapshot")
+        return snapshot
+
+    def rescue(self, momenta: dict[str, Array]) -> int | None:
+        raise AssertionError("a run with a server goes on from its snapshot")
+
+    def close(self) -> None:
+        """The server goes with its futures."""
+        if self._hosted is not None:
+            self._hosted.close()
+            self._hosted = None
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Ask the server. Raises ServerLost where it does not answer."""
+        if self._hosted is None:
+            raise ServerLost
+        try:
+            return getattr(self._hosted.handle, method)(*args).result(timeout=CALL)
+        except (OSError, RuntimeError) as error:
+            raise ServerLost from error

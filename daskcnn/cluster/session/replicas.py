@@ -1,0 +1,40 @@
+"""Replicas that are a worker each."""
+
+from __future__ import annotations
+
+from distributed import Future
+
+from daskcnn.cluster.exchange import Watch
+from daskcnn.cluster.protocol import RoundOrder
+from daskcnn.cluster.run_context import RunContext, WorkersLost
+from daskcnn.cluster.session.tasks import join_run, train_round
+from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.reports import RoundReport
+
+
+class WorkerReplicas:
+    """A round is one long task of its worker."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+
+    def form(self, order: orders.FormGroups) -> None:
+        raise AssertionError("replicas of one worker are in no groups")
+
+    def join(self, order: RoundOrder) -> Future:
+        return self._context.submit("join", join_run, order, worker=order.worker)
+
+    def start(self, order: RoundOrder, watch: Watch) -> Work:
+        future = self._context.submit("round", train_round, order, worker=order.worker)
+        future.add_done_callback(lambda done: watch(order.worker, done))
+
+        def done(report: RoundReport | None, at: float) -> facts.RoundDone:
+            if report is None:  # it was stopped: the worker is about to be found lost
+                raise WorkersLost([order.worker])
+            return facts.RoundDone(order.worker, order.epoch, order.session, report, at)
+
+        return TaskWork(future, done)
+
+    def stuck(self, replica: str) -> tuple[str, ...]:
+        return (replica,)

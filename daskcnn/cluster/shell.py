@@ -1,0 +1,144 @@
+"""Turns what happens in a cluster into facts, and a coordinator's orders into tasks. Decides nothing."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from distributed import Future
+
+from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.work import Work
+from daskcnn.errors import Interrupted, Lost
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.orders import Order
+
+
+class Decider(Protocol):
+    """A coordinator."""
+
+    def handle(self, fact: Any) -> list[Any]: ...
+
+
+Heard = Callable[[Fact, list[Order]], None]
+"""Is told every fact and the orders that it led to."""
+
+
+class Shell:
+    """Drives one coordinator. `carry_out` has a function for every kind of order.
+
+    Attributes
+    ----------
+    end : the last order, once it was given.
+    life : the server's, for facts about it.
+    """
+
+    def __init__(self, context: RunContext, coordinator: Decider, heard: Heard | None = None) -> None:
+        self.context, self._coordinator, self._heard = context, coordinator, heard
+        self.end: orders.End | None = None
+        self.life = 0
+        self._facts: deque[Fact] = deque()
+        self._ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
+        self._work: dict[str, Work] = {}
+        self._carry_out: Mapping[type, Callable[[Any], None]] = {}
+
+    def watch(self, name: str, future: Future) -> None:
+        """A task of this worker or replica has ended, one way or another. May be called on any thread."""
+        self._ended.put((name, future))
+
+    def run(self) -> orders.End:
+        """To the end. Raises what tasks raise by a mistake of ours."""
+        while self.end is None:
+            self._look()
+            self._take_result()
+            while self._facts and self.end is None:
+                self._tell(self._facts.popleft())
+        return self.end
+
+    def tell(self, fact: Fact) -> None:
+        """A fact that the coordinator is told in its turn."""
+        self._facts.append(fact)
+
+    def _tell(self, fact: Fact) -> None:
+        found = self._coordinator.handle(fact)
+        if self._heard is not None:
+            self._heard(fact, found)
+        with self._losses_told():
+            self.carry_out(found)
+
+    def carry_out(self, found: list[Order]) -> None:
+        """Do what was ordered, in turn."""
+        for order in found:
+            with self._losses_told():
+                self._carry_out[type(order)](order)
+
+    @contextmanager
+    def _losses_told(self) -> Iterator[None]:
+        """What is found lost meanwhile becomes a fact."""
+        try:
+            yield
+        except WorkersLost as lost:
+            self.lost(lost.names)
+        except ServerLost:
+            self.tell(facts.ServerGone(self.life, self.now))
+        except Interrupted as signal:
+            self.context.ignore_signals()  # it is told once
+            self.tell(facts.Interrupted(signal.signum, self.now))
+        except Lost as error:
+            self.tell(facts.SchedulerGone(error, self.now))
+
+    def lost(self, names: tuple[str, ...]) -> None:
+        """These workers are gone."""
+        if names:
+            self.tell(facts.WorkerGone(names, "connection lost", self.now))
+
+    @property
+    def now(self) -> float:
+        """Seconds on this process's clock."""
+        return time.monotonic()
+
+    def _look(self) -> None:
+        with self._losses_told():
+            if self.context.look_round():
+                self.tell(facts.Tick(self.now))
+
+    # --- results ---
+
+    def _take_result(self) -> None:
+        if self._facts:
+            return
+        try:
+            name, future = self._ended.get(timeout=LOOK)
+        except queue.Empty:
+            return
+        work = self._work.get(name)
+        if work is None or not work.expects(future):
+            return  # of something that was given up
+        with self._losses_told():
+            try:
+                result = self.fetch(name, future)
+            except NotYet:
+                self._ended.put((name, future))
+            except (WorkersLost, ServerLost, Interrupted, Lost):
+                self._ended.put((name, future))  # it is put off, unless it is of what was lost
+                raise
+            else:
+                self.take(name, work, future, result)
+
+    def fetch(self, name: str, future: Future) -> Any:
+        """The result of a task. Raises NotYet, WorkersLost, ServerLost."""
+        return self.context.fetch(future)
+
+    def take(self, name: str, work: Work, future: Future, result: Any) -> None:
+        """Go on with a result."""
+        self._facts += work.take(future, result, self.now)
+
+    def give_up(self, name: str) -> None:
+        """What this worker or replica has under way is no longer waited for."""
+        if (work := self._work.pop(name, None)) is not None:
+            work.cancel()
