@@ -1,0 +1,103 @@
+"""What a worker reports of a round, in a cluster and in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from daskcnn.arrays import Array
+from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Round
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """A worker's round. A simulation that learns nothing does not know score, lr and q: they are None.
+
+    Attributes
+    ----------
+    round:
+        The round that was trained.
+    score:
+        Loss and right answers over the round's samples, each before the step that it was part of.
+    lr:
+        Learning rate of the last step.
+    busy, load:
+        Seconds of loading and computing; of these, the seconds of waiting for minibatches.
+    wait, communication:
+        Seconds that the replica waited for other workers; seconds of its exchanges besides.
+    evaluation:
+        Seconds of judging the weights on validation samples.
+    bytes_up, bytes_down:
+        Bytes sent and received.
+    pushes:
+        Pushes that were answered.
+    version:
+        Version of the last reply.
+    base_version, gamma, q:
+        The last push's base version, attenuation γ and accuracy Q.
+    staleness:
+        The largest staleness of the round's pushes, in versions.
+    judged, center:
+        Number of validation samples that the center was judged on; the center's score on them.
+    velocity:
+        Momentum on the host (parameter_size,).
+    """
+
+    round: Round
+    score: Score | None
+    lr: float | None
+    busy: float
+    load: float
+    wait: float
+    communication: float
+    evaluation: float
+    bytes_up: int
+    bytes_down: int
+    pushes: int
+    version: int
+    base_version: int
+    staleness: int
+    gamma: float
+    q: float | None
+    judged: int
+    center: Score | None
+    velocity: Array | None
+
+    @property
+    def worker(self) -> str:
+        """The round's worker."""
+        return self.round.worker
+
+    @property
+    def samples(self) -> int:
+        """Samples presented in the round."""
+        return self.round.samples
+
+    def event(self, epoch: float) -> dict[str, Any]:
+        """The report as it is logged, at this epoch of the run."""
+        round_, score = self.round, self.score
+        return {
+            "event": "round",
+            "round": round_.number,
+            "epoch": epoch,
+            "samples_per_second": round_.samples / self.busy if self.busy else 0.0,
+            "worker": round_.worker,
+            "samples": round_.samples,
+            "loss": None if score is None else score.loss,
+            "accuracy": None if score is None else score.accuracy,
+            "lr": self.lr,
+            "busy": self.busy,
+            "load": self.load,
+            "wait": self.wait,
+            "communication": self.communication,
+            "evaluation": self.evaluation,
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "pushes": self.pushes,
+            "version": self.version,
+            "base_version": self.base_version,
+            "staleness": self.staleness,
+            "gamma": self.gamma,
+            "q": self.q,
+        }
