@@ -32,44 +32,6 @@ class RoundOrder:
 
 
 @dataclass(frozen=True)
-class RoundReport:
-    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's.
-
-    staleness: the largest of its pushes; base_version, gamma and q: the last push's.
-    """
-
-    worker: str
-    number: int
-    samples: int
-    loss: float
-    accuracy: float
-    lr: float
-    busy: float
-    load: float
-    wait: float
-    communication: float
-    evaluation: float
-    bytes_up: int
-    bytes_down: int
-    pushes: int
-    version: int
-    base_version: int
-    staleness: int
-    gamma: float
-    q: float
-    center: Score | None
-    velocity: Array
-
-    def event(self, epoch: float) -> dict[str, Any]:
-        """The report as it is logged, at this epoch of the run."""
-        numbers = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("center", "velocity", "number")
-        }
-        speed = self.samples / self.busy if self.busy else 0.0
-        return {"event": "round", "round": self.number, "epoch": epoch, "samples_per_second": speed, **numbers}
-
-
-@dataclass(frozen=True)
 class Calibration:
     """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer.
 

@@ -95,6 +95,11 @@ class UpdateRule(BaseModel, ABC):
         """Whether a replica may train on while it pushes and pulls, and add what that gained to what comes back."""
         return False
 
+    @property
+    def judges_pushes(self) -> bool:
+        """Whether every push is weighed by what its weights score on the validation samples."""
+        return False
+
     def passes(self, epochs: int) -> int:
         """How often a round presents the worker's samples, in a run of so many epochs."""
         return 1
@@ -164,6 +169,11 @@ class AccuracyWeighted(UpdateRule):
     """
 
     accuracy_on: Literal["validation", "train"] = "validation"
+
+    @property
+    def judges_pushes(self) -> bool:
+        """Unless Q is the round's training accuracy."""
+        return self.accuracy_on == "validation"
 
 
 class Asynchronous(UpdateRule):

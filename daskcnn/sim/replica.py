@@ -1,114 +1,39 @@
-"""A worker in simulated time: it trains its rounds, meets the server where the rule says so, and reports."""
+"""A worker in simulated time: it carries out what its `ReplicaExchange` orders, each order at its cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Action, Local, Reply, Vector
+from daskcnn.ps import Local, Reply
 from daskcnn.sim.agenda import Agenda
-from daskcnn.sim.cadence import Cadence, Stop
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.host import Host
-from daskcnn.sim.learners import NOTHING, Learner, Learnt
+from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
-
-CERTAIN = 1.0
-"""Q where nothing is learnt: any will do."""
-
-
-@dataclass(slots=True)
-class Report:
-    """How a round went, as a worker of a cluster reports it (`cluster.protocol.RoundReport`)."""
-
-    round: Round
-    learnt: Learnt = NOTHING
-    busy: float = 0.0
-    wait: float = 0.0
-    communication: float = 0.0
-    evaluation: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    pushes: int = 0
-    version: int = 0
-    base_version: int = 0
-    staleness: int = 0
-    gamma: float = 1.0
-    q: float = 0.0
-    center: Score | None = None
-    judged: int = 0
-
-    def event(self, epoch: float) -> dict[str, Any]:
-        """As it is logged, at this epoch of the run."""
-        samples, score = self.round.samples, self.learnt.score
-        return {
-            "event": "round",
-            "round": self.round.number,
-            "epoch": epoch,
-            "samples_per_second": samples / self.busy if self.busy else 0.0,
-            "worker": self.round.worker,
-            "samples": samples,
-            "loss": score and score.loss,
-            "accuracy": score and score.accuracy,
-            "lr": self.learnt.lr,
-            "busy": self.busy,
-            "load": 0.0,
-            "wait": self.wait,
-            "communication": max(0.0, self.communication - self.wait),
-            "evaluation": self.evaluation,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "pushes": self.pushes,
-            "version": self.version,
-            "base_version": self.base_version,
-            "staleness": self.staleness,
-            "gamma": self.gamma,
-            "q": score and self.q,
-        }
-
-
-class Exchange:
-    """Calls of the server that belong together, one after the other, and the weights that were sent.
-
-    asked: when the replica began to wait; None: it trains on meanwhile.
-    """
-
-    __slots__ = ("asked", "pull", "push", "replies", "sent")
-
-    def __init__(self, stop: Stop, asked: float | None, sent: Vector) -> None:
-        self.push, self.pull, self.asked, self.sent = stop.push, stop.pull, asked, sent
-        self.replies: list[tuple[Action, Reply]] = []
+from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Report, Send
+from daskcnn.training.reports import RoundReport
 
 
 class SimulatedReplica:
-    """One worker. Mirrors `cluster.worker`: where a task blocks there, here the next event is noted."""
+    """One worker. Where a task of a cluster's worker takes its time, here the next event is noted."""
 
     __slots__ = (
         "_agenda",
-        "_asked",
-        "_cadence",
+        "_answers",
+        "_busy",
         "_exchange",
         "_host",
-        "_judged_pushes",
         "_judging",
-        "_overlaps",
         "_pace",
-        "_position",
-        "_pushed",
-        "_report",
         "_reported",
-        "_rule",
-        "_score",
         "_seconds",
         "_segment",
-        "_stops",
+        "_sending",
         "_told",
-        "_workload",
         "learner",
         "link",
         "local",
@@ -116,7 +41,6 @@ class SimulatedReplica:
         "name",
         "received",
         "sent",
-        "seq",
         "session",
     )
 
@@ -132,24 +56,25 @@ class SimulatedReplica:
     ) -> None:
         self.member, self.name, self.link = member, member.name, member.link()
         self.learner, self.local = learner, Local(learner.weights, learner.weights)
-        self.session = self.seq = self.sent = self.received = 0
-        self._pace, self._workload, self._rule = pace, workload, workload.rule
-        self._cadence, self._host, self._agenda = cadence, host, agenda
+        self.session = self.sent = self.received = 0
+        self._pace, self._host, self._agenda = pace, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
-        self._overlaps = workload.overlaps
-        self._judged_pushes = workload.validation if workload.judges_pushes else 0
-        self._exchange: Exchange | None = None
-        self._told: Callable[[Reply], None]
+        self._exchange = ReplicaExchange(workload.rule, self.local, cadence, overlap=workload.overlap)
+        self._busy = 0.0
+        self._segment: tuple[Train, float, float] | None = None  # steps under way, when they begin and end
+        self._sending: Send | None = None
+        self._answers: list[Answer] = []
+        self._told: Callable[[Reply], None] = self._heard
+        self._reported: Callable[[RoundReport], None] | None = None
 
     # --- joining ---
 
     def join(self, joined: Callable[[str], None]) -> None:
         """Begin a session; `joined` is told when the center is there."""
         self.session += 1
-        self.seq = 0
 
         def told(reply: Reply) -> None:
-            self._rule.begin(self.local, self._host.travelled(reply.weights), reply.version)
+            self._exchange.joined(self._host.travelled(reply.weights), reply.version)
             joined(self.name)
 
         self._told = told
@@ -162,145 +87,111 @@ class SimulatedReplica:
     # --- a round ---
 
     def start(
-        self, round_: Round, score: tuple[int, int] | None, replicas: int, reported: Callable[[Report], None]
+        self, round_: Round, score: tuple[int, int] | None, replicas: int, reported: Callable[[RoundReport], None]
     ) -> None:
         """Train this round from now on, and judge the center on these samples; `reported` is told how it went."""
-        self._stops, self._position, self._pushed = self._cadence.stops(round_), 0, 0
-        self._score, self._reported = score, reported
-        base = self.local.base_version
-        self._report = Report(round_, version=base, base_version=base)
-        self.sent = self.received = 0
+        self._reported = reported
+        self._busy, self.sent, self.received = 0.0, 0, 0
         self.learner.begin(round_, self.local, replicas)
-        self._train()
+        self._train(self._exchange.begin(round_, score))
 
-    def _train(self) -> None:
-        """The steps up to the next stop, and what is judged there before a push."""
-        stop, report, begun = self._stops[self._position], self._report, self._agenda.now
-        samples = stop.samples - (self._stops[self._position - 1].samples if self._position else 0)
-        trained = self._pace.end(begun, samples * self._seconds)
-        report.busy += trained - begun
-        ready = trained
-        if stop.push and self._judged_pushes:
-            ready = self._pace.end(trained, self._judged_pushes * self._judging)
-            report.evaluation += ready - trained
-        self._segment = begun, trained
-        self._agenda.at(ready, self._meet)
+    def _carry_out(self, order: Order) -> None:
+        match order:
+            case Send():
+                self._send(order)
+            case Train():
+                self._train(order)
+            case Report():
+                assert self._reported is not None
+                self._reported(self._exchange.report(bytes_up=self.sent, bytes_down=self.received))
+            case JudgeCenter():
+                self._judge(order)
+            case PullCenter():
+                self._told = self._brought_center
+                self._host.pull(self)
+            case JudgeLocal():
+                self._agenda.at(self._judged_at(order, self._agenda.now), self._judged_local, order, self._agenda.now)
+            case Await():
+                pass  # the replies come as they come
 
-    def _meet(self) -> None:
-        """A stop: wait for the exchange under way, if there is one, and make the next."""
-        if self._exchange is not None:
-            self._exchange.asked = self._agenda.now
-            return
-        stop, report = self._stops[self._position], self._report
-        report.learnt = self.learner.train(stop.step)
-        self._position += 1
-        last = self._position == len(self._stops)
-        if self._overlaps and not last:
-            self._exchange = Exchange(stop, None, self.local.weights.copy())
-            self._call()
-            self._train()
+    # --- steps, and what is judged ---
+
+    def _train(self, order: Train) -> None:
+        """The steps up to the next stop. What is judged right after them needs no event of its own."""
+        begun = self._agenda.now
+        trained = self._pace.end(begun, order.gained * self._seconds)
+        self._busy += trained - begun
+        self._segment = order, begun, trained
+        if order.judge is None or self._sending is not None:
+            self._agenda.at(trained, self._trained)
         else:
-            self._exchange = Exchange(stop, self._agenda.now, self.local.weights)
-            self._call()
+            self._agenda.at(self._judged_at(order.judge, trained), self._trained_and_judged, trained)
 
-    def _call(self) -> None:
-        """The exchange's next call."""
-        exchange = self._exchange
-        assert exchange is not None
-        self._told = self._heard
-        if not exchange.push or exchange.replies:
+    def _trained(self) -> None:
+        self._carry_out(self._after_steps(self._agenda.now))
+
+    def _trained_and_judged(self, trained: float) -> None:
+        order = self._after_steps(trained)
+        assert isinstance(order, JudgeLocal)
+        self._judged_local(order, trained)
+
+    def _after_steps(self, trained: float) -> Order:
+        """What is ordered after the steps that ended at this time."""
+        assert self._segment is not None
+        learnt = self.learner.train(self._segment[0].step)
+        return self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=trained)
+
+    def _judged_at(self, order: JudgeLocal | JudgeCenter, begun: float) -> float:
+        """When it is judged."""
+        return self._pace.end(begun, (order.hi - order.lo) * self._judging)
+
+    def _judged_local(self, order: JudgeLocal, begun: float) -> None:
+        score = self.learner.judge(order.lo, order.hi)
+        self._carry_out(self._exchange.judged(score, begun=begun, at=self._agenda.now))
+
+    def _judge(self, order: JudgeCenter) -> None:
+        begun = self._agenda.now
+        self._agenda.at(self._judged_at(order, begun), self._judged_center, order, begun)
+
+    def _judged_center(self, order: JudgeCenter, begun: float) -> None:
+        score = self.learner.judge(order.lo, order.hi, order.weights)
+        self._carry_out(self._exchange.judged(score, begun=begun, at=self._agenda.now))
+
+    # --- calls of the server ---
+
+    def _send(self, order: Send) -> None:
+        self._sending, self._answers, self._told = order, [], self._heard
+        if order.push is None:
             self._host.pull(self)
-            return
-        report, local, stop = self._report, self.local, self._stops[self._position - 1]
-        report.q, report.base_version = self._quality(), local.base_version
-        self.seq += 1
-        samples, self._pushed = stop.samples - self._pushed, stop.samples
-        payload = self._rule.payload(local)
-        if payload is local.weights and exchange.asked is None:  # they are trained on meanwhile
-            payload = exchange.sent
-        self._host.push(self, self.seq, local.base_version, payload, samples, report.q)
-
-    def _quality(self) -> float:
-        """Q, as the rule wants it measured."""
-        score = self._report.learnt.score
-        if self._judged_pushes:
-            end = self._workload.samples + self._workload.validation
-            score = self.learner.judge(self._workload.samples, end)
-        return CERTAIN if score is None else score.accuracy
+        else:
+            seq, base, payload, samples, accuracy = order.push
+            self._host.push(self, seq, base, payload, samples, accuracy)
+        if order.meanwhile is not None:
+            self._train(order.meanwhile)
 
     def _heard(self, reply: Reply) -> None:
         """A call was answered; once all were, go on from what they bring."""
-        exchange = self._exchange
-        assert exchange is not None
-        exchange.replies.append((Action.PULL if not reply.seq else Action.PUSH, reply))
-        if len(exchange.replies) < exchange.push + exchange.pull:
-            self._call()
+        sent = self._sending
+        assert sent is not None
+        self._answers.append((reply, self._host.travelled(reply.weights)))
+        if sent.pull and sent.push is not None and len(self._answers) == 1:
+            self._host.pull(self)
             return
-        self._exchange = None
-        if exchange.asked is None:
-            self._settle(exchange)
-            return
-        self._report.communication += self._agenda.now - exchange.asked
-        if exchange.sent is self.local.weights:
-            self._take_in(exchange.replies)
-            self._go_on()
-        else:
-            self._settle(exchange)
-            self._meet()
+        self._sending = None
+        if sent.meanwhile is not None:
+            self.learner.train(self._step_now())
+        order = self._exchange.replied(self._answers, self._agenda.now)
+        if order is not None:
+            self._carry_out(order)
 
-    def _settle(self, exchange: Exchange) -> None:
-        """Go on from the replies, and from what was trained since, at the end of the step that is under way."""
-        self.learner.train(self._step_now())
-        gained = self.local.weights - exchange.sent
-        self.local.weights[...] = exchange.sent
-        self._take_in(exchange.replies)
-        self.local.weights += gained
+    def _brought_center(self, reply: Reply) -> None:
+        order = self._exchange.replied([(reply, self._host.travelled(reply.weights))], self._agenda.now)
+        assert order is not None
+        self._carry_out(order)
 
     def _step_now(self) -> int:
         """The step under way, all steps between two stops being taken for equally long."""
-        begun, trained = self._segment
-        before = self._stops[self._position - 1].step if self._position else 0
+        assert self._segment is not None
+        stretch, begun, trained = self._segment
         part = min(1.0, (self._agenda.now - begun) / (trained - begun)) if trained > begun else 1.0
-        return before + max(1, math.ceil(part * (self._stops[self._position].step - before)))
-
-    def _take_in(self, replies: list[tuple[Action, Reply]]) -> None:
-        report = self._report
-        for action, reply in replies:
-            report.version = reply.version
-            brought = self._host.travelled(reply.weights)
-            if action == Action.PULL:
-                self._rule.pulled(self.local, brought, reply.version)
-                continue
-            self._rule.adopt(self.local, brought, reply.version)
-            report.pushes += 1
-            report.wait += reply.waited
-            report.gamma, report.staleness = reply.gamma, max(report.staleness, reply.staleness)
-
-    # --- the round's end ---
-
-    def _go_on(self) -> None:
-        if self._position < len(self._stops):
-            self._train()
-        elif self._score is None:
-            self._finish()
-        elif self._rule.answers == "difference":  # a replica that goes its own way has not seen it since it joined
-            self._asked, self._told = self._agenda.now, self._pulled_center
-            self._host.pull(self)
-        else:
-            self._judge(self.local.base)
-
-    def _pulled_center(self, reply: Reply) -> None:
-        self._report.communication += self._agenda.now - self._asked
-        self._judge(self._host.travelled(reply.weights))
-
-    def _judge(self, center: Vector) -> None:
-        assert self._score is not None
-        (lo, hi), now = self._score, self._agenda.now
-        end = self._pace.end(now, (hi - lo) * self._judging)
-        self._report.evaluation += end - now
-        self._report.center, self._report.judged = self.learner.judge(lo, hi, center), hi - lo
-        self._agenda.at(end, self._finish)
-
-    def _finish(self) -> None:
-        self._report.bytes_up, self._report.bytes_down = self.sent, self.received
-        self._reported(self._report)
+        return stretch.first - 1 + max(1, math.ceil(part * (stretch.step - stretch.first + 1)))

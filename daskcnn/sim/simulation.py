@@ -21,12 +21,13 @@ from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.ps.bsp import BSP
 from daskcnn.sim.agenda import Agenda
-from daskcnn.sim.cadence import Cadence
 from daskcnn.sim.cluster import Cluster, Worker
 from daskcnn.sim.host import EPOCH, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
-from daskcnn.sim.replica import Report, SimulatedReplica
+from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload
+from daskcnn.training.cadence import Cadence
+from daskcnn.training.reports import RoundReport
 
 Event = dict[str, Any]
 
@@ -59,13 +60,13 @@ class Simulation:
         self._interval, self._mark, self._best, self._worse = _Interval(0.0), 1, 0.0, 0
         self._joined: dict[str, None] = {}  # an ordered set
         self._joining: set[str] = set()
-        self._held: list[Report] = []  # came while the driver waited for others to join
+        self._held: list[RoundReport] = []  # came while the driver waited for others to join
         self._version = 0
         self.rounds = self._rounds()
         learners = [learner() for _ in self.members]
         self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH)
         self._host = self._made_host()
-        cadence = Cadence(self.rule, workload.batch_size)
+        cadence = Cadence(self.rule, workload.batch_size, workload.judged)
         self.replicas = {
             member.name: SimulatedReplica(
                 member,
@@ -187,26 +188,26 @@ class Simulation:
             lo += size
         return parts
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: RoundReport) -> None:
         """A round has ended."""
         if self._joining:
             self._held.append(report)
             return
-        worker = report.round.worker
-        self.rounds.finished(worker, report.busy / report.round.samples)
+        worker = report.worker
+        self.rounds.finished(worker, report.busy / report.samples)
         self._record(report)
         self._issue((worker,))
 
     # --- what is recorded ---
 
-    def _record(self, report: Report) -> None:
+    def _record(self, report: RoundReport) -> None:
         self._version = max(self._version, report.version)
         self._interval.add(report)
         if self._emit is not None:
-            self._log(report.event(self._epochs_done()))
+            self._log(report.event(self._epochs_done()).record())
         round_ended = not self.rounds.running if self.rule.barrier else report.judged > 0
         if round_ended and self._interval.judged:
-            self._look_at_center(report.learnt.lr)
+            self._look_at_center(report.lr)
 
     def _epochs_done(self) -> float:
         return self.rounds.done / self.workload.samples
@@ -279,11 +280,11 @@ class _Interval:
         self.begun, self.samples, self.judged = begun, 0, 0
         self.trained, self.center = Score(0.0, 0, 0), Score(0.0, 0, 0)
 
-    def add(self, report: Report) -> None:
-        self.samples += report.round.samples
+    def add(self, report: RoundReport) -> None:
+        self.samples += report.samples
         self.judged += report.judged
-        if report.learnt.score is not None:
-            self.trained += report.learnt.score
+        if report.score is not None:
+            self.trained += report.score
         if report.center is not None:
             self.center += report.center
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
-from daskcnn.ps import RULES, AccuracyWeighted, UpdateRule
+from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.bsp import BSP
 
 
@@ -67,13 +67,18 @@ class Workload:
         return self.rule.barrier and self.rule.period is not None
 
     @property
+    def judged(self) -> tuple[int, int]:
+        """The validation samples, as they lie in the training part."""
+        return self.samples, self.samples + self.validation
+
+    @property
     def judges_pushes(self) -> bool:
         """Whether every push is weighed by what its weights score on the validation samples."""
-        return isinstance(self.rule, AccuracyWeighted) and self.rule.accuracy_on == "validation"
+        return self.rule.judges_pushes
 
     @property
     def overlaps(self) -> bool:
-        """Whether replicas train on while they push and pull within a round, as `cluster.worker.Exchanges` has it."""
+        """Whether replicas train on while they push and pull within a round, as `training.exchange` has it."""
         return self.overlap and self.rule.overlaps
 
 

@@ -1,30 +1,52 @@
-"""How a round went, as a replica tells the coordinator."""
+"""What a worker reports of a round, in a cluster and in the simulator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
 from daskcnn.arrays import Array
 from daskcnn.events import GroupMember, RoundEnded
 from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Round
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """A replica's round.
+    """A worker's round. A simulation that learns nothing does not know score, lr and q: they are None.
 
     Attributes
     ----------
-    trained : loss and right answers while training; None: a simulation in which nothing is learnt.
-    busy, load, wait, communication, evaluation : seconds, as in `RoundEnded`.
-    center : the center's score on the samples that the replica was asked to judge.
-    velocity : the replica's momentum, on the host.
+    round:
+        The round that was trained.
+    score:
+        Loss and right answers over the round's samples, each before the step that it was part of.
+    lr:
+        Learning rate of the last step.
+    busy, load:
+        Seconds of loading and computing; of these, the seconds of waiting for minibatches.
+    wait, communication:
+        Seconds that the replica waited for other workers; seconds of its exchanges besides.
+    evaluation:
+        Seconds of judging the weights on validation samples.
+    bytes_up, bytes_down:
+        Bytes sent and received.
+    pushes:
+        Pushes that were answered.
+    version:
+        Version of the last reply.
+    base_version, gamma, q:
+        The last push's base version, attenuation γ and accuracy Q.
+    staleness:
+        The largest staleness of the round's pushes, in versions.
+    judged, center:
+        Number of validation samples that the center was judged on; the center's score on them.
+    velocity:
+        Momentum on the host (parameter_size,).
+    members:
+        What each worker of a group spent and moved.
     """
 
-    worker: str
-    number: int
-    samples: int
-    trained: Score | None
+    round: Round
+    score: Score | None
     lr: float | None
     busy: float
     load: float
@@ -39,21 +61,37 @@ class RoundReport:
     staleness: int
     gamma: float
     q: float | None
-    center: Score | None = None
-    velocity: Array | None = None
+    judged: int
+    center: Score | None
+    velocity: Array | None
     members: tuple[GroupMember, ...] = ()
+
+    @property
+    def worker(self) -> str:
+        """The round's worker."""
+        return self.round.worker
+
+    @property
+    def samples(self) -> int:
+        """Samples presented in the round."""
+        return self.round.samples
+
+    @property
+    def number(self) -> int:
+        """The round's number for its worker, from 0."""
+        return self.round.number
 
     def event(self, epoch: float) -> RoundEnded:
         """The report as it is logged, at this epoch of the run."""
-        trained = self.trained
+        round_, score = self.round, self.score
         return RoundEnded(
-            worker=self.worker,
-            round=self.number,
+            worker=round_.worker,
+            round=round_.number,
             epoch=epoch,
-            samples=self.samples,
-            samples_per_second=self.samples / self.busy if self.busy else 0.0,
-            loss=trained and trained.loss,
-            accuracy=trained and trained.accuracy,
+            samples=round_.samples,
+            samples_per_second=round_.samples / self.busy if self.busy else 0.0,
+            loss=None if score is None else score.loss,
+            accuracy=None if score is None else score.accuracy,
             lr=self.lr,
             busy=self.busy,
             load=self.load,

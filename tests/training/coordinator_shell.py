@@ -18,11 +18,11 @@ from daskcnn.training.reports import RoundReport
 
 def report_of(round_: Round, *, version: int = 1, busy: float = 1.0, center: Score | None = None) -> RoundReport:
     """A round's report in which only what the coordinator looks at means anything."""
-    trained = Score(2.0 * round_.samples, round_.samples // 2, round_.samples)
+    score = Score(2.0 * round_.samples, round_.samples // 2, round_.samples)
     seconds = {"busy": busy, "load": 0.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0}
     return RoundReport(
-        round_.worker, round_.number, round_.samples, trained, 0.1, **seconds, bytes_up=0, bytes_down=0, pushes=1,
-        version=version, base_version=version - 1, staleness=0, gamma=1.0, q=0.5, center=center,
+        round_, score, 0.1, **seconds, bytes_up=0, bytes_down=0, pushes=1, version=version, base_version=version - 1,
+        gamma=1.0, q=0.5, staleness=0, judged=center.samples if center else 0, center=center, velocity=None,
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from daskcnn.arrays import single_threaded_blas
 from daskcnn.cluster.layers.messages import OutOfStep, Parcel
 from daskcnn.cluster.layers.task_context import Part, Where, session_at, shelf_at, working
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
-from daskcnn.cluster.protocol import RoundOrder, RoundReport
+from daskcnn.cluster.protocol import RoundOrder
+from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.session.tasks import Counters, Exchanges, Session, join_run, stopped
 from daskcnn.nn.score import Score
 from daskcnn.ps import Action

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.cluster.protocol import RoundReport
+from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.session.tasks import Session, session_of, stopped
 from daskcnn.errors import Diverged
 from daskcnn.nn.score import Score
@@ -281,11 +281,8 @@ def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: f
     assert peer.start is not None
     trained, round_, counts, version = peer.trained, peer.start.round, peer.counts, peer.local.base_version
     return RoundReport(
-        worker=peer.name,
-        number=round_.number,
-        samples=round_.samples,
-        loss=trained.score.loss,
-        accuracy=trained.score.accuracy,
+        round=round_,
+        score=trained.score,
         lr=trained.lr,
         busy=trained.load + trained.compute,
         load=trained.load,
@@ -300,6 +297,7 @@ def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: f
         staleness=0,
         gamma=1.0,
         q=trained.score.accuracy,
-        center=center,
+        judged=center.samples if center else 0,
+            center=center,
         velocity=session.replica.host_velocity(),
     )

@@ -23,7 +23,8 @@ from daskcnn.arrays import (
     release_freed_memory,
     single_threaded_blas,
 )
-from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
+from daskcnn.cluster.protocol import Calibration, RoundOrder
+from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.server.actor import Link
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Job
@@ -328,11 +329,8 @@ class Exchanges:
     def report(self, round_: Round, trained: Trained, center: Score | None) -> RoundReport:
         """How the round went; `center` is the score of the center, if it was judged."""
         return RoundReport(
-            worker=round_.worker,
-            number=round_.number,
-            samples=round_.samples,
-            loss=trained.score.loss,
-            accuracy=trained.score.accuracy,
+            round=round_,
+            score=trained.score,
             lr=trained.lr,
             busy=trained.load + trained.compute,
             load=trained.load,
@@ -347,6 +345,7 @@ class Exchanges:
             staleness=self.staleness,
             gamma=self.gamma,
             q=self.quality,
+            judged=center.samples if center else 0,
             center=center,
             velocity=self.session.replica.host_velocity(),
         )

@@ -78,8 +78,8 @@ class Looks:
         """Count a round that has ended. judged: its replica was asked to judge the center."""
         self._samples += report.samples
         self.judged |= judged
-        if report.trained is not None:
-            self._trained += report.trained
+        if report.score is not None:
+            self._trained += report.score
         if report.center is not None:
             self._center += report.center
 

@@ -1,0 +1,92 @@
+"""Where in a round a replica exchanges weights: the steps in between need no decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from daskcnn.partition.allocation import count
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import Action, UpdateRule
+from daskcnn.store.loader import BatchPlan, batch_edges
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeLocal:
+    """Judge the replica's own weights on samples lo…hi of the training part."""
+
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """Make the round's next steps, up to a stop at which the rule wants an exchange.
+
+    Attributes
+    ----------
+    first, step:
+        The steps to make, counted from 1 in each round.
+    gained, samples:
+        The samples of these steps; the samples behind the replica afterwards.
+    push, pull:
+        What the rule wants at the stop.
+    judge:
+        What is judged before the push; None if nothing is.
+    last:
+        Whether the stop is the round's end.
+    """
+
+    first: int
+    step: int
+    gained: int
+    samples: int
+    push: bool
+    pull: bool
+    judge: JudgeLocal | None
+    last: bool
+
+
+class Cadence:
+    """The stops of every round of a rule; worked out once for rounds of the same shape.
+
+    Parameters
+    ----------
+    rule:
+        Says what is due after which step.
+    batch_size:
+        Samples of a minibatch.
+    validation:
+        The samples lo…hi of the training part on which a rule that weighs pushes has them judged. Without any samples
+        Q is the round's training accuracy.
+    """
+
+    def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int]) -> None:
+        self._rule, self._batch_size = rule, batch_size
+        self._judge = JudgeLocal(*validation) if rule.judges_pushes and validation[0] < validation[1] else None
+        self._known: dict[tuple[int, int, int | None], tuple[Train, ...]] = {}
+
+    def stops(self, round_: Round) -> tuple[Train, ...]:
+        """In turn; the last one is the round's end."""
+        shape = round_.samples, count(round_.ranges), round_.steps
+        if (stops := self._known.get(shape)) is None:
+            stops = self._known[shape] = tuple(self._stops(*shape))
+        return stops
+
+    def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[Train]:
+        made = before = 0
+        for step, done in enumerate(self._samples_after(samples, whole, steps), 1):
+            last = done == samples
+            due = self._rule.due(step, round_end=last)
+            if due or last:
+                push = Action.PUSH in due
+                judge = self._judge if push else None
+                yield Train(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
+                made, before = step, done
+
+    def _samples_after(self, samples: int, whole: int, steps: int | None) -> Iterator[int]:
+        """Samples behind the replica after each step, as `Replica.training` cuts a round into passes and minibatches."""
+        plan = BatchPlan((), self._batch_size, 0, steps=steps)
+        for begun in range(0, samples, whole):
+            for _, hi in batch_edges(plan, min(whole, samples - begun)):
+                yield begun + hi
