@@ -149,9 +149,7 @@ def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
 
 
 def _event(context: RunContext) -> dict[str, Any]:
-    rows = [
-        calibration_row(member, context.calibrations[name]).model_dump() for name, member in context.alive.items()
-    ]
+    rows = [calibration_row(member, context.calibrations[name]).model_dump() for name, member in context.alive.items()]
     return {"event": "calibration", "workers": rows}
 
 

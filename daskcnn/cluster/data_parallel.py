@@ -17,15 +17,14 @@ from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.members import Member
 from daskcnn.cluster.peers.exchange import PeerExchange
+from daskcnn.cluster.peers.tasks import OutOfTurn
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.server.exchange import ServerExchange
 from daskcnn.cluster.session.replicas import WorkerReplicas
 from daskcnn.cluster.shell import Heard, Shell
 from daskcnn.cluster.work import TaskWork, Work
-from daskcnn.cluster.peers.tasks import OutOfTurn
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
-from daskcnn.training.replica import Stopped
 from daskcnn.job.network import initial_weights, replica_bytes
 from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
@@ -33,6 +32,7 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.replicas import Coordinator, Kept
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.replica import Stopped
 
 
 class DataParallel(Shell):

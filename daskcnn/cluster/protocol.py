@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.cluster.server.split import SplitServerAt
-from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
 

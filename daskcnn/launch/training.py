@@ -28,8 +28,6 @@ from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
-from daskcnn.ps import RULES
-from daskcnn.ps.bsp import BSP
 from daskcnn.runs.checkpoint import Checkpoint, latest, save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, facts_of, to_checkpoint, to_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from daskcnn.arrays import Array
 from daskcnn.events import GroupMember, RoundEnded
 from daskcnn.nn.score import Score

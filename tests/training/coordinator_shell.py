@@ -73,7 +73,7 @@ class Shell:
 
     def answer(self, index: int) -> list[Order]:
         """The answer to one of the orders that wait for one."""
-        order, answer = self.pending.pop(index)
+        _, answer = self.pending.pop(index)
         self.now += 1.0
         fact = answer(self.now)
         if isinstance(fact, facts.RoundDone):

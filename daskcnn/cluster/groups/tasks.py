@@ -17,12 +17,12 @@ from daskcnn.cluster.layers.messages import OutOfStep, Parcel
 from daskcnn.cluster.layers.task_context import Part, Where, session_at, shelf_at, working
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.session.tasks import Counters, Exchanges, Session, join_run, stopped
 from daskcnn.nn.score import Score
 from daskcnn.ps import Action
 from daskcnn.sharded import By, Piece, Stage, cut_pieces, join_pieces, stages_of
 from daskcnn.training.replica import Replica, Stopped, Trained
+from daskcnn.training.reports import RoundReport
 
 Handed = Mapping[tuple[str, int], Piece]
 """A member's pieces by their names on the shelf."""

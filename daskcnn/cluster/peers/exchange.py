@@ -1,7 +1,7 @@
 """BSP without a server: replicas exchange their weights peer to peer (`asa`, `asa16`), meeting after meeting.
 
-A round's meetings are submitted ahead (`peers.graph`). The center is taken from a worker when it is judged or saved. When
-a worker is lost, the round under way is begun again from the last center that one of the others has: their training
+A round's meetings are submitted ahead (`peers.graph`). The center is taken from a worker when it is judged or saved.
+When a worker is lost, the round under way is begun again from the last center that one of the others has: their training
 since the last meeting is dropped.
 """
 
@@ -232,9 +232,7 @@ class PeerRound:
             seconds = {worker: self._stepped.pop(each.key).seconds for worker, each in steps.items()}
             for worker, own in seconds.items():
                 self._waits[worker] += max(seconds.values()) - own
-            found += [
-                facts.Progress(worker, order.life, order.session, now) for worker, order in self._started.items()
-            ]
+            found += [facts.Progress(worker, order.life, order.session, now) for worker, order in self._started.items()]
         return found
 
     def _done(self, now: float) -> list[Fact]:

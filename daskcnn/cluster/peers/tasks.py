@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.session.tasks import Session, session_of, stopped
 from daskcnn.errors import Diverged
 from daskcnn.nn.score import Score
@@ -25,6 +24,7 @@ from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
 from daskcnn.training.replica import Stopped, Trained
+from daskcnn.training.reports import RoundReport
 
 
 class OutOfTurn(Exception):
@@ -298,6 +298,6 @@ def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: f
         gamma=1.0,
         q=trained.score.accuracy,
         judged=center.samples if center else 0,
-            center=center,
+        center=center,
         velocity=session.replica.host_velocity(),
     )

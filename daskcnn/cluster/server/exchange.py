@@ -52,9 +52,7 @@ class ServerExchange:
 
     def _round(self, order: orders.StartRound) -> Work:
         replica = order.round.worker
-        sent = replace(
-            self._order(replica, order), round=order.round, score=order.score, replicas=order.replicas
-        )
+        sent = replace(self._order(replica, order), round=order.round, score=order.score, replicas=order.replicas)
         return self._replicas.start(sent, self._watch)
 
     def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:

@@ -24,7 +24,6 @@ from daskcnn.arrays import (
     single_threaded_blas,
 )
 from daskcnn.cluster.protocol import Calibration, RoundOrder
-from daskcnn.training.reports import RoundReport
 from daskcnn.cluster.server.actor import Link
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Job
@@ -34,6 +33,7 @@ from daskcnn.ps import RULES, AccuracyWeighted, Action, Join, Local, Pull, Push,
 from daskcnn.ps.half import cast
 from daskcnn.store import BatchPlan, Dataset, open_dataset
 from daskcnn.training.replica import Replica, Stopped, Trained
+from daskcnn.training.reports import RoundReport
 from daskcnn.training.stage_calibration import stage_seconds
 
 THROTTLE = "DASKCNN_THROTTLE"
@@ -159,7 +159,9 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str) -> Calibra
     Raises ClusterError where it has not the device that it advertises, or does not see the very data set.
     """
     if problem := check_dataset(job, fingerprint):
-        raise ClusterError(f"it does not see the data set: {problem}; give data.path on storage that every worker reaches")
+        raise ClusterError(
+            f"it does not see the data set: {problem}; give data.path on storage that every worker reaches"
+        )
     session = open_session(run, job, kind)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
