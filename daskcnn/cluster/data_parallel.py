@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from distributed import Future
 
 from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.protocol import RoundOrder, RoundReport
+from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.session.tasks import join_run, train_round
@@ -30,6 +30,7 @@ from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
+from daskcnn.training.reports import RoundReport
 
 PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
 CALL = 60.0  # seconds the driver waits for the server to answer
@@ -53,8 +54,8 @@ class Interval:
         self.trained, self.center, self.begun = Score(0.0, 0, 0), Score(0.0, 0, 0), time.monotonic()
 
     def add(self, report: RoundReport) -> None:
-        right = round(report.accuracy * report.samples)
-        self.trained += Score(report.loss * report.samples, right, report.samples)
+        assert report.score is not None, "something is learnt"
+        self.trained += report.score
         if report.center is not None:
             self.center += report.center
 
@@ -366,6 +367,7 @@ class DataParallel:
     def _record(self, report: RoundReport, **more: Any) -> None:
         """`more` is logged with it."""
         self._version = max(self._version, report.version)
+        assert report.velocity is not None
         self._velocities[report.worker] = report.velocity
         self._interval.add(report)
         self.context.emit(report.event(self._epochs_done()) | more)
@@ -376,7 +378,7 @@ class DataParallel:
     def _epochs_done(self) -> float:
         return self.rounds.done / self.context.samples
 
-    def _look_at_center(self, lr: float) -> None:
+    def _look_at_center(self, lr: float | None) -> None:
         """At the end of a synchronous round, or once an epoch: the center's score, and a checkpoint if due."""
         interval, self._interval = self._interval, Interval()
         seconds, center, epoch = time.monotonic() - interval.begun, interval.center, self._epochs_done()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.cluster.server.split import SplitServerAt
-from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
 
@@ -29,44 +27,6 @@ class RoundOrder:
     score: tuple[int, int] | None = None
     velocity: Array | None = None
     replicas: int = 1
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's.
-
-    staleness: the largest of its pushes; base_version, gamma and q: the last push's.
-    """
-
-    worker: str
-    number: int
-    samples: int
-    loss: float
-    accuracy: float
-    lr: float
-    busy: float
-    load: float
-    wait: float
-    communication: float
-    evaluation: float
-    bytes_up: int
-    bytes_down: int
-    pushes: int
-    version: int
-    base_version: int
-    staleness: int
-    gamma: float
-    q: float
-    center: Score | None
-    velocity: Array
-
-    def event(self, epoch: float) -> dict[str, Any]:
-        """The report as it is logged, at this epoch of the run."""
-        numbers = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("center", "velocity", "number")
-        }
-        speed = self.samples / self.busy if self.busy else 0.0
-        return {"event": "round", "round": self.number, "epoch": epoch, "samples_per_second": speed, **numbers}
 
 
 @dataclass(frozen=True)

@@ -132,8 +132,8 @@ class GroupRound:
         self._flight[score.key] = step, score
         self._watch(score)
         self._made += 1
-        if due := self._rule.due(self._made, round_end=step.last):
-            meeting = Meeting(self._order, due, step.last, self._score, step.lr)
+        if self._rule.due(self._made, round_end=step.last):
+            meeting = Meeting(self._order, step.last, self._score, step.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
             self._report = self._graph.end(self._order)

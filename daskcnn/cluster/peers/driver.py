@@ -21,12 +21,12 @@ from daskcnn.arrays import Array
 from daskcnn.cluster.data_parallel import PATIENCE, DataParallel
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import OutOfTurn, Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
-from daskcnn.cluster.protocol import RoundReport
 from daskcnn.cluster.run_context import NotYet, WorkersLost
 from daskcnn.errors import Lost
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
+from daskcnn.training.reports import RoundReport
 
 AHEAD = 2  # meetings submitted before the oldest has ended
 SEGMENT = 200  # meetings after which the chain of tasks is cut, which the scheduler has to remember
