@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+from daskcnn.cluster.peers.driver import AHEAD
 from distributed import Client
 from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import advertised, present, wait_for_members
-from daskcnn.cluster.peers.driver import AHEAD
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, RoundStart
 from daskcnn.cluster.run_context import RunContext
@@ -84,13 +84,13 @@ class VectorReplica:
 def open_vector(run: str, job: Any, size: int) -> None:
     """A session of a vector alone."""
     from daskcnn.arrays import keep_freed_memory
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.session.session import Session, keep_session
     from daskcnn.ps import Local
 
     keep_freed_memory()
     weights = np.random.default_rng(0).standard_normal(size, np.float32)
     replica: Any = VectorReplica(job, weights)
-    worker._sessions[run] = worker.Session(replica, local=Local(weights, weights.copy()))
+    keep_session(run, Session(replica)).kept.put(Local(weights, weights.copy()))
 
 
 def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tuple[float, float]:
@@ -112,10 +112,10 @@ def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tu
 
 def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -> float:
     """A worker's part of meetings through the server, as in training but for the steps; seconds they took."""
-    from daskcnn.cluster.session.tasks import session_of
-    from daskcnn.ps import RULES, Join, Push
+    from daskcnn.cluster.session.session import session_of
+    from daskcnn.ps import RULES, Join, Local, Push
 
-    rule, local = RULES["bsp"](), session_of(run).local
+    rule, local = RULES["bsp"](), session_of(run).kept.find(Local)
     link = at.link(wire="float32", stopped=lambda: False)
     reply = link.call(Join(1, worker, life))
     rule.begin(local, reply.weights, reply.version)
@@ -130,7 +130,7 @@ def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -
 def begin_vector(peers: Any, name: str, job: Any) -> None:
     """Begin a life of the session's vector."""
     from daskcnn.cluster.peers.tasks import begin_life
-    from daskcnn.cluster.session.tasks import session_of
+    from daskcnn.cluster.session.session import session_of
 
     session = session_of(peers.run)
     session.replica.job = job

@@ -35,7 +35,7 @@ from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.layers.task_context import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.session.tasks import Counters, session_of
+from daskcnn.cluster.session.session import Counters, session_of
 from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import find_dataset, fitted, resolve

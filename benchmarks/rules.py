@@ -24,7 +24,7 @@ from distributed import Client
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.cluster.session.session import THROTTLE
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.draw import draw
 from daskcnn.launch.paper_figures import Curve, Figure

@@ -17,6 +17,7 @@ from toy_data import toy_dataset
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.cli import main as daskcnn
 from daskcnn.cluster.session import tasks as worker
+from daskcnn.cluster.session.session import forget_run, session_of
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
 from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
@@ -192,9 +193,9 @@ def test_calibration_goes_through_it(tmp_path: Path, cache: Path, all_are_close:
     job = resolve(tiny_job(path, train={"threads": 2, "workspace_mib": 96, "batch_size": 20}))
     try:
         measured = worker.calibrate("run", job, "cpu")
-        device = worker.session_of("run").replica.device
+        device = session_of("run").replica.device
     finally:
-        worker.forget_run("run")
+        forget_run("run")
     assert measured.conv_seconds.keys() == {"conv1"}
     assert (device.pool.threads, device.workspace_limit) == (2, 96 << 20)
     (file,) = cache.glob("*.json")

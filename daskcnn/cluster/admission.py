@@ -13,7 +13,8 @@ from distributed import Client, Future
 from daskcnn.cluster.members import Member, Members
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, WorkersLost
-from daskcnn.cluster.session.tasks import calibrate, check_dataset
+from daskcnn.cluster.session.session import check_dataset
+from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.errors import ClusterError, UserError
 from daskcnn.events import CalibratedWorker
 from daskcnn.job.tables import Job

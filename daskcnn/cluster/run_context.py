@@ -18,7 +18,8 @@ from distributed import Client, Future, KilledWorker, wait
 from daskcnn.arrays import Array
 from daskcnn.cluster.members import Member, Members, advertised, present
 from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.session.tasks import forget_run, score_weights
+from daskcnn.cluster.session.session import forget_run
+from daskcnn.cluster.session.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score

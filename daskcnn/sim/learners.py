@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, UpdateRule, Vector
 from daskcnn.training.replica import Replica, Trained
+from daskcnn.training.round_steps import steps_of_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +71,8 @@ class Training:
         self._learnt = NOTHING
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        rule, epochs = self._rule, self._replica.job.train.epochs
-
-        def adjust(grads: Any) -> Any:
-            return rule.local_step(grads, local)
-
         self.close()
-        self._steps = self._replica.training(
-            round_.ranges,
-            round_.samples,
-            presentation=round_.number * rule.passes(epochs),
-            progress=round_.progress,
-            steps=round_.steps,
-            adjust=adjust,
-            scale=rule.rate(replicas),
-        )
+        self._steps = steps_of_round(self._replica, self._rule, round_, local, replicas=replicas)
         self._taken, self._samples = 0, round_.samples
 
     def train(self, steps: int) -> Learnt:

@@ -61,7 +61,7 @@ class Cadence:
         Q is the round's training accuracy.
     """
 
-    def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int]) -> None:
+    def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:
         self._rule, self._batch_size = rule, batch_size
         self._judge = JudgeLocal(*validation) if rule.judges_pushes and validation[0] < validation[1] else None
         self._known: dict[tuple[int, int, int | None], tuple[Train, ...]] = {}
@@ -85,7 +85,7 @@ class Cadence:
                 made, before = step, done
 
     def _samples_after(self, samples: int, whole: int, steps: int | None) -> Iterator[int]:
-        """Samples behind the replica after each step, as `Replica.training` cuts a round into passes and minibatches."""
+        """Samples behind the replica after each step, as `Replica.training` cuts a round into minibatches."""
         plan = BatchPlan((), self._batch_size, 0, steps=steps)
         for begun in range(0, samples, whole):
             for _, hi in batch_edges(plan, min(whole, samples - begun)):

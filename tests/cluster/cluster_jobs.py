@@ -17,7 +17,7 @@ from distributed import Client
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import present
-from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.cluster.session.session import THROTTLE
 from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch import training as runner
@@ -122,7 +122,7 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
 
 def count_seconds() -> None:
     """On a worker: whatever is measured there takes a second, but for its throttle."""
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.session import session as worker
 
     ticks = count()
     worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
@@ -149,7 +149,7 @@ def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[Non
 
 def measure_seconds() -> None:
     """On a worker: it has its clock again."""
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.session import session as worker
 
     worker.time = time
 

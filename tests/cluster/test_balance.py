@@ -47,9 +47,9 @@ def messages(watch: Watch) -> list[str]:
 
 
 def change_throttle(factor: float) -> None:
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.session import session as kept
 
-    for session in worker._sessions.values():
+    for session in kept._sessions.values():
         session.replica._throttle = factor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
-from daskcnn.cluster.session.tasks import Exchanges, Session
+from daskcnn.cluster.session.served_round import ServedRound, join_server
+from daskcnn.cluster.session.session import Session
 from daskcnn.nn.score import Score
-from daskcnn.ps import RULES, Event, Join, Local, ParameterServer, Reply
-from daskcnn.training.replica import Trained
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import RULES, Event, ParameterServer, Push, Reply
+from daskcnn.training.replica import Stopped, Trained
 
 
 class SlowLink:
@@ -23,48 +26,65 @@ class SlowLink:
         self.server, self.answers = server, threading.Semaphore(0)
         self.bytes_up = self.bytes_down = 0
         self.threads: set[str] = set()
+        self.pushes: list[Push] = []
 
     def call(self, event: Event) -> Reply:
         self.answers.acquire()
         self.threads.add(threading.current_thread().name)
+        self.pushes += [event] if isinstance(event, Push) else []
         (reply,) = self.server.handle(event)
         assert isinstance(reply, Reply)
         return reply
 
 
-def session_of(strategy: str, rule: dict[str, Any], weights: np.ndarray, *, overlap: bool) -> Session:
-    """A session around bare weights."""
-    job = SimpleNamespace(
-        train=SimpleNamespace(strategy=strategy), rule=rule, cluster=SimpleNamespace(overlap=overlap, wire="float32")
-    )
-    replica: Any = SimpleNamespace(
-        job=job, weights=weights, device=SimpleNamespace(backend=NUMPY), layout=SimpleNamespace(dtype=weights.dtype)
-    )
-    return Session(replica)
+SIZE = 10
 
 
-def exchanges_of(strategy: str, rule: dict[str, Any], *, overlap: bool = True) -> tuple[Exchanges, SlowLink]:
-    """The exchanges of a round of a worker that has just joined a server whose center is 0."""
-    server = ParameterServer(RULES[strategy].model_validate(rule), np.zeros(3))
-    (reply,) = server.handle(Join(0, "a", 1))
-    assert isinstance(reply, Reply)
-    session = session_of(strategy, rule, np.zeros(3), overlap=overlap)
-    session.local = Local(session.replica.weights, session.replica.weights)
-    link: Any = SlowLink(server)
-    order: Any = SimpleNamespace(epoch=0, worker="a", session=1, score=None)
-    exchanges = Exchanges(order, session, link)
-    exchanges.rule.begin(session.local, reply.weights, reply.version)
-    return exchanges, link
+class CountingReplica:
+    """A step adds 1 to every weight; `before` is called with its number."""
+
+    def __init__(self, job: Any, before: Callable[[int], None]) -> None:
+        self.job, self.before, self.weights = job, before, np.zeros(3)
+        self.device, self.layout = SimpleNamespace(backend=NUMPY), SimpleNamespace(dtype=self.weights.dtype)
+        self.dataset = SimpleNamespace(train=range(100))
+        self.seen: list[np.ndarray] = []
+
+    def adopt_velocity(self, velocity: Any) -> None:
+        """There is none."""
+
+    def host_velocity(self) -> Any:
+        return np.zeros(3)
+
+    def training(self, ranges: Any, samples: int, **_: Any) -> Iterator[Trained]:
+        for number in range(1, samples // SIZE + 1):
+            self.before(number)
+            self.weights += 1.0
+            self.seen.append(self.weights.copy())
+            yield Trained(Score(1.0, SIZE * number, SIZE * number), 0.1, 0.0, 0.0)
 
 
-def trained(samples: int) -> Trained:
-    return Trained(Score(1.0, samples, samples), 0.1, 0.0, 0.0)
+class Worker:
+    """A worker that has just joined a server whose center is 0, in a process without Dask."""
 
+    def __init__(
+        self, strategy: str, rule: dict[str, Any], before: Callable[[int], None] = lambda n: None, overlap: bool = True
+    ) -> None:
+        train = SimpleNamespace(strategy=strategy, batch_size=SIZE, replica_size=1, epochs=1)
+        cluster = SimpleNamespace(overlap=overlap, wire="float32")
+        job = SimpleNamespace(train=train, rule=rule, cluster=cluster, data=SimpleNamespace(validation=10))
+        self.link = SlowLink(ParameterServer(RULES[strategy].model_validate(rule), np.zeros(3)))
+        replica: Any = CountingReplica(job, before)
+        self.replica, self.session = replica, Session(replica)
 
-def step(exchanges: Exchanges, number: int, last: bool = False) -> None:
-    """One step that adds 1 to every weight."""
-    exchanges.local.weights += 1.0
-    exchanges.after_step(trained(10 * number), last)
+    def train(self, steps: int, session: int = 1) -> Any:
+        server = SimpleNamespace(link=lambda **_: self.link)
+        round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
+        order: Any = SimpleNamespace(
+            epoch=0, worker="a", session=session, server=server, score=None, velocity=None, round=round_, replicas=1
+        )
+        self.link.answers.release()
+        join_server(order, self.session, lambda: False)
+        return ServedRound(order, self.session, lambda: False).train()
 
 
 @pytest.mark.parametrize(
@@ -72,46 +92,62 @@ def step(exchanges: Exchanges, number: int, last: bool = False) -> None:
 )
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_all_that_was_trained_reaches_the_center_once(rule: dict[str, int], late: int) -> None:
-    exchanges, link = exchanges_of("downpour", rule)
-    for number in range(1, 8):
+    def before(number: int) -> None:
         if number > late:  # the server is slow at first
-            link.answers.release(2)
-        step(exchanges, number)
-    link.answers.release(9)
-    step(exchanges, 8, last=True)
-    np.testing.assert_array_equal(link.server.snapshot().center, 8.0)
-    np.testing.assert_array_equal(exchanges.local.weights, 8.0)
-    assert exchanges.pushed == 80
+            worker.link.answers.release(9 if number == 8 else 2)
+
+    worker = Worker("downpour", rule, before)
+    report = worker.train(8)
+    np.testing.assert_array_equal(worker.link.server.snapshot().center, 8.0)
+    np.testing.assert_array_equal(worker.replica.weights, 8.0)
+    assert sum(push.n_samples for push in worker.link.pushes) == report.samples == 80
 
 
 def test_replica_trains_on_while_the_server_answers() -> None:
-    exchanges, link = exchanges_of("easgd", {"tau": 2, "alpha": 0.5})
-    for number in (1, 2, 3):  # the exchange of step 2 has no answer yet
-        step(exchanges, number)
-    np.testing.assert_array_equal(exchanges.local.weights, 3.0)
-    link.answers.release(2)
-    step(exchanges, 4, last=True)
+    def before(number: int) -> None:
+        if number == 4:  # the exchange of step 2 has no answer yet
+            np.testing.assert_array_equal(worker.replica.weights, 3.0)
+            worker.link.answers.release(2)
+
+    worker = Worker("easgd", {"tau": 2, "alpha": 0.5}, before)
+    report = worker.train(4)
     # d = 1 at x = 2, so 4 - 1 = 3 at the second exchange, where d = (3 - 1)/2
-    np.testing.assert_array_equal(link.server.snapshot().center, 2.0)
-    np.testing.assert_array_equal(exchanges.local.weights, 2.0)
-    assert exchanges.pushes == 2
-    assert any(name.startswith("daskcnn-exchange") for name in link.threads)
+    np.testing.assert_array_equal(worker.link.server.snapshot().center, 2.0)
+    np.testing.assert_array_equal(worker.replica.weights, 2.0)
+    assert report.pushes == 2
+    assert any(name.startswith("daskcnn-exchange") for name in worker.link.threads)
 
 
 @pytest.mark.parametrize("options", [{"overlap": False}, {"rule": {"max_staleness": 2}}])
 def test_replica_waits_where_it_is_told_to_or_bounded(options: dict[str, Any]) -> None:
     rule = {"tau": 1} | options.get("rule", {})
-    exchanges, link = exchanges_of("easgd", rule, overlap=options.get("overlap", True))
-    link.answers.release(2)
-    for number in (1, 2):
-        step(exchanges, number, last=number == 2)
-    assert link.threads == {threading.current_thread().name}
+    worker = Worker("easgd", rule, overlap=options.get("overlap", True))
+    worker.link.answers.release(2)
+    worker.train(2)
+    assert worker.link.threads == {threading.current_thread().name}
 
 
 def test_a_refused_push_ends_the_round() -> None:
-    exchanges, link = exchanges_of("downpour", {"n_push": 1, "n_fetch": 9})
-    link.answers.release(9)
-    exchanges.local.weights[0] = np.nan
-    step(exchanges, 1)
+    def before(number: int) -> None:
+        worker.link.answers.release(9)
+        worker.replica.weights[0] = np.nan
+
+    worker = Worker("downpour", {"n_push": 1, "n_fetch": 9}, before)
     with pytest.raises(AssertionError):  # a real link raises PushRefused; this one asserts that there is a reply
-        step(exchanges, 2)
+        worker.train(3)
+
+
+def test_a_session_after_a_round_that_was_stopped_begins_anew() -> None:
+    stops = [True]
+
+    def before(number: int) -> None:
+        worker.link.answers.release(9)
+        if number == 3 and stops:
+            stops.pop()
+            raise Stopped
+
+    worker = Worker("easgd", {"tau": 1}, before)
+    with pytest.raises(Stopped):
+        worker.train(4)
+    assert worker.train(4, session=2).pushes == 4
+    assert [push.seq for push in worker.link.pushes if push.session == 2] == [1, 2, 3, 4]

@@ -6,7 +6,7 @@ import pytest
 
 from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, Drift, added_up
 from daskcnn.cluster.link_speeds import LARGEST, _way
-from daskcnn.cluster.session.tasks import Counters
+from daskcnn.cluster.session.session import Counters
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import Balance, stages_of
 

@@ -26,8 +26,7 @@ from daskcnn.cluster.peers.tasks import (
     rescue,
     train,
 )
-from daskcnn.cluster.session import tasks as worker
-from daskcnn.cluster.session.tasks import Session, forget_run
+from daskcnn.cluster.session.session import Session, forget_run, keep_session, session_of
 from daskcnn.errors import Diverged
 from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job
@@ -66,7 +65,7 @@ class Meeting:
         self.peers = {name: Peers(name, 1, NAMES, len(weights)) for name in NAMES}
         for name in NAMES:
             replica = Replica(job, dataset, Device(), clock=lambda: 0.0)
-            worker._sessions[name] = Session(replica)
+            keep_session(name, Session(replica))
             begin_life(self.peers[name], name, None, 7, weights)
         rounds = {"one": Round("one", 0, ((0, 120),), 120, (0.0, 0.5), 5), "two": None}
         rounds["two"] = Round("two", 0, ((120, 180),), 60, (0.0, 0.5), 5)
@@ -81,7 +80,7 @@ class Meeting:
         return [add_up(one, version, stepped, [from_two]), add_up(two, version, stepped, [from_one])]
 
     def session(self, name: str) -> Session:
-        return worker._sessions[name]
+        return session_of(name)
 
 
 @pytest.fixture

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_cases import WITHIN, cluster, of, run, seconds, workload
 
-from daskcnn.cluster.protocol import RoundReport
+from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
+from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
+from daskcnn.training.reports import RoundReport
 
 every = pytest.mark.parametrize("name", RULES)
 WALK = {"kind": "walk", "every": 0.5, "spread": 0.3}
@@ -75,7 +77,8 @@ def test_time_never_goes_back(name: str) -> None:
 @every
 def test_a_round_s_event_has_the_keys_of_a_cluster_s(name: str) -> None:
     values = dict.fromkeys((f.name for f in fields(RoundReport)), 1)
-    expected = RoundReport(**{**values, "center": None, "velocity": None}).event(1.0)  # type: ignore[arg-type]
+    known: Any = {"round": Round("w0", 0, ((0, 10),), 10, (0.0, 1.0)), "score": Score(1.0, 5, 10)}
+    expected = RoundReport(**{**values, **known}).event(1.0)
     for event in of("round", run(workload(name), cluster(10, 20))[1]):
         assert event.keys() - {"at"} == expected.keys()
 

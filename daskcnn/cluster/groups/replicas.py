@@ -141,8 +141,8 @@ class GroupRound:
         self._flight[score.key] = step, score
         self._watch(score)
         self._made += 1
-        if due := self._rule.due(self._made, round_end=step.last):
-            meeting = Meeting(self._order, due, step.last, self._score, step.lr)
+        if self._rule.due(self._made, round_end=step.last):
+            meeting = Meeting(self._order, step.last, self._score, step.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
             self._report = self._graph.end(self._order)
@@ -150,7 +150,7 @@ class GroupRound:
 
 
 class GroupReplicas:
-    """Groups of the run's workers. A group's steps and meetings are submitted ahead, and go on as their results come."""
+    """Groups of the run's workers. A group's steps and meetings are submitted ahead of what has ended."""
 
     def __init__(self, context: RunContext, rule: UpdateRule) -> None:
         self._context, self._rule = context, rule

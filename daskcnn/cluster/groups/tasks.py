@@ -8,7 +8,7 @@ momentum stays with the pieces, but for a round's end, when home gets it for the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from daskcnn.cluster.layers.messages import OutOfStep, Parcel
 from daskcnn.cluster.layers.task_context import Part, Where, session_at, shelf_at, working
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.session.tasks import Counters, Exchanges, Session, join_run, stopped
+from daskcnn.cluster.session.served_round import ServedRound
+from daskcnn.cluster.session.session import Counters, Session
+from daskcnn.cluster.session.stopping import stopped
+from daskcnn.cluster.session.tasks import join_run
 from daskcnn.nn.score import Score
-from daskcnn.ps import Action
 from daskcnn.sharded import By, Piece, Stage, cut_pieces, join_pieces, stages_of
 from daskcnn.training.replica import Replica, Stopped, Trained
 from daskcnn.training.reports import RoundReport
@@ -54,13 +56,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Which meeting: of whose round, what is to be done, and whether it is the round's last.
+    """Which meeting: of whose round, and whether it is the round's last.
 
     score: of the round's steps before those whose scores come with their tasks. lr: of the last step.
     """
 
     order: RoundOrder
-    due: frozenset[Action]
     last: bool
     score: Score
     lr: float
@@ -78,9 +79,8 @@ class GroupReport:
 class AtHome:
     """A round as the group's home has it. met: the step of its last meeting."""
 
-    exchanges: Exchanges
+    served: ServedRound
     met: int = -1
-    trained: Trained = field(default_factory=lambda: Trained(Score(0.0, 0, 0), 0.0, 0.0, 0.0))
 
 
 # --- at home ---
@@ -91,7 +91,7 @@ def join_group(where: Where, plan: Plan, order: RoundOrder) -> None:
     if not join_run(order):
         raise Stopped
     session = session_at(where)
-    session.at_home = None
+    session.kept.drop(AtHome)
     _lay_out(where, plan, session.replica, momentum=True)
 
 
@@ -116,30 +116,25 @@ def meet(
     if home.met >= where.step:
         raise OutOfStep(f"step {where.step}: the group has met already; a task was run twice")
     home.met = where.step
-    home.trained = Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0)
     with single_threaded_blas():
         _put_together(session.replica, plan, shards, merged, momentum=meeting.last)
-        home.exchanges.meet(meeting.due, home.trained)
+        home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
     _lay_out(where, plan, session.replica, momentum=False)
 
 
 def end_round(where: Where, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]) -> GroupReport:
     """Judge the center if the order says so, and report. counters: of the members."""
     home = _home(session_at(where), order)
-    assert order.round is not None, "the order of a round"
     with single_threaded_blas():
-        center = home.exchanges.judge_center()
-    return GroupReport(
-        home.exchanges.report(order.round, home.trained, center), dict(zip(members, counters, strict=True))
-    )
+        report = home.served.end()
+    return GroupReport(report, dict(zip(members, counters, strict=True)))
 
 
 def _home(session: Session, order: RoundOrder) -> AtHome:
     """The present round's, begun with its first meeting."""
-    home = session.at_home
-    if not isinstance(home, AtHome) or home.exchanges.order != order:
-        link = order.server.link(wire=session.replica.job.cluster.wire, stopped=stopped)
-        session.at_home = home = AtHome(Exchanges(order, session, link))
+    home = session.kept.find(AtHome)
+    if home is None or home.served.asked != order:
+        home = session.kept.put(AtHome(ServedRound(order, session, stopped)))
     return home
 
 

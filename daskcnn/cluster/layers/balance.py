@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.session.tasks import Counters
+from daskcnn.cluster.session.session import Counters
 from daskcnn.sharded import Balance, Kernels, Links, Stage
 
 REPORTS = 3  # whose median says how fast a worker is

@@ -26,7 +26,7 @@ from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.run_context import NotYet, RunContext, WorkersLost
-from daskcnn.cluster.session.tasks import Counters
+from daskcnn.cluster.session.session import Counters
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.job.network import initial_weights, network_of, rate_of
 from daskcnn.nn.score import Score

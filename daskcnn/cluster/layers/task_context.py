@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.cluster.layers.messages import OutOfStep, Shelf
-from daskcnn.cluster.session.tasks import Session, session_of
+from daskcnn.cluster.session.session import Session, session_of
 from daskcnn.job.tables import Job
 from daskcnn.sharded import By, Share, Stage, stages_of
 from daskcnn.store import Batch, BatchPlan, load_batch
@@ -103,12 +103,12 @@ def session_at(where: Where) -> Session:
 
 def shelf_at(where: Where) -> Shelf:
     """This worker's, as of the pieces that were placed last."""
-    session = session_at(where)
-    if session.shelf is None or session.shelf.generation < where.generation:
-        session.shelf = Shelf(where.generation)
-    if session.shelf.generation > where.generation:
+    kept = session_at(where).kept
+    shelf = kept.find(Shelf)
+    if shelf is None or shelf.generation < where.generation:
+        shelf = kept.put(Shelf(where.generation))
+    if shelf.generation > where.generation:
         raise OutOfStep(f"step {where.step}: belongs to pieces that were placed anew since")
-    shelf: Shelf = session.shelf
     return shelf
 
 

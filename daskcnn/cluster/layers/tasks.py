@@ -26,7 +26,7 @@ from daskcnn.cluster.layers.task_context import (
     working,
 )
 from daskcnn.cluster.layers.transfers import Cuts, Sources, edges_beside, handed_on, received, sent
-from daskcnn.cluster.session.tasks import Counters
+from daskcnn.cluster.session.session import Counters
 from daskcnn.nn import Params, State
 from daskcnn.nn.score import Score
 from daskcnn.sharded import (

@@ -22,13 +22,14 @@ from daskcnn.cluster.layers.messages import (
     OutOfStep,
     Packed,
     Parcel,
+    Shelf,
     arrays_of,
     packed,
     unpacked,
     wire_bytes,
 )
 from daskcnn.cluster.layers.task_context import Where, gradient, session_at, shelf_at
-from daskcnn.cluster.session.tasks import session_of
+from daskcnn.cluster.session.session import session_of
 from daskcnn.errors import ClusterError
 from daskcnn.sharded import Edge, Edges, Side, Stage, of_channels
 
@@ -151,7 +152,7 @@ def _called(where: Where, sources: Sources) -> dict[str, Array]:
 async def _answer(run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
     """On the event loop of the worker that has laid it out: a part, to whom it is for, once."""
     try:
-        shelf = session_of(run).shelf
+        shelf = session_of(run).kept.find(Shelf)
         if shelf is None or shelf.generation != generation:
             raise OutOfStep(f"step {step}: pieces were placed anew since")
         return {"part": to_serialize(shelf.take(tuple(name), step))}

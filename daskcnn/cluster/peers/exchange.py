@@ -1,7 +1,7 @@
 """BSP without a server: replicas exchange their weights peer to peer (`asa`, `asa16`), meeting after meeting.
 
-A round's meetings are submitted ahead (`peers.graph`). The center is taken from a worker when it is judged or saved.
-When a worker is lost, the round under way is begun again from the last center that one of the others has: their training
+The driver submits a round's meetings ahead (`peers.graph`). It takes the center from a worker when it judges or saves
+it. When a worker is lost, the others begin the round again from the last center that one of them has. Their training
 since the last meeting is dropped.
 """
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.cluster.session.tasks import Session, session_of, stopped
+from daskcnn.cluster.session.session import Session, session_of
+from daskcnn.cluster.session.stopping import stopped
 from daskcnn.errors import Diverged
-from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import Local
+from daskcnn.ps import Local, Reply, Vector
 from daskcnn.ps.asa import ASA
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
+from daskcnn.training.cadence import Cadence, Train
+from daskcnn.training.exchange import JudgeCenter, Order, ReplicaExchange, Report, Send
 from daskcnn.training.replica import Stopped, Trained
 from daskcnn.training.reports import RoundReport
+from daskcnn.training.round_steps import steps_of_round
 
 
 class OutOfTurn(Exception):
@@ -72,17 +75,43 @@ class Rescued:
     velocity: Array
 
 
-@dataclass
-class Counts:
-    """What a worker moved in a round, and the seconds that it did not train while the round was under way."""
+@dataclass(frozen=True)
+class Pieces:
+    """What `ReplicaExchange` says at a meeting, and goes on from: a contribution; sums, each adopted as it came."""
 
+    asa: ASA
+
+    def payload(self, local: Local) -> Vector:
+        """What is cut into pieces."""
+        return self.asa.contribution(local)
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """All ranges are adopted."""
+        local.base_version = version
+
+
+@dataclass
+class RoundUnderWay:
+    """A round of a peer.
+
+    Attributes
+    ----------
+    order:
+        What its machine wants done next.
+    training:
+        The round's steps.
+    samples, seconds:
+        What it came to up to the last meeting: samples, seconds of load and compute.
+    bytes_up, bytes_down:
+        What this worker moved.
+    """
+
+    order: Order
+    training: Generator[Trained, None, None]
+    samples: int = 0
+    seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
-    meetings: int = 0
-    apart: float = 0.0
-
-
-NOTHING = Trained(Score(0.0, 0, 0), 0.0, 0.0, 0.0)
 
 
 @dataclass
@@ -90,21 +119,27 @@ class Peer:
     """A replica between meetings, in its worker's session.
 
     said: the contribution to the meeting under way, on the host; it may be the weights themselves, which rest until all
-    pieces of it were taken. merged: the last meeting's sums, where they are not kept in the local's base. ended: when
-    the last steps were.
+    pieces of it were taken. merged: the last meeting's sums, where they are not kept in the local's base.
     """
 
     name: str
     life: int
     asa: ASA
-    local: Local
-    start: RoundStart | None = None
-    training: Generator[Trained, None, None] | None = None
-    trained: Trained = NOTHING
+    exchange: ReplicaExchange
+    round: RoundUnderWay | None = None
     said: Array | None = None
     merged: Sequence[Array] = ()
-    ended: float = 0.0
-    counts: Counts = field(default_factory=Counts)
+
+    @property
+    def local(self) -> Local:
+        """The replica's side."""
+        return self.exchange.local
+
+    @property
+    def now(self) -> RoundUnderWay:
+        """The round under way."""
+        assert self.round is not None, "begun with the round's first task"
+        return self.round
 
 
 def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, center: Array) -> None:
@@ -115,17 +150,20 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     half = rule.exchange == "asa16" or replica.job.cluster.wire == "float16"
     end_life(session)
     replica.adopt_velocity(velocity)
+    asa = ASA(rule, np.dtype("float16" if half else "float32"))
     local = Local(replica.weights, replica.weights)
+    exchange = ReplicaExchange(rule, local, Cadence(rule, replica.job.train.batch_size), overlap=False, via=Pieces(asa))
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
-    rule.begin(local, own, version)
-    session.peer = Peer(name, peers.life, ASA(rule, np.dtype("float16" if half else "float32")), local)
+    exchange.joined(own, version)
+    session.kept.put(Peer(name, peers.life, asa, exchange))
 
 
 def end_life(session: Session) -> None:
     """Give up a round that was not ended, so that its loader ends."""
-    if session.peer is not None and session.peer.training is not None:
-        session.peer.training.close()
-    session.peer = None
+    peer = session.kept.find(Peer)
+    if peer is not None and peer.round is not None:
+        peer.round.training.close()
+    session.kept.drop(Peer)
 
 
 def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[Array]) -> Stepped | None:
@@ -137,9 +175,11 @@ def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[A
     _adopt(peers, session, peer, version, sums)
     if start is not None:
         _begin_round(session, peer, start, replicas=len(peers.names))
+    if not isinstance(peer.now.order, Train):
+        raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
     try:
         with single_threaded_blas():
-            return _steps(session, peer)
+            return _steps(session, peer, peer.now.order)
     except Stopped:
         return None
 
@@ -148,7 +188,7 @@ def cut(peers: Peers, version: int, name: str, stepped: Stepped) -> Array:
     """The piece of this worker's contribution that the worker of this name is in charge of."""
     _, peer = _peer_of(peers)
     piece = _said(peer, version)[slice(*peers.span(name))]
-    peer.counts.bytes_up += piece.nbytes
+    peer.now.bytes_up += piece.nbytes
     return piece
 
 
@@ -165,8 +205,8 @@ def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Seque
     merged = peer.asa.add_up(base, contributions, [each.samples for each in stepped])
     if not all_finite(merged):
         raise Diverged("what the replicas' weights add up to holds NaN or infinity; lower train.lr")
-    peer.counts.bytes_down += sum(piece.nbytes for piece in pieces)
-    peer.counts.bytes_up += merged.nbytes * len(pieces)
+    peer.now.bytes_down += sum(piece.nbytes for piece in pieces)
+    peer.now.bytes_up += merged.nbytes * len(pieces)
     return merged
 
 
@@ -180,13 +220,14 @@ def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
     """Adopt the round's last sums, judge the center, and report. The wait for others is part of communication."""
     session, peer = _peer_of(peers)
     _adopt(peers, session, peer, version, sums)
-    peer.counts.apart += time.perf_counter() - peer.ended
-    assert peer.start is not None
-    assert peer.training is not None
-    peer.training.close()
-    begun = time.perf_counter()
-    score = _judge(session, peer, peer.start)
-    return _report(session, peer, score, evaluation=time.perf_counter() - begun)
+    now = peer.now
+    now.training.close()
+    with single_threaded_blas():
+        _judge(session, peer)
+    velocity = session.replica.host_velocity()
+    report = peer.exchange.report(bytes_up=now.bytes_up, bytes_down=now.bytes_down, velocity=velocity)
+    peer.round = None
+    return report
 
 
 def center_of(peers: Peers) -> Array:
@@ -205,7 +246,7 @@ def rescue(peers: Peers) -> Rescued:
 
 def _peer_of(peers: Peers) -> tuple[Session, Peer]:
     session = session_of(peers.run)
-    peer = session.peer
+    peer = session.kept.find(Peer)
     if peer is None or peer.life != peers.life:
         raise OutOfTurn(f"a task of life {peers.life} of the run, where another has begun; it is dropped")
     return session, peer
@@ -229,75 +270,44 @@ def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Seque
     backend, local = session.replica.device.backend, peer.local
     if sums:
         _said(peer, version - 1)
-        peer.counts.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
+        now = peer.now
+        now.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
         for name, merged in zip(peers.names, sums, strict=True):
             peer.asa.adopt(local, peers.span(name), backend.from_host(merged))
         peer.merged = () if peer.asa.looks_back else tuple(sums)
-        local.base_version, peer.said = version, None
+        reply = Reply(0, peer.name, peer.life, 0, local.weights, version, version - 1)
+        order = peer.exchange.replied([(reply, local.weights)], time.perf_counter())
+        assert order is not None
+        now.order, peer.said = order, None
     _check_turn(peer, version)
 
 
 def _begin_round(session: Session, peer: Peer, start: RoundStart, *, replicas: int) -> None:
-    replica, round_, rule = session.replica, start.round, peer.asa.rule
-    peer.start, peer.counts, peer.trained, peer.ended = start, Counts(), NOTHING, time.perf_counter()
-    peer.training = replica.training(
-        round_.ranges,
-        round_.samples,
-        presentation=round_.number * rule.passes(replica.job.train.epochs),
-        progress=round_.progress,
-        steps=round_.steps,
-        stop=stopped,
-        scale=rule.rate(replicas),
-    )
+    exchange = peer.exchange
+    if peer.round is not None:
+        raise OutOfTurn(f"round {start.round.number} has begun already; a task was run twice")
+    steps = steps_of_round(session.replica, exchange.rule, start.round, exchange.local, replicas=replicas, stop=stopped)
+    peer.round = RoundUnderWay(exchange.begin(start.round, start.score), steps)
 
 
-def _steps(session: Session, peer: Peer) -> Stepped:
-    assert peer.training is not None
-    assert peer.start is not None
-    apart = time.perf_counter() - peer.ended
-    before, every = peer.trained, peer.asa.rule.period
-    now = before
-    for made, now in enumerate(peer.training, 1):
-        if made == every or now.score.samples == peer.start.round.samples:
-            break
-    peer.trained = now
-    peer.said = session.replica.device.backend.to_host(peer.asa.contribution(peer.local))
-    peer.ended = time.perf_counter()
-    peer.counts.meetings += 1
-    peer.counts.apart += apart
-    busy = now.load + now.compute - before.load - before.compute
-    return Stepped(now.score.samples - before.score.samples, busy)
+def _steps(session: Session, peer: Peer, order: Train) -> Stepped:
+    now = peer.now
+    so_far = next(each for each in now.training if each.score.samples == order.samples)
+    busy = so_far.load + so_far.compute
+    meet = peer.exchange.trained(so_far.score, so_far.lr, busy=busy, load=so_far.load, at=time.perf_counter())
+    assert isinstance(meet, Send)
+    assert meet.push is not None
+    peer.said = session.replica.device.backend.to_host(meet.push.payload)
+    made = Stepped(so_far.score.samples - now.samples, busy - now.seconds)
+    now.order, now.samples, now.seconds = meet, so_far.score.samples, busy
+    return made
 
 
-def _judge(session: Session, peer: Peer, start: RoundStart) -> Score | None:
-    if start.score is None:
-        return None
-    replica = session.replica
-    with single_threaded_blas():
-        return replica.evaluate(replica.dataset.train, *start.score, stopped)  # its weights are the center's now
-
-
-def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: float) -> RoundReport:
-    assert peer.start is not None
-    trained, round_, counts, version = peer.trained, peer.start.round, peer.counts, peer.local.base_version
-    return RoundReport(
-        round=round_,
-        score=trained.score,
-        lr=trained.lr,
-        busy=trained.load + trained.compute,
-        load=trained.load,
-        wait=0.0,
-        communication=counts.apart,
-        evaluation=evaluation,
-        bytes_up=counts.bytes_up,
-        bytes_down=counts.bytes_down,
-        pushes=counts.meetings,
-        version=version,
-        base_version=version - 1,
-        staleness=0,
-        gamma=1.0,
-        q=trained.score.accuracy,
-        judged=center.samples if center else 0,
-        center=center,
-        velocity=session.replica.host_velocity(),
-    )
+def _judge(session: Session, peer: Peer) -> None:
+    """Judge the center if that is ordered: the replica's weights are the center's now."""
+    now, replica = peer.now, session.replica
+    if isinstance(now.order, JudgeCenter):
+        begun = time.perf_counter()
+        score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped)
+        now.order = peer.exchange.judged(score, begun=begun, at=time.perf_counter())
+    assert isinstance(now.order, Report)

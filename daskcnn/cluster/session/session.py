@@ -1,0 +1,144 @@
+"""What a worker keeps of a run between its tasks."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from distributed import get_worker
+
+from daskcnn.arrays import Array, Device, DeviceKind, keep_freed_memory, release_freed_memory
+from daskcnn.errors import ClusterError, DataError
+from daskcnn.job.tables import Job
+from daskcnn.store import BatchPlan, Dataset, open_dataset
+from daskcnn.training.exchange import ReplicaExchange
+from daskcnn.training.replica import Replica
+
+THROTTLE = "DASKCNN_THROTTLE"
+"""Environment variable of a worker: a factor ≥ 1 by which it computes slower, to play an unequal machine."""
+T = TypeVar("T")
+
+
+@dataclass
+class Counters:
+    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes.
+
+    conv_seconds of each stage, for conv_samples that went there and back.
+    """
+
+    busy: float = 0.0
+    conv_seconds: dict[str, float] = field(default_factory=dict)
+    conv_samples: dict[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Kept:
+    """What tasks leave on a worker for later tasks: one object of a class."""
+
+    def __init__(self) -> None:
+        self._by_class: dict[type[Any], Any] = {}
+
+    def find(self, kind: type[T]) -> T | None:
+        """The object of this class, if there is one."""
+        return cast(T | None, self._by_class.get(kind))
+
+    def put(self, thing: T) -> T:
+        """Keep this in place of what was kept of its class."""
+        self._by_class[type(thing)] = thing
+        return thing
+
+    def drop(self, kind: type[Any]) -> None:
+        """Keep nothing of this class."""
+        self._by_class.pop(kind, None)
+
+
+@dataclass
+class Session:
+    """A worker's life in a run.
+
+    Attributes
+    ----------
+    replica:
+        The network on this worker's device.
+    counters:
+        What the worker spent in a layer-sharded run since it was last asked.
+    order:
+        The order of the samples in the present pass of a layer-sharded run, by its plan.
+    exchange:
+        Its exchanges with the server; None until it joins one.
+    kept:
+        What tasks leave for later ones.
+    sender:
+        The thread of exchanges that overlap training.
+    """
+
+    replica: Replica
+    counters: Counters = field(default_factory=Counters)
+    order: tuple[BatchPlan, Array] | None = None
+    exchange: ReplicaExchange | None = None
+    kept: Kept = field(default_factory=Kept)
+    sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
+
+
+_sessions: dict[str, Session] = {}
+_lock = threading.Lock()
+
+
+def dataset_of(job: Job) -> Dataset:
+    """The job's data set as this worker sees it."""
+    assert job.data.path is not None, "resolved before anything is sent"
+    return open_dataset(job.data.path, limit=job.data.limit)
+
+
+def check_dataset(job: Job, fingerprint: str) -> str | None:
+    """None if this worker sees the very data set, else what is wrong."""
+    try:
+        found = dataset_of(job).fingerprint
+    except DataError as error:
+        return str(error)
+    return None if found == fingerprint else f"{job.data.path} holds another data set (fingerprint {found[:12]})"
+
+
+def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
+    """Begin the run on this worker; whatever another run kept here goes. Raises ClusterError without the device."""
+    with _lock:
+        for other in list(_sessions):
+            forget_run(other)
+        threads = job.train.threads or get_worker().state.nthreads
+        keep_freed_memory()
+        device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
+        throttle = float(os.environ.get(THROTTLE, "1"))
+        clock = time.perf_counter
+        replica = Replica(job, dataset_of(job), device, clock=clock, throttle=throttle, pause=time.sleep)
+        return keep_session(run, Session(replica))
+
+
+def keep_session(run: str, session: Session) -> Session:
+    """Make this the worker's session of the run."""
+    _sessions[run] = session
+    return session
+
+
+def session_of(run: str) -> Session:
+    """This worker's session of the run. Raises ClusterError where another run has taken the worker over."""
+    session = _sessions.get(run)
+    if session is None:
+        raise ClusterError(
+            f"worker {get_worker().address} was taken over by another run; give each run workers of its own"
+        )
+    return session
+
+
+def forget_run(run: str) -> None:
+    """Free what the run keeps on this worker."""
+    session = _sessions.pop(run, None)
+    if session is not None:
+        session.replica.device.pool.close()
+        session.sender.shutdown(wait=False)
+        del session
+        release_freed_memory()
