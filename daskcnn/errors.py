@@ -77,4 +77,17 @@ class Interrupted(UserError):
 
 
 class PushRefused(Exception):
-    """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite."""
+    """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite.
+
+    Attributes
+    ----------
+    code : str
+        Why, as a `daskcnn.ps.Code`; empty where no server has said.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[PushRefused], tuple[str, str]]:
+        return type(self), (str(self), self.code)

@@ -15,6 +15,7 @@ from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.session.tasks import calibrate, check_dataset
 from daskcnn.errors import ClusterError, UserError
+from daskcnn.events import CalibratedWorker, Warned, WorkerLeftOut, WorkersCalibrated
 from daskcnn.job.tables import Job
 
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
@@ -125,7 +126,7 @@ def calibrate_all(context: RunContext) -> None:
     for name, future in futures.items():
         failure = future.exception(timeout=EXPLAINED)
         if isinstance(failure, ClusterError):
-            context.emit({"event": "warning", "message": f"worker {name} is left out: {failure}"})
+            context.emit(WorkerLeftOut(worker=name, reason=failure.reason, remedy=failure.remedy))
             del context.alive[name]
         elif isinstance(failure, UserError | None):
             context.calibrations[name] = future.result()
@@ -133,31 +134,28 @@ def calibrate_all(context: RunContext) -> None:
             raise ClusterError(f"worker {name}: calibration failed: {type(failure).__name__}: {failure}") from failure
     if not context.alive:
         raise ClusterError("no worker is usable; see the warnings above")
-    context.emit(_event(context))
+    rows = [_row(member, context.calibrations[name]) for name, member in context.alive.items()]
+    context.emit(WorkersCalibrated(workers=rows))
 
 
 def _warn_of_two_kinds(context: RunContext) -> None:
     for name, member in context.alive.items():
         if member.also:
-            message = f"worker {name} ({member.address}) advertises {member.declared}, and trains as {member.kind}"
-            context.emit({"event": "warning", "message": f"{message}: restart it with one of them"})
+            reason = f"advertises {member.declared}, and trains as {member.kind}"
+            value, remedy = f"worker {name} ({member.address})", "restart it with one of them"
+            context.emit(Warned(value=value, reason=reason, remedy=remedy))
 
 
-def _event(context: RunContext) -> dict[str, Any]:
-    rows = [_row(member, context.calibrations[name]) for name, member in context.alive.items()]
-    return {"event": "calibration", "workers": rows}
-
-
-def _row(member: Member, measured: Calibration) -> dict[str, Any]:
-    return {
-        "name": member.name,
-        "address": member.address,
-        "host": member.host,
-        "device": member.kind,
-        "processor": measured.device,
-        "threads": measured.threads,
-        "memory": measured.memory,
-        "images_per_second": 1 / measured.seconds_per_sample,
-        "conv_seconds": measured.conv_seconds,
-        "conv_fixed": measured.conv_fixed,
-    }
+def _row(member: Member, measured: Calibration) -> CalibratedWorker:
+    return CalibratedWorker(
+        name=member.name,
+        address=member.address,
+        host=member.host,
+        device=member.kind,
+        processor=measured.device,
+        threads=measured.threads,
+        memory=measured.memory,
+        images_per_second=1 / measured.seconds_per_sample,
+        conv_seconds=measured.conv_seconds,
+        conv_fixed=measured.conv_fixed,
+    )

@@ -23,12 +23,13 @@ from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, Wo
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.session.tasks import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
+from daskcnn.events import EpochEnded, GroupMember, SamplesAllocated, ServerCounted, Warned
 from daskcnn.job.network import initial_weights
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
-from daskcnn.ps import RULES, Snapshot, UpdateRule
+from daskcnn.ps import RULES, Code, Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 
 PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
@@ -84,7 +85,7 @@ class DataParallel:
         if not (context.members.server_alone or self.serverless):
             host = context.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
-            context.emit({"event": "warning", "message": message})
+            context.emit(Warned(message=message))
 
     def _replicas(self) -> int:
         """How many there are."""
@@ -107,7 +108,7 @@ class DataParallel:
                     self.context.lose(worker, "connection lost")
             except OutOfStep as repeated:
                 message = f"{repeated}: back to the checkpoint at epoch {self.state.epoch:.2f}"
-                self.context.emit({"event": "warning", "message": message})
+                self.context.emit(Warned(message=message))
             except Interrupted:
                 self._save_interrupted()
                 raise
@@ -170,11 +171,10 @@ class DataParallel:
         lost = self._version - self.state.step
         server = self.context.new_host()
         self.context.emit(
-            {
-                "event": "warning",
-                "message": f"the parameter server's worker is lost; a new server starts on {server.name} from the "
-                f"checkpoint at epoch {self.state.epoch:.2f}, {lost} merges are done again",
-            }
+            Warned(
+                message=f"the parameter server's worker is lost; a new server starts on {server.name} from the "
+                f"checkpoint at epoch {self.state.epoch:.2f}, {lost} merges are done again"
+            )
         )
 
     def _snapshot(self) -> Snapshot:
@@ -222,7 +222,7 @@ class DataParallel:
             self.rounds.due()
         if self.rounds.allocation is not self._told:  # handed out, or left by a worker that is lost
             self._told = self.rounds.allocation
-            self.context.emit({"event": "allocation", "sizes": self._told.sizes()})
+            self.context.emit(SamplesAllocated(sizes=self._told.sizes()))
         return list(self.rounds.running.values())
 
     def _join(self, workers: list[str]) -> None:
@@ -315,7 +315,7 @@ class DataParallel:
         try:
             return self.context.fetch(future)
         except PushRefused as error:
-            if "NaN" in str(error):
+            if error.code == Code.FINITE:
                 raise Diverged(f"push of {error}") from error
             raise
 
@@ -363,12 +363,12 @@ class DataParallel:
 
     # --- what is recorded and kept ---
 
-    def _record(self, report: RoundReport, **more: Any) -> None:
-        """`more` is logged with it."""
+    def _record(self, report: RoundReport, members: Iterable[GroupMember] | None = None) -> None:
+        """members: of a group, logged with its round."""
         self._version = max(self._version, report.version)
         self._velocities[report.worker] = report.velocity
         self._interval.add(report)
-        self.context.emit(report.event(self._epochs_done()) | more)
+        self.context.emit(report.event(self._epochs_done(), members))
         round_ended = not self.rounds.running if self.rule.barrier else report.center is not None
         if round_ended and self._interval.center.samples:
             self._look_at_center(report.lr)
@@ -381,18 +381,17 @@ class DataParallel:
         interval, self._interval = self._interval, Interval()
         seconds, center, epoch = time.monotonic() - interval.begun, interval.center, self._epochs_done()
         self.context.emit(
-            {
-                "event": "epoch",
-                "epoch": epoch,
-                "epochs": self.job.train.epochs,
-                "step": self._version,
-                "loss": interval.trained.loss,
-                "accuracy": interval.trained.accuracy,
-                "validation": {"loss": center.loss, "accuracy": center.accuracy},
-                "samples_per_second": interval.trained.samples / seconds,
-                "lr": lr,
-                "seconds": seconds,
-            }
+            EpochEnded(
+                epoch=epoch,
+                epochs=self.job.train.epochs,
+                step=self._version,
+                loss=interval.trained.loss,
+                accuracy=interval.trained.accuracy,
+                validation=center.judged,
+                samples_per_second=interval.trained.samples / seconds,
+                lr=lr,
+                seconds=seconds,
+            )
         )
         better = center.accuracy > self.best
         self.best, self.worse = max(self.best, center.accuracy), 0 if better else self.worse + 1
@@ -422,7 +421,7 @@ class DataParallel:
     def _count(self, snapshot: Snapshot) -> None:
         """Log what this server has merged and refused so far."""
         counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
-        self.context.emit({"event": "server", "server": self._epoch, **counted})
+        self.context.emit(ServerCounted(server=self._epoch, **counted))
 
     def _final(self) -> TrainingState:
         """The state at the end, its center judged; kept already where the last look at the center was at the end."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import SkipValidation
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
 from daskcnn.cluster.server.split import SplitServerAt
+from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
@@ -31,42 +35,26 @@ class RoundOrder:
     replicas: int = 1
 
 
-@dataclass(frozen=True)
-class RoundReport:
-    """Worker to driver: how the round went. Seconds: busy is load and compute, wait the barrier's.
+class RoundReport(RoundNumbers):
+    """Worker to driver: how the round went, in the numbers that the log has of it.
 
-    staleness: the largest of its pushes; base_version, gamma and q: the last push's.
+    center: what the worker's part of the validation samples says of the center, if it had one. velocity: its momentum.
     """
 
-    worker: str
-    number: int
-    samples: int
     loss: float
     accuracy: float
     lr: float
-    busy: float
-    load: float
-    wait: float
-    communication: float
-    evaluation: float
-    bytes_up: int
-    bytes_down: int
-    pushes: int
     version: int
-    base_version: int
-    staleness: int
-    gamma: float
-    q: float
-    center: Score | None
-    velocity: Array
+    center: Annotated[Score | None, SkipValidation]
+    velocity: Annotated[Array, SkipValidation]
 
-    def event(self, epoch: float) -> dict[str, Any]:
-        """The report as it is logged, at this epoch of the run."""
-        numbers = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("center", "velocity", "number")
-        }
+    def event(self, epoch: float, members: Iterable[GroupMember] | None = None) -> RoundEnded:
+        """The report as it is logged, at this epoch of the run. members: of a group."""
+        numbers = {name: getattr(self, name) for name in RoundNumbers.model_fields}
+        if members is not None:
+            numbers["members"] = list(members)
         speed = self.samples / self.busy if self.busy else 0.0
-        return {"event": "round", "round": self.number, "epoch": epoch, "samples_per_second": speed, **numbers}
+        return RoundEnded(epoch=epoch, samples_per_second=speed, **numbers)
 
 
 @dataclass(frozen=True)

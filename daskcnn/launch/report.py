@@ -5,30 +5,26 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from daskcnn.errors import DataError, UserError
+from daskcnn.events import Event
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
 from daskcnn.show.comparison import Comparison
 from daskcnn.show.comparison import compare as compare_reports
-from daskcnn.show.history import RoundRow
+from daskcnn.show.history import ROUND_COLUMNS
 from daskcnn.show.report_tables import Report, tables
 
 
 def report(run: str) -> Report:
     """The figures of the run in a folder, or of an event log. Raises DataError where there is none or it is damaged."""
-    log = events(run)
-    try:
-        found = tables(log)
-    except DataError as error:
-        raise DataError(f"{_log(Path(run))}: {error}") from error
+    found = tables(events(run))
     return replace(found, start=found.start.model_copy(update={"run": run}))  # the folder may have been moved since
 
 
-def events(run: str) -> list[dict[str, Any]]:
+def events(run: str) -> list[Event]:
     """The log of the run in a folder, or an event log. Raises DataError where there is none or it is damaged."""
     log = _log(Path(run))
     found = read_events(log)
@@ -57,11 +53,11 @@ def _log(path: Path) -> Path:
 
 
 def rounds_csv(report: Report) -> str:
-    """A line for every worker's round, under the names of `RoundRow`."""
+    """A line for every worker's round, under the names of `ROUND_COLUMNS`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(RoundRow))
-    writer.writerows(map(astuple, report.rounds))
+    writer.writerow(ROUND_COLUMNS)
+    writer.writerows(row.to_dict().values() for row in report.rounds)
     return text.getvalue()
 
 

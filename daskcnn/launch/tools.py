@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from daskcnn.arrays import Array, Device, cpu_count, single_threaded_blas
+from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import Candidate, candidates, readable
 from daskcnn.conv.tuner import tune
@@ -23,8 +23,6 @@ from daskcnn.job.tables import Job, nearest
 from daskcnn.launch.resolve import kept_job
 from daskcnn.launch.training import shown
 from daskcnn.nn import build_model, model_problem
-from daskcnn.nn.auc import area_under_curve
-from daskcnn.nn.losses import softmax
 from daskcnn.nn.models import MODELS
 from daskcnn.runs.checkpoint import Checkpoint, best, latest
 from daskcnn.runs.directory import RunDirectory
@@ -88,12 +86,9 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
         )
     replica = Replica(job, dataset, Device.of("cpu", threads=cpu_count()), clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
-    answers: list[tuple[Array, Array]] = []
+    samples = len(dataset.test)
     with single_threaded_blas():
-        score = replica.evaluate(
-            dataset.test, 0, len(dataset.test), seen=lambda scores, labels: answers.append((scores.copy(), labels))
-        )
-    scores, labels = map(np.concatenate, zip(*answers, strict=True))
+        score = replica.evaluate(dataset.test, 0, samples, whole=samples)
     return {
         "run": run,
         "checkpoint": str(checkpoint.path),
@@ -101,7 +96,7 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
         "samples": score.samples,
         "accuracy": score.accuracy,
         "loss": score.loss,
-        "auc": area_under_curve(softmax(scores), labels),
+        "auc": score.judged.auc,
     }
 
 

@@ -26,6 +26,7 @@ from typing import IO, Any, Self
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
+from daskcnn.events import Event
 from daskcnn.runs.files import read_json, write_json
 from daskcnn.runs.log import EventLog, read_events
 
@@ -117,12 +118,12 @@ class RunDirectory:
         path = self.path / "summary.json"
         return read_json(path, remedy="resume the run to have it written again") if path.exists() else None
 
-    def events(self) -> list[dict[str, Any]]:
-        """Every event logged so far. Raises DataError when the log is damaged before its last line."""
+    def events(self) -> list[Event]:
+        """The events logged so far. Raises DataError when the log is damaged before its last line."""
         return read_events(self.path / "events.jsonl")
 
-    def log(self, event: Mapping[str, Any], at: datetime | None = None) -> None:
-        """Append an event with its time, now by default.
+    def log(self, event: Event, at: datetime | None = None) -> None:
+        """Append an event with its time, unless it has one; now by default.
 
         A full disk does not end a run: `warn` is told once, and again after the log had recovered and fails anew.
         """

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from daskcnn.events import RoundEnded
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Action, Local, Reply, Vector
@@ -43,33 +43,32 @@ class Report:
     center: Score | None = None
     judged: int = 0
 
-    def event(self, epoch: float) -> dict[str, Any]:
+    def event(self, epoch: float) -> RoundEnded:
         """As it is logged, at this epoch of the run."""
         samples, score = self.round.samples, self.learnt.score
-        return {
-            "event": "round",
-            "round": self.round.number,
-            "epoch": epoch,
-            "samples_per_second": samples / self.busy if self.busy else 0.0,
-            "worker": self.round.worker,
-            "samples": samples,
-            "loss": score and score.loss,
-            "accuracy": score and score.accuracy,
-            "lr": self.learnt.lr,
-            "busy": self.busy,
-            "load": 0.0,
-            "wait": self.wait,
-            "communication": max(0.0, self.communication - self.wait),
-            "evaluation": self.evaluation,
-            "bytes_up": self.bytes_up,
-            "bytes_down": self.bytes_down,
-            "pushes": self.pushes,
-            "version": self.version,
-            "base_version": self.base_version,
-            "staleness": self.staleness,
-            "gamma": self.gamma,
-            "q": score and self.q,
-        }
+        return RoundEnded(
+            round=self.round.number,
+            epoch=epoch,
+            samples_per_second=samples / self.busy if self.busy else 0.0,
+            worker=self.round.worker,
+            samples=samples,
+            loss=score and score.loss,
+            accuracy=score and score.accuracy,
+            lr=self.learnt.lr,
+            busy=self.busy,
+            load=0.0,
+            wait=self.wait,
+            communication=max(0.0, self.communication - self.wait),
+            evaluation=self.evaluation,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            pushes=self.pushes,
+            version=self.version,
+            base_version=self.base_version,
+            staleness=self.staleness,
+            gamma=self.gamma,
+            q=score and self.q,
+        )
 
 
 class Exchange:

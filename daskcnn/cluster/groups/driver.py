@@ -24,6 +24,7 @@ from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import ClusterError, Diverged, Lost
+from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded, Warned, WorkerLost
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.nn.score import Score
 from daskcnn.partition.groups import form_groups
@@ -51,12 +52,17 @@ class Group:
     def members(self) -> tuple[str, ...]:
         return tuple(self.context.alive)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> FormedGroup:
         """Of the log."""
         kinds = [member.kind for member in self.context.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        speed = {"device": device, "images_per_second": 1 / self.seconds}
-        return {"name": self.name, "home": self.graph.home, "members": list(self.members), **speed}
+        return FormedGroup(
+            name=self.name,
+            home=self.graph.home,
+            members=list(self.members),
+            device=device,
+            images_per_second=1 / self.seconds,
+        )
 
 
 class GroupRound:
@@ -167,17 +173,17 @@ class Grouped(DataParallel):
         formed = form_groups(super()._calibrated(), self.size)
         self.groups = {f"group-{i}": self._group(f"group-{i}", members) for i, members in enumerate(formed.groups)}
         rows = [group.row() for group in self.groups.values()]
-        self.context.emit({"event": "groups", "groups": rows, "left_out": list(formed.left_out)})
+        self.context.emit(GroupsFormed(groups=rows, left_out=list(formed.left_out)))
         if formed.left_out:
             names, count = ", ".join(formed.left_out), len(self.context.alive)
             message = (
                 f"{names}: left out, the slowest; train.replica_size = {self.size} does not divide {count} workers"
             )
-            self.context.emit({"event": "warning", "message": message})
+            self.context.emit(Warned(message=message))
         kernels = {w: own for group in self.groups.values() for w, own in group.graph.by_worker().items()}
         divided = {w: own for group in self.groups.values() for w, own in group.graph.divided().items()}
         of = next(group.graph.of() for group in self.groups.values())
-        self.context.emit({"event": "shards", "home": "", "kernels": kernels, "divided": divided, "of": of})
+        self.context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=of))
         super()._begin()
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:
@@ -234,9 +240,9 @@ class Grouped(DataParallel):
         del self._running[worker]
         own = found.report
         apart = own.communication + own.wait + own.evaluation
-        own = replace(own, busy=max(running.work.seconds - apart, 1e-9))
+        own = own.model_copy(update={"busy": max(running.work.seconds - apart, 1e-9)})
         self.rounds.finished(worker, own.busy / own.samples)
-        self._record(own, members=[{"name": name, **asdict(each)} for name, each in found.members.items()])
+        self._record(own, [GroupMember(name=name, **asdict(each)) for name, each in found.members.items()])
 
     # --- who is gone ---
 
@@ -267,7 +273,7 @@ class Grouped(DataParallel):
         for member in members:
             self.context.lose(member, reason)
         samples = self.rounds.allocation.size(name)
-        self.context.emit({"event": "worker-lost", "worker": name, "reason": reason, "samples_moved": samples})
+        self.context.emit(WorkerLost(worker=name, reason=reason, samples_moved=samples))
         if not self.groups:
             raise Lost(f"{name} ({reason}): it was the last group of the run")
         self.rounds.lost(name)

@@ -24,6 +24,7 @@ from daskcnn.cluster.peers.tasks import OutOfTurn, Peers, Rescued, RoundStart, S
 from daskcnn.cluster.protocol import RoundReport
 from daskcnn.cluster.run_context import NotYet, WorkersLost
 from daskcnn.errors import Lost
+from daskcnn.events import Warned
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
@@ -159,7 +160,7 @@ class PeerToPeer(DataParallel):
     def _with_wait(self, report: RoundReport) -> RoundReport:
         """What a worker does not train for is waiting for the slowest one (eq. 8), and communication."""
         wait = min(report.communication, self._waits[report.worker])
-        return replace(report, wait=wait, communication=report.communication - wait)
+        return report.model_copy(update={"wait": wait, "communication": report.communication - wait})
 
     # --- results, and who is gone ---
 
@@ -219,7 +220,7 @@ class PeerToPeer(DataParallel):
         self._version = max(found.values(), key=lambda rescued: rescued.version).version
         self._holders = tuple(worker for worker, rescued in found.items() if rescued.version == self._version)
         message = f"the round is begun again from version {self._version}, by {len(self.context.alive)} workers"
-        self.context.emit({"event": "warning", "message": message})
+        self.context.emit(Warned(message=message))
         center, velocities = self._center(), {w: v for w, v in self._velocities.items() if w in self.context.alive}
         return TrainingState(self._version, self._epochs_done(), center, velocities, book)
 

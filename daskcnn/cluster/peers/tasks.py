@@ -274,7 +274,8 @@ def _judge(session: Session, peer: Peer, start: RoundStart) -> Score | None:
         return None
     replica = session.replica
     with single_threaded_blas():
-        return replica.evaluate(replica.dataset.train, *start.score, stopped)  # its weights are the center's now
+        whole = replica.job.data.validation
+        return replica.evaluate(replica.dataset.train, *start.score, stopped, whole=whole)  # of the center's weights
 
 
 def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: float) -> RoundReport:
@@ -282,7 +283,7 @@ def _report(session: Session, peer: Peer, center: Score | None, *, evaluation: f
     trained, round_, counts, version = peer.trained, peer.start.round, peer.counts, peer.local.base_version
     return RoundReport(
         worker=peer.name,
-        number=round_.number,
+        round=round_.number,
         samples=round_.samples,
         loss=trained.score.loss,
         accuracy=trained.score.accuracy,

@@ -170,7 +170,9 @@ def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Sco
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
-        return replica.evaluate(getattr(replica.dataset, split), lo, hi, stopped, weights=theirs)
+        part = getattr(replica.dataset, split)
+        whole = len(part) if split == "test" else replica.job.data.validation
+        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole)
 
 
 def join_run(order: RoundOrder) -> bool:
@@ -268,7 +270,8 @@ class Exchanges:
                 center = _center(self.session, self.link.call(self._pull()))
         replica = self.session.replica
         with _timing(self.seconds, "evaluation"):
-            return replica.evaluate(replica.dataset.train, *self.order.score, stopped, weights=center)
+            part, whole = replica.dataset.train, replica.job.data.validation
+            return replica.evaluate(part, *self.order.score, stopped, weights=center, whole=whole)
 
     def _prepared(self, so_far: Trained, *, keep: bool) -> Push:
         """The next push; `keep`: its payload stays what it is while the weights are trained on."""
@@ -324,7 +327,7 @@ class Exchanges:
         """How the round went; `center` is the score of the center, if it was judged."""
         return RoundReport(
             worker=round_.worker,
-            number=round_.number,
+            round=round_.number,
             samples=round_.samples,
             loss=trained.score.loss,
             accuracy=trained.score.accuracy,
