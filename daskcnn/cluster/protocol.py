@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import SkipValidation
+from pydantic import GetPydanticSchema
+from pydantic_core import core_schema
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
@@ -14,6 +15,8 @@ from daskcnn.cluster.server.split import SplitServerAt
 from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+
+_AS_IT_IS = GetPydanticSchema(lambda *_: core_schema.any_schema())
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class RoundReport(RoundNumbers):
     accuracy: float
     lr: float
     version: int
-    center: Annotated[Score | None, SkipValidation]
-    velocity: Annotated[Array, SkipValidation]
+    center: Annotated[Score | None, _AS_IT_IS]
+    velocity: Annotated[Array, _AS_IT_IS]
 
     def event(self, epoch: float, members: Iterable[GroupMember] | None = None) -> RoundEnded:
         """The report as it is logged, at this epoch of the run. members: of a group."""
