@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+from daskcnn.events import Event
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import Cluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
-
-Event = dict[str, Any]
 
 WITHIN: dict[str, dict[str, Any]] = {
     "bsp": {"every": 3},
@@ -45,8 +44,11 @@ def run(work: Workload, on: Cluster, **options: Any) -> tuple[Simulation, list[E
     return simulation, events
 
 
-def of(kind: str, events: list[Event]) -> list[Event]:
-    return [event for event in events if event["event"] == kind]
+E = TypeVar("E", bound=Event)
+
+
+def of(model: type[E], events: list[Event]) -> list[E]:
+    return [event for event in events if isinstance(event, model)]
 
 
 def seconds(work: Workload, on: Cluster) -> float:
