@@ -29,7 +29,7 @@ def events(run: str) -> list[Event]:
     log = _log(Path(run))
     found = read_events(log)
     if not found:
-        raise DataError(f"{log}: no events; the run was stopped before it began, or its log is damaged; start it anew")
+        raise DataError(log, "no events", "the run was stopped before it began, or its log is damaged; start it anew")
     return found
 
 
@@ -37,7 +37,7 @@ def compare(runs: Sequence[str], targets: Sequence[float]) -> Comparison:
     """Several runs side by side. Raises DataError as `report`, and UserError for fewer than two."""
     if len(runs) < 2:
         raise UserError(
-            f"compare: {len(runs)} run, which has nothing beside it; give two or more, or use daskcnn report"
+            "compare", f"{len(runs)} run, which has nothing beside it", "give two or more, or use daskcnn report"
         )
     return compare_reports([report(run) for run in runs], targets=targets)
 
@@ -48,7 +48,7 @@ def _log(path: Path) -> Path:
     log = path / "events.jsonl"
     if not log.is_file():
         RunDirectory.open(path)  # says what is wrong with the folder
-        raise DataError(f"{log}: no such file; the run was stopped before it began: start it anew")
+        raise DataError(log, "no such file", "the run was stopped before it began: start it anew")
     return log
 
 
@@ -66,4 +66,4 @@ def write_rounds(report: Report, path: str) -> None:
     try:
         Path(path).write_text(rounds_csv(report), encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; give a file that may be written") from error
+        raise DataError(path, error.strerror or error, "give a file that may be written") from error

@@ -250,4 +250,4 @@ def write_cluster(chosen: Scenario, file: str) -> None:
     try:
         Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror or error}; give a file that may be written") from error
+        raise DataError(file, error.strerror or error, "give a file that may be written") from error

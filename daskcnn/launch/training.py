@@ -191,9 +191,9 @@ def check_place(job: Job, resume: Path | None) -> None:
     root = Path(job.run.dir)
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise DataError(f"{there}: no folder that may be written; set run.dir (--run-dir) to one")
+        raise DataError(there, "no folder that may be written", "set run.dir (--run-dir) to one")
     if job.run.name and (path := root / job.run.name).exists():
-        raise DataError(f"{path}: exists already; choose another name with --name, or go on with a run by --resume RUN")
+        raise DataError(path, "exists already", "choose another name with --name, or go on with a run by --resume RUN")
 
 
 def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
@@ -264,7 +264,7 @@ def _start_event(recorder: Recorder) -> RunStarted:
 def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
     found, dataset = facts_of(checkpoint), prepared.dataset
     if (found.classes, found.shape) != (dataset.classes, dataset.shape):
-        raise DataError(f"{dataset.path}: other classes or shapes than {checkpoint.path} was trained on; give its data")
+        raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
 
 
 def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:

@@ -46,11 +46,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; make it readable") from error
+        raise DataError(path, error.strerror or error, "make it readable") from error
     events = []
     for number, line in enumerate(data[: _sound_length(data)].splitlines(), start=1):
         if (event := _parse(line)) is None:
-            raise DataError(f"{path}: line {number} is no JSON object; remove that line to read the rest")
+            raise DataError(path, f"line {number} is no JSON object", "remove that line to read the rest")
         events.append(event)
     return events
 

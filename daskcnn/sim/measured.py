@@ -52,7 +52,10 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
             rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
     there = [row for row in calibrated if rounds[row.name]]
     if not there:
-        raise DataError("no worker has ended a round in this run's log; give a run that got further, or a cluster file")
+        raise DataError(
+            reason="no worker has ended a round in this run's log",
+            remedy="give a run that got further, or a cluster file",
+        )
     parts = _judged_parts(there, workload)
     workers = [_worker(row, rounds[row.name], parts[row.name], workload) for row in there]
     if workload.rule.barrier:
@@ -69,14 +72,16 @@ def calibration(log: Sequence[Event]) -> list[CalibratedWorker]:
     """What the workers measured of themselves, the last time. Raises DataError where the log has nothing of it."""
     found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:
-        raise DataError("this run's log has no calibration; give a run that began to train, or a cluster file")
+        raise DataError(
+            reason="this run's log has no calibration", remedy="give a run that began to train, or a cluster file"
+        )
     return found[-1].workers
 
 
 def calibrated_worker(row: CalibratedWorker) -> Worker:
     """The worker as its calibration alone has it. Raises DataError where that has no speed."""
     if row.images_per_second is None:
-        raise DataError(f"worker {row.name}: its calibration has no images_per_second; give a cluster file")
+        raise DataError(f"worker {row.name}", "its calibration has no images_per_second", "give a cluster file")
     known = {
         "name": row.name,
         "kind": row.device,
@@ -212,5 +217,7 @@ def _spent(r: _Lap) -> float:
 def _at(event: Event) -> float:
     """When it was logged, in seconds. Raises DataError where the log does not say."""
     if event.at is None:
-        raise DataError(f"an event {event.kind!r} of this run's log has no time; give a log as a run wrote it")
+        raise DataError(
+            reason=f"an event {event.kind!r} of this run's log has no time", remedy="give a log as a run wrote it"
+        )
     return event.at
