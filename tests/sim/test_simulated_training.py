@@ -64,6 +64,8 @@ def test_replicas_learn_by_every_rule(name: str) -> None:
     accuracies = [event.validation.accuracy for event in of(EpochEnded, events)]
     assert accuracies[-1] > 0.15  # of ten classes
     assert accuracies[-1] > accuracies[0] or len(accuracies) == 1
+    assert all(event.validation.auc is not None for event in of(EpochEnded, events))
+    assert 0.5 < of(EpochEnded, events)[-1].validation.auc <= 1
     rounds = of(RoundEnded, events)
     assert all(event.loss > 0 and 0 <= event.accuracy <= 1 and event.lr > 0 for event in rounds)
 
