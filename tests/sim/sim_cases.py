@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from daskcnn.events import Event
 from daskcnn.partition import PARTITIONERS
@@ -44,10 +44,8 @@ def run(work: Workload, on: Cluster, **options: Any) -> tuple[Simulation, list[E
     return simulation, events
 
 
-E = TypeVar("E", bound=Event)
-
-
-def of(model: type[E], events: list[Event]) -> list[E]:
+def of(model: type[Event], events: list[Event]) -> list[Any]:
+    """The events of a kind; of a simulation they have all numbers that a log may lack."""
     return [event for event in events if isinstance(event, model)]
 
 

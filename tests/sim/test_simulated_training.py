@@ -10,7 +10,7 @@ import pytest
 from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
-from daskcnn.events import EpochEnded, RoundEnded
+from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
@@ -35,7 +35,7 @@ def replica_of(job: Job) -> Replica:
     return Replica(job, dataset, Device.of("cpu"), clock=lambda: 0.0)
 
 
-def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[dict[str, Any]]]:
+def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[Event]]:
     work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
     return run(work, cluster(*speeds, **worker), learner=lambda: Training(replica_of(job), work.rule))
 
