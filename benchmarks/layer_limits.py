@@ -17,17 +17,18 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 from distributed import Client
 from rules import machine, throttle
 
 from daskcnn.cluster.connect import connect
+from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import train_job
@@ -40,13 +41,14 @@ EPOCHS, STEPS = 4, 40
 WITHIN = 1.1
 GROWTH = 1.05
 SMALL = "8:8"
+E = TypeVar("E", bound=Event)
 
 
 class Watch:
     """A display that keeps events, and does something at each."""
 
-    def __init__(self, at: Any = lambda event: None) -> None:
-        self.events: list[dict[str, Any]] = []
+    def __init__(self, at: Callable[[Event], None] = lambda event: None) -> None:
+        self.events: list[Event] = []
         self._at = at
 
     def __enter__(self) -> Self:
@@ -55,12 +57,12 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def handle(self, event: Mapping[str, Any]) -> None:
-        self.events.append(dict(event))
+    def handle(self, event: Event) -> None:
+        self.events.append(event)
         self._at(event)
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == kind]
+    def of(self, model: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, model)]
 
 
 @contextmanager
@@ -93,28 +95,28 @@ def unequal(data: str, model: str, batch: int) -> dict[str, Any]:
     with two_workers() as client:
         throttle(client)
         trained(client, data, model, batch, EPOCHS, STEPS, watch)
-    kernels = watch.of("shards")[-1]["kernels"]
-    last, before = watch.of("epoch")[-1], watch.of("epoch")[-2]
-    made = last["step"] - before["step"]
-    taken = {row["name"]: row["conv_seconds"] for row in last["workers"]}
+    kernels = watch.of(KernelsSharded)[-1].kernels
+    before, last = watch.of(EpochEnded)[-2:]
+    made = last.step - before.step
+    taken = {row.name: row.conv_seconds for row in last.workers}
     whole = {stage: sum(own[stage] for own in kernels.values()) for stage in kernels["cpu-0"]}
     alone = [
         sum(taken[w][stage] / made * whole[stage] / own[stage] for stage in whole if own[stage])
         for w, own in kernels.items()
     ]
-    rows = watch.of("calibration")[0]["workers"]
-    calibrated = [batch * sum(row["conv_seconds"].values()) for row in rows]
+    rows = watch.of(WorkersCalibrated)[0].workers
+    calibrated = [batch * sum(row.conv_seconds.values()) for row in rows]
     step = sum(max(own.get(stage, 0.0) for own in taken.values()) / made for stage in whole)
     return {
         "batch": batch,
         "kernels": kernels,
-        "step": last["seconds"] / made,
+        "step": last.seconds / made,
         "convolutions": step,
         "alone": alone,
         "ideal": ideal(alone),
         "calibrated": calibrated,
         "ideal_by_calibration": ideal(calibrated),
-        "moves": len(watch.of("shards")) - 1,
+        "moves": len(watch.of(KernelsSharded)) - 1,
     }
 
 
@@ -134,8 +136,8 @@ def long_run(data: str, steps: int) -> dict[str, Any]:
         processes = {names[a]: psutil.Process(pid) for a, pid in client.run(os.getpid).items()}
         processes["scheduler and driver"] = psutil.Process()
 
-        def look(event: Mapping[str, Any]) -> None:
-            if event["event"] == "steps":
+        def look(event: Event) -> None:
+            if isinstance(event, StepsEnded):
                 for name, process in processes.items():
                     taken.setdefault(name, []).append(process.memory_info().rss / 2**20)
 

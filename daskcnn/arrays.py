@@ -63,11 +63,11 @@ def _cupy() -> Backend:
         cupy.cuda.runtime.getDeviceCount()
     except ImportError as error:
         raise ClusterError(
-            "device gpu: CuPy is not installed on this worker; pip install 'daskcnn[gpu]' there"
+            "device gpu", "CuPy is not installed on this worker", "pip install 'daskcnn[gpu]' there"
         ) from error
     except Exception as error:  # CUDARuntimeError exists only where cupy does
         raise ClusterError(
-            f"device gpu: no usable GPU on this worker ({error}); start it with --resources CPU=1"
+            "device gpu", f"no usable GPU on this worker ({error})", "start it with --resources CPU=1"
         ) from error
     return Backend("cupy", cupy, cupy.asarray, cupy.asnumpy, lambda: cupy.cuda.get_current_stream().synchronize())
 

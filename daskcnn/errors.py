@@ -11,19 +11,25 @@ def told(value: str, reason: str, remedy: str) -> str:
 
 
 class UserError(Exception):
-    """Something outside the program is wrong; shown as its message, without a traceback.
+    """Something outside the program is wrong; shown as "value: reason; remedy", without a traceback.
+
+    Parameters
+    ----------
+    value : what is wrong, such as a path, an address or a setting; a whole message where nothing else is given
+    reason : what is wrong with it
+    remedy : what to do about it
 
     Attributes
     ----------
     value, reason, remedy : str
-        What is wrong, why, and what to do about it. Where only a message is given, it is the reason.
+        The same; of a whole message, the reason.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str = "", *, value: str = "", reason: str = "", remedy: str = "") -> None:
-        super().__init__(message or told(value, reason, remedy))
-        self.value, self.reason, self.remedy = value, reason or message, remedy
+    def __init__(self, value: object = "", reason: object = "", remedy: str = "") -> None:
+        super().__init__(told(str(value), str(reason), remedy))
+        self.value, self.reason, self.remedy = (str(value), str(reason), remedy) if reason else ("", str(value), remedy)
 
 
 class JobError(UserError):
@@ -77,4 +83,17 @@ class Interrupted(UserError):
 
 
 class PushRefused(Exception):
-    """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite."""
+    """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite.
+
+    Attributes
+    ----------
+    code : str
+        Why, as a `daskcnn.ps.Code`; empty where no server has said.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple[type[PushRefused], tuple[str, str]]:
+        return type(self), (str(self), self.code)

@@ -26,6 +26,10 @@ from daskcnn.errors import DataError, told
 _REMEDY = "remove that line to read the rest, or give the log of a run of this version"
 
 
+class DamagedEvent(DataError):
+    """A record of a log is no event, or has a field that is wrong."""
+
+
 class Fields(BaseModel):
     """Checked, frozen fields. A constructor takes no others; a reader passes over those of another version."""
 
@@ -497,11 +501,11 @@ EVENTS: dict[str, type[Event]] = {
 def parse(record: Mapping[str, Any], where: str = "event") -> Event:
     """The event of a log's record; an `UnknownEvent` for a kind that this version does not know.
 
-    Raises DataError naming where the record stands, the field that is wrong, what is wrong with it and what to do.
+    Raises DamagedEvent naming where the record stands, the field that is wrong, what is wrong with it and what to do.
     """
     kind = record.get("event")
     if not isinstance(kind, str):
-        raise DataError(f"{where}: says of no event what it is (event = {kind!r}); {_REMEDY}")
+        raise DamagedEvent(f"{where}: says of no event what it is (event = {kind!r}); {_REMEDY}")
     if (model := EVENTS.get(kind)) is None:
         return UnknownEvent(name=kind)
     try:
@@ -511,13 +515,13 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
         key, found = ".".join(map(str, problem["loc"])) or "fields", f"{problem['input']!r:.60}"
         reason = problem["msg"].removeprefix("Value error, ")
         wrong = f"{key} = {found}: {reason[0].lower()}{reason[1:]}"
-        raise DataError(f"{where} ({kind}): {wrong}; {_REMEDY}") from error
+        raise DamagedEvent(f"{where} ({kind}): {wrong}; {_REMEDY}") from error
 
 
 def parsed(records: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
     """The events of a log, in order; kinds that this version does not know are left out.
 
-    Raises DataError naming the line of a damaged event, the field, what is wrong with it and what to do.
+    Raises DamagedEvent naming the line of a damaged event, the field, what is wrong with it and what to do.
     """
     for line, record in enumerate(records, start=1):
         event = parse(record, f"line {line}")

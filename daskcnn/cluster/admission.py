@@ -16,7 +16,7 @@ from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, Worke
 from daskcnn.cluster.session.session import check_dataset
 from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.errors import ClusterError, UserError
-from daskcnn.events import CalibratedWorker
+from daskcnn.events import CalibratedWorker, Warned, WorkerLeftOut, WorkersCalibrated
 from daskcnn.job.tables import Job
 
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
@@ -42,8 +42,9 @@ def check_workers(client: Client, members: Members, job: Job, fingerprint: str) 
     for address, problem in _run(client, partial(check_dataset, job, fingerprint), workers).items():
         if problem:
             raise ClusterError(
-                f"worker {workers[address].name} ({address}) does not see the data set: {problem}; "
-                "give data.path on storage that every worker reaches, or copy it there"
+                f"worker {workers[address].name} ({address}) does not see the data set",
+                problem,
+                "give data.path on storage that every worker reaches, or copy it there",
             )
 
 
@@ -66,7 +67,9 @@ def _run(client: Client, function: Callable[[], Any], members: Mapping[str, Memb
         return dict(client.run(function, workers=list(members)))
     except (OSError, KeyError, ValueError) as error:
         names = ", ".join(m.name for m in members.values())
-        raise ClusterError(f"workers {names}: one was lost while it was looked at ({error}); start it again") from error
+        raise ClusterError(
+            f"workers {names}", f"one was lost while it was looked at ({error})", "start it again"
+        ) from error
 
 
 def _versions_by_value() -> Any:
@@ -91,13 +94,15 @@ def _versions_by_value() -> Any:
 
 def _require_same(where: str, found: Mapping[str, str]) -> None:
     if found["daskcnn"] == "missing":
-        raise ClusterError(f"{where} does not have daskcnn; pip install it there, the same version as here")
+        raise ClusterError(
+            reason=f"{where} does not have daskcnn", remedy="pip install it there, the same version as here"
+        )
     mine = versions()
     # a Python that differs in its last number runs the same pickles
     wrong = [n for n in mine if found[n] != mine[n] and (n != "python" or _minor(found[n]) != _minor(mine[n]))]
     if wrong:
         differences = ", ".join(f"{n} {found[n]} (here {mine[n]})" for n in wrong)
-        raise ClusterError(f"{where} runs {differences}; install the same versions there")
+        raise ClusterError(reason=f"{where} runs {differences}", remedy="install the same versions there")
 
 
 def _minor(version: str) -> str:
@@ -123,35 +128,33 @@ def calibrate_all(context: RunContext) -> None:
     except TimeoutError as error:
         names = ", ".join(name for name, future in futures.items() if not future.done())
         raise ClusterError(
-            f"worker {names}: not calibrated within {context.job.cluster.stall_timeout:g} s; is it busy with another "
-            "job? Give each its own workers, or raise cluster.stall_timeout"
+            f"worker {names}",
+            f"not calibrated within {context.job.cluster.stall_timeout:g} s",
+            "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout",
         ) from error
     except (WorkersLost, ServerLost) as lost:
-        raise ClusterError(f"worker {lost}: lost while it was calibrated; start it again") from lost
+        raise ClusterError(f"worker {lost}", "lost while it was calibrated", "start it again") from lost
     for name, future in futures.items():
         failure = future.exception(timeout=EXPLAINED)
         if isinstance(failure, ClusterError):
-            context.emit({"event": "warning", "message": f"worker {name} is left out: {failure}"})
+            context.emit(WorkerLeftOut(worker=name, reason=failure.reason, remedy=failure.remedy))
             del context.alive[name]
         elif isinstance(failure, UserError | None):
             context.calibrations[name] = future.result()
         else:
             raise ClusterError(f"worker {name}: calibration failed: {type(failure).__name__}: {failure}") from failure
     if not context.alive:
-        raise ClusterError("no worker is usable; see the warnings above")
-    context.emit(_event(context))
+        raise ClusterError(reason="no worker is usable", remedy="see the warnings above")
+    rows = [calibration_row(member, context.calibrations[name]) for name, member in context.alive.items()]
+    context.emit(WorkersCalibrated(workers=rows))
 
 
 def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
     member = context.alive[worker]
     if member.also:
-        message = f"worker {worker} ({member.address}) advertises {member.declared}, and trains as {member.kind}"
-        context.emit({"event": "warning", "message": f"{message}: restart it with one of them"})
-
-
-def _event(context: RunContext) -> dict[str, Any]:
-    rows = [calibration_row(member, context.calibrations[name]).model_dump() for name, member in context.alive.items()]
-    return {"event": "calibration", "workers": rows}
+        reason = f"advertises {member.declared}, and trains as {member.kind}"
+        value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
+        context.emit(Warned(value=value, reason=reason, remedy=remedy))
 
 
 def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:

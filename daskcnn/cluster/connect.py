@@ -64,7 +64,7 @@ def _unreachable(where: str, reason: str) -> ClusterError:
         (remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, reason)),
         "correct the address, start one with `dask scheduler`, or give none for a local cluster",
     )
-    return ClusterError(f"scheduler {where}: cannot be reached ({reason}); {remedy}")
+    return ClusterError(f"scheduler {where}", f"cannot be reached ({reason})", remedy)
 
 
 _SETTINGS = "distributed.comm.tls in the file that the environment variable DASK_CONFIG names"
@@ -126,8 +126,9 @@ def _address_in(path: str, patience: Patience) -> str:
             reason = f"it is not a scheduler's file ({type(error).__name__})"
         if patience.over:
             raise ClusterError(
-                f"scheduler file {path}: {reason}; start `dask scheduler --scheduler-file {path}` on a path "
-                "that both can see"
+                f"scheduler file {path}",
+                reason,
+                f"start `dask scheduler --scheduler-file {path}` on a path that both can see",
             )
         patience.wait_for(f"scheduler file {path} ({reason})")
 

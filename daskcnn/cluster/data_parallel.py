@@ -25,6 +25,7 @@ from daskcnn.cluster.session.replicas import WorkerReplicas
 from daskcnn.cluster.shell import Heard, Shell
 from daskcnn.cluster.work import TaskWork, Work
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
+from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights, replica_bytes
 from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
@@ -70,7 +71,7 @@ class DataParallel(Shell):
             orders.Judge: self._judge,
             orders.Save: self._save,
             orders.CountServer: lambda order: self._count_server(),
-            orders.Log: lambda order: context.emit(order.event.record()),
+            orders.Log: lambda order: context.emit(order.event),
             orders.End: self._end,
         }
 
@@ -90,7 +91,7 @@ class DataParallel(Shell):
         if not (self.context.members.server_alone or self._settings.peers):
             host = self.context.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
-            self.context.emit({"event": "warning", "message": message})
+            self.context.emit(Warned(message=message))
         for name, member in self._candidates.items():
             self.tell(facts.WorkerReady(name, member.kind, self.now))
         try:
@@ -255,7 +256,7 @@ class DataParallel(Shell):
         """Log what this server has merged and refused so far."""
         if not self._settings.peers:
             counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
-            self.context.emit({"event": "server", "server": self.life, **counted})
+            self.context.emit(ServerCounted(server=self.life, **counted))
 
     def _end(self, order: orders.End) -> None:
         self.end = order
@@ -263,6 +264,6 @@ class DataParallel(Shell):
 
 def _refusal(error: PushRefused) -> UserError:
     """What a refused push is to the user. Raises the refusal where it is a mistake of ours."""
-    if f"{Code.FINITE}" in str(error) or "NaN" in str(error):
+    if error.code == Code.FINITE:
         return Diverged(f"push of {error}")
     raise error

@@ -15,6 +15,7 @@ from distributed import get_worker
 
 from daskcnn.cluster.layers.messages import ALL, Parcel
 from daskcnn.cluster.run_context import RunContext
+from daskcnn.events import LinkSpeed, LinkSpeeds
 from daskcnn.sharded import Link, Links
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20
@@ -47,8 +48,8 @@ def measure_links(context: RunContext, home: str) -> Links:
         min(each.latency for each in links.values()),
         min(each.handover for each in links.values()),
     )
-    rows = [{"name": worker, **asdict(own)} for worker, own in links.items()]
-    context.emit({"event": "links", "home": home, "task": task, "workers": rows})
+    rows = [LinkSpeed(name=worker, **asdict(own)) for worker, own in links.items()]
+    context.emit(LinkSpeeds(home=home, task=task, workers=rows))
     return Links(links, task)
 
 

@@ -167,7 +167,9 @@ def _there(client: Client) -> list[Member]:
         return advertised(present(client))
     except OSError as error:
         address = client.scheduler.address
-        raise ClusterError(f"scheduler {address}: connection lost while waiting for workers; start it again") from error
+        raise ClusterError(
+            f"scheduler {address}", "connection lost while waiting for workers", "start it again"
+        ) from error
 
 
 def _count(found: list[Member], kind: str) -> int:

@@ -21,6 +21,7 @@ from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.session.session import forget_run
 from daskcnn.cluster.session.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
+from daskcnn.events import Event, WorkerIgnored, WorkerLost
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
@@ -28,7 +29,6 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import Links
 from daskcnn.store import Dataset
 
-Event = dict[str, Any]
 K = TypeVar("K")
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 FREED = 20.0  # seconds that workers may take to free what a run keeps: one that hangs is left alone
@@ -138,7 +138,7 @@ class RunContext:
             if self.takes_newcomers and member.kind != "ps":
                 self.newcomers.append(member)
             else:
-                self.emit({"event": "worker-ignored", "address": member.address})
+                self.emit(WorkerIgnored(address=member.address))
         self._known |= set(now)
         if gone := [name for name, member in self.alive.items() if member.address not in now]:
             raise WorkersLost(gone)
@@ -188,7 +188,7 @@ class RunContext:
     def lose(self, worker: str, reason: str, samples_moved: int = 0) -> None:
         """The run goes on without this worker. Raises Lost where it was the last."""
         member = self.alive.pop(worker)
-        self.emit({"event": "worker-lost", "worker": worker, "reason": reason, "samples_moved": samples_moved})
+        self.emit(WorkerLost(worker=worker, reason=reason, samples_moved=samples_moved))
         if not self.alive:
             raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")
 

@@ -228,7 +228,7 @@ def _device(name: str, seen: Seen) -> Iterator[Finding]:
 def _visible(name: str, seen: Seen, data: str | None, expected: str | None) -> Iterator[Finding]:
     remedy = "give a path on storage that every worker reaches, or copy the data set there"
     if seen.data_problem:
-        yield Finding(name, False, seen.data_problem.partition("; ")[0], remedy)
+        yield Finding(name, False, seen.data_problem, remedy)
     elif seen.fingerprint and expected and seen.fingerprint != expected:
         yield Finding(name, False, f"{data} holds another data set ({seen.fingerprint[:12]})", remedy)
 

@@ -93,8 +93,8 @@ def _gpu() -> Finding:
     try:
         backend("gpu")
     except ClusterError as error:
-        reason, _, remedy = str(error).removeprefix("device gpu: ").replace(" on this worker", "").partition("; ")
-        to_use = f" (to use one: {remedy.removesuffix(' there')})" if "CuPy" in reason else ""
+        reason = error.reason.replace(" on this worker", "")
+        to_use = f" (to use one: {error.remedy.removesuffix(' there')})" if "CuPy" in reason else ""
         return Finding("GPU", True, f"none is used here: {reason}{to_use}")
     gpu = device_profile("gpu", 1)
     return Finding("GPU", True, f"{gpu.name}, {gpu.memory / GIB:.0f} GiB")

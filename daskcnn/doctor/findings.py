@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from daskcnn.errors import UserError, told
+
 GIB = 1 << 30
 
 
@@ -31,10 +33,9 @@ class Finding:
         return asdict(self)
 
 
-def failed(check: str, error: Exception) -> Finding:
-    """What an error says: the remedy is what stands behind its first semicolon, as in all of ours."""
-    seen, _, remedy = str(error).partition("; ")
-    return Finding(check, False, seen, remedy)
+def failed(check: str, error: UserError) -> Finding:
+    """What an error says."""
+    return Finding(check, False, told(error.value, error.reason, ""), error.remedy)
 
 
 def plural(n: int, thing: str) -> str:

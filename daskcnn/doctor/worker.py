@@ -15,7 +15,7 @@ from distributed.system import memory_limit
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import backend, single_threaded_blas
-from daskcnn.errors import ClusterError, DataError
+from daskcnn.errors import ClusterError, DataError, told
 from daskcnn.pool import Pool
 from daskcnn.store import open_dataset
 
@@ -40,7 +40,7 @@ class Seen:
     """What a worker has: cores and memory (bytes) that its process may use, control groups considered.
 
     blas_threads: of each of its matrix products while we compute. got_cores: how many its threads were given when
-    all computed. fingerprint: of the data set, None where none was asked for or `data_problem` says why.
+    all computed. fingerprint: of the data set, None where none was asked for or `data_problem` says why not.
     """
 
     cores: int
@@ -130,4 +130,4 @@ def _dataset(path: str) -> tuple[str | None, str]:
     try:
         return open_dataset(path).fingerprint, ""
     except DataError as error:
-        return None, str(error)
+        return None, told(error.value, error.reason, "")

@@ -35,7 +35,7 @@ def draw_all(chosen: Scenario, folder: str, *, suffix: str = "svg", seed: int = 
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{folder}: {error.strerror or error}; give a folder that may be written") from error
+        raise DataError(folder, error.strerror or error, "give a folder that may be written") from error
     for figure in figures(chosen, seed):
         yield draw(figure, path / f"{figure.name}.{suffix}")
 
@@ -48,7 +48,7 @@ def draw_breakdown(runs: Sequence[str], file: str) -> Path:
     need_matplotlib()
     path = Path(file)
     if path.suffix not in (".svg", ".png"):
-        raise UserError(f"{file}: pictures are SVG or PNG; give a file that ends in .svg or .png")
+        raise UserError(file, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
     return draw(step_parts({name: events(run) for name, run in _named(runs).items()}), path)
 
 
@@ -63,7 +63,7 @@ def need_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("pictures: matplotlib is not installed; pip install 'daskcnn[plot]'") from error
+        raise UserError("pictures", "matplotlib is not installed", "pip install 'daskcnn[plot]'") from error
     return matplotlib
 
 
@@ -86,7 +86,7 @@ def draw(figure: Figure, path: Path) -> Path:
         try:
             canvas.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
         except OSError as error:
-            raise DataError(f"{path}: {error.strerror or error}; give a folder that may be written") from error
+            raise DataError(path, error.strerror or error, "give a folder that may be written") from error
     return path
 
 

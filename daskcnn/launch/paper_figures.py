@@ -9,6 +9,7 @@ from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.errors import DataError
+from daskcnn.events import EpochEnded, Event, KernelsSharded, RunResumed, RunStarted
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulate import Scenario, learner_of, simulate
 from daskcnn.launch.simulation_text import constants_of
@@ -98,14 +99,14 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
         }
         job = resolve(small)
         workload = Workload.of(job, samples=POINTS - 400, numbers=chosen.numbers)
-        looks: list[dict[str, Any]] = []
+        log: list[Event] = []
         learner = learner_of(job, dataset, workload)
         with single_threaded_blas():
-            Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=looks.append).run()
-        seen = [event for event in looks if event["event"] == "epoch"]
-        accuracies = [100 * event["validation"]["accuracy"] for event in seen]
-        by_epoch[strategy] = [event["epoch"] for event in seen], accuracies
-        by_time[strategy] = [event["at"] for event in seen], accuracies
+            Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=log.append).run()
+        seen = [(event, event.validation) for event in log if isinstance(event, EpochEnded)]
+        accuracies = [100 * (judged.accuracy or 0.0) for _, judged in seen if judged]
+        by_epoch[strategy] = [event.epoch for event, judged in seen if judged], accuracies
+        by_time[strategy] = [event.at or 0.0 for event, judged in seen if judged], accuracies
     title, y = "Accuracy of the center on a small problem", "validation accuracy, %"
     yield Figure("accuracy-by-epoch", title, "BPT-CNN fig. 11", "epoch", y, by_epoch)
     yield Figure("accuracy-by-time", title, "BPT-CNN fig. 11, over time", "seconds", y, by_time)
@@ -225,7 +226,7 @@ def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequenc
     return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
 
 
-def step_parts(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def step_parts(runs: Mapping[str, Sequence[Event]]) -> Figure:
     """Milliseconds of a step of sharded runs, from their logs by name: of each, the papers' bar and one a worker.
 
     The papers' bar is `breakdown`; a worker's communication is all in which it does not compute (`tables.StepParts`).
@@ -250,14 +251,14 @@ def step_parts(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     )
 
 
-def _parts_of(run: str, log: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
+def _parts_of(run: str, log: Iterable[Event]) -> tuple[float, float, float]:
     try:
         return breakdown(log)
     except DataError as error:
         raise DataError(f"{run}: {error}") from error
 
 
-def breakdown(events: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]:
+def breakdown(events: Iterable[Event]) -> tuple[float, float, float]:
     """Seconds a step of communication, convolutions and the rest, as the papers define them, of a sharded run's log.
 
     Convolutions: of the worker that takes the longest for its shards, with the layers that are spread with them. The
@@ -266,27 +267,26 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> tuple[float, float, float]
     seconds = conv = comp = 0.0
     steps = 0
     for epoch, home, made in _sharded_epochs(events):
-        shards = {row["name"]: sum(row["conv_seconds"].values()) for row in epoch["workers"]}
+        shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
         conv += max(shards.values())
-        comp += sum(max(0.0, row["busy"] - shards[home]) for row in epoch["workers"] if row["name"] == home)
-        seconds, steps = seconds + epoch["seconds"], steps + made
+        comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
+        seconds, steps = seconds + epoch.seconds, steps + made
     if not steps:
         raise DataError("this log has no epoch of sharded layers; give a run of strategy 'layer' that ended one")
     return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
 
 
-def _sharded_epochs(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, int]]:
+def _sharded_epochs(events: Iterable[Event]) -> Iterator[tuple[EpochEnded, str, int]]:
     """Every epoch's event, its home, and how many steps it made: a resumed run makes some again."""
     home, before = None, 0
     for event in events:
-        kind = event["event"]
-        if kind in ("start", "resume"):
-            before = event.get("step", 0)
-        elif kind == "shards":
-            home = event["home"]
-        elif kind == "epoch" and home is not None:
-            yield event, home, event["step"] - before
-            before = event["step"]
+        if isinstance(event, RunStarted | RunResumed):
+            before = event.step if isinstance(event, RunResumed) else 0
+        elif isinstance(event, KernelsSharded):
+            home = event.home
+        elif isinstance(event, EpochEnded) and home is not None:
+            yield event, home, event.step - before
+            before = event.step
 
 
 # --- Hegde and Usmani ---

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import DataError, JobError
+from daskcnn.events import Event, RunStarted
 from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.tables import Job, apply_settings, read_job_file
 from daskcnn.launch.resolve import find_dataset, resolve
@@ -30,7 +31,6 @@ from daskcnn.sim.workload import Workload
 from daskcnn.store import Dataset, Described, open_dataset
 from daskcnn.training.replica import Replica
 
-Event = dict[str, Any]
 KNOWN = {"cifar10": (50_000, (32, 32, 3)), "mnist": (60_000, (28, 28, 1)), "synthetic": (8_000, (32, 32, 3))}
 """Training images and (H, W, C) of the data sets by name, all of ten classes: a simulation needs no more of them."""
 
@@ -180,12 +180,12 @@ def _with_overhead(chosen: Scenario, measured: float | None) -> Cluster:
     return chosen.cluster.model_copy(update={"costs": costs})
 
 
-def _workload_of_log(job: Job, events: Sequence[Mapping[str, Any]]) -> Workload:
+def _workload_of_log(job: Job, events: Sequence[Event]) -> Workload:
     """The run's own workload; the vector's length as its log has it, so that the network need not be made."""
-    start = next((event for event in events if event["event"] == "start"), {})
+    start = next((event for event in events if isinstance(event, RunStarted)), RunStarted())
     itemsize = np.dtype(job.cluster.wire).itemsize
-    numbers = start.get("vector_bytes", 0) // itemsize or start.get("parameters", 1)
-    return Workload.of(job, samples=start.get("samples", 1), numbers=numbers)
+    numbers = (start.vector_bytes or 0) // itemsize or start.parameters or 1
+    return Workload.of(job, samples=start.samples or 1, numbers=numbers)
 
 
 def conv_layers(job: Job, images: Described) -> list[tuple[str, ConvSpec]]:
@@ -241,7 +241,7 @@ def keep(result: Simulated, folder: str) -> Path:
     with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
         run.write_job(job.model_dump(mode="json"))
         for event in result.events:
-            run.log({**event, "run": str(path)} if event["event"] == "start" else event)
+            run.log(event.model_copy(update={"run": str(path)}) if isinstance(event, RunStarted) else event)
     return path
 
 
@@ -250,4 +250,4 @@ def write_cluster(chosen: Scenario, file: str) -> None:
     try:
         Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror or error}; give a file that may be written") from error
+        raise DataError(file, error.strerror or error, "give a file that may be written") from error

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from daskcnn.arrays import Array, Device, cpu_count, single_threaded_blas
+from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import Candidate, candidates, readable
 from daskcnn.conv.tuner import tune
@@ -23,8 +23,6 @@ from daskcnn.job.tables import Job, nearest
 from daskcnn.launch.resolve import kept_job
 from daskcnn.launch.training import shown
 from daskcnn.nn import build_model, model_problem
-from daskcnn.nn.auc import area_under_curve
-from daskcnn.nn.losses import softmax
 from daskcnn.nn.models import MODELS
 from daskcnn.runs.checkpoint import Checkpoint, best, latest
 from daskcnn.runs.directory import RunDirectory
@@ -70,7 +68,7 @@ def load(run: str, which: Which, say: Any) -> tuple[Job, Checkpoint]:
     found = (best if which == "best" else latest)(directory.checkpoints, warn=say)
     found = found or latest(directory.checkpoints, warn=say)
     if found is None:
-        raise DataError(f"{run}: no checkpoint yet; wait for the first epoch, or resume the run")
+        raise DataError(run, "no checkpoint yet", "wait for the first epoch, or resume the run")
     return job, found
 
 
@@ -84,16 +82,13 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
     classifier = to_classifier(checkpoint, job)
     if (dataset.shape, dataset.classes) != (classifier.facts.shape, classifier.classes):
         raise DataError(
-            f"{dataset.path}: other images or classes than {run} was trained on; give a data set like its own"
+            dataset.path, f"other images or classes than {run} was trained on", "give a data set like its own"
         )
     replica = Replica(job, dataset, Device.of("cpu", threads=cpu_count()), clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
-    answers: list[tuple[Array, Array]] = []
+    samples = len(dataset.test)
     with single_threaded_blas():
-        score = replica.evaluate(
-            dataset.test, 0, len(dataset.test), seen=lambda scores, labels: answers.append((scores.copy(), labels))
-        )
-    scores, labels = map(np.concatenate, zip(*answers, strict=True))
+        score = replica.evaluate(dataset.test, 0, samples, whole=samples)
     return {
         "run": run,
         "checkpoint": str(checkpoint.path),
@@ -101,7 +96,7 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Any) -> dict[str,
         "samples": score.samples,
         "accuracy": score.accuracy,
         "loss": score.loss,
-        "auc": area_under_curve(softmax(scores), labels),
+        "auc": score.judged.auc,
     }
 
 
@@ -140,9 +135,9 @@ def _pixels(path: str, shape: tuple[int, int, int], say: Any) -> npt.NDArray[np.
                 say(f"warning: {path}: {image.size[0]}x{image.size[1]} pixels, resized to {W}x{H}")
             plain = image.convert("RGB" if C == 3 else "L").resize((W, H), Image.Resampling.BILINEAR)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(f"{path}: too large for an image to look at ({error}); scale it down first") from error
+        raise DataError(path, f"too large for an image to look at ({error})", "scale it down first") from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: not an image that can be read ({error}); give a PNG or JPEG file") from error
+        raise DataError(path, f"not an image that can be read ({error})", "give a PNG or JPEG file") from error
     return np.asarray(plain, np.uint8).reshape(H, W, C)
 
 

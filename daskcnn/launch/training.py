@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted, Warned
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
@@ -36,7 +37,6 @@ from daskcnn.show.summary import build_summary, worker_totals
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
-Event = dict[str, Any]
 SETTLE = 2.0  # seconds without a new worker, where the job takes all there are
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
@@ -47,7 +47,7 @@ class Result:
 
     run: Path
     summary: dict[str, Any]
-    history: list[Event]
+    history: list[dict[str, Any]]
     model: Classifier
 
 
@@ -60,7 +60,7 @@ class Silent:
     def __exit__(self, *exc: object) -> None:
         return None
 
-    def handle(self, event: Mapping[str, Any]) -> None:
+    def handle(self, event: Event) -> None:
         return None
 
 
@@ -94,10 +94,10 @@ class Recorder:
         except OSError as error:
             self.warn(f"checkpoint of step {state.step} not written: {error}; the last one stays")
         else:
-            self.emit({"event": "checkpoint", "path": str(self.checkpoint), "step": state.step})
+            self.emit(CheckpointWritten(path=str(self.checkpoint), step=state.step))
 
     def warn(self, message: str) -> None:
-        self.emit({"event": "warning", "message": message})
+        self.emit(Warned(message=message))
 
 
 class Signals:
@@ -187,9 +187,9 @@ def check_place(job: Job, resume: Path | None) -> None:
     root = Path(job.run.dir)
     there = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise DataError(f"{there}: no folder that may be written; set run.dir (--run-dir) to one")
+        raise DataError(there, "no folder that may be written", "set run.dir (--run-dir) to one")
     if job.run.name and (path := root / job.run.name).exists():
-        raise DataError(f"{path}: exists already; choose another name with --name, or go on with a run by --resume RUN")
+        raise DataError(path, "exists already", "choose another name with --name, or go on with a run by --resume RUN")
 
 
 def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
@@ -231,37 +231,36 @@ def _recorded(
             _check_same_data(checkpoint, prepared)
         recorder.emit(_start_event(recorder))
         if checkpoint:
-            recorder.emit({"event": "resume", "path": str(checkpoint.path), "step": checkpoint.step})
+            recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
         yield recorder, checkpoint
 
 
-def _start_event(recorder: Recorder) -> Event:
+def _start_event(recorder: Recorder) -> RunStarted:
     prepared, job = recorder.prepared, recorder.prepared.job
-    return {
-        "event": "start",
-        "run": str(recorder.directory.path),
-        "strategy": job.train.strategy,
-        "partition": job.train.partition,
-        "increments": job.train.increments,
-        "replica_size": job.train.replica_size,
-        "rule": job.rule,
-        "dataset": prepared.dataset.name,
-        "model": job.model.name or f"{len(job.model.layers or ())} layers",
-        "epochs": job.train.epochs,
-        "batch_size": job.train.batch_size,
-        "seed": job.train.seed,
-        "samples": prepared.samples,
-        "validation_samples": job.data.validation,
-        "parameters": prepared.layout.parameter_size,
-        "wire": job.cluster.wire,
-        "vector_bytes": prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
-    }
+    return RunStarted(
+        run=str(recorder.directory.path),
+        strategy=job.train.strategy,
+        partition=job.train.partition,
+        increments=job.train.increments,
+        replica_size=job.train.replica_size,
+        rule=job.rule,
+        dataset=prepared.dataset.name,
+        model=job.model.name or f"{len(job.model.layers or ())} layers",
+        epochs=job.train.epochs,
+        batch_size=job.train.batch_size,
+        seed=job.train.seed,
+        samples=prepared.samples,
+        validation_samples=job.data.validation,
+        parameters=prepared.layout.parameter_size,
+        wire=job.cluster.wire,
+        vector_bytes=prepared.layout.size * np.dtype(job.cluster.wire).itemsize,
+    )
 
 
 def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
     found, dataset = facts_of(checkpoint), prepared.dataset
     if (found.classes, found.shape) != (dataset.classes, dataset.shape):
-        raise DataError(f"{dataset.path}: other classes or shapes than {checkpoint.path} was trained on; give its data")
+        raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
 
 
 def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:
@@ -288,7 +287,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
     _write_summary(recorder, summary)
-    history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
+    history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
     model = Classifier(job, Facts.of(context.dataset), final.weights)
     return Result(recorder.directory.path, summary, history, model)
 
@@ -319,12 +318,12 @@ def _summary(
     )
 
 
-def _result(score: Score | None) -> dict[str, float] | None:
-    return None if score is None else {"accuracy": score.accuracy, "loss": score.loss}
+def _result(score: Score | None) -> dict[str, Any] | None:
+    return None if score is None else score.judged.model_dump()
 
 
 def _write_summary(recorder: Recorder, summary: dict[str, Any]) -> None:
-    recorder.emit({"event": "end", **{key: summary[key] for key in ("status", "seconds", "test")}})
+    recorder.emit(RunEnded(**{key: summary[key] for key in ("status", "seconds", "test")}))
     try:
         recorder.directory.write_summary(summary)
     except OSError as error:

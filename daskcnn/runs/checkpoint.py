@@ -128,7 +128,7 @@ def _first_whole(paths: Iterable[Path], warn: Warn) -> Checkpoint | None:
             damage = error
             warn(f"checkpoint passed over: {error}")
     if damage is not None:
-        raise DataError(f"no checkpoint is whole; the last one tried: {damage}; start the run anew")
+        raise DataError(reason="no checkpoint is whole", remedy=f"the last one tried: {damage}; start the run anew")
     return None
 
 
@@ -175,16 +175,16 @@ def _read_document(path: Path) -> _Document:
     file = path / _STATE
     document = read_json(file, remedy=_REMEDY)
     if not isinstance(document, dict):
-        raise DataError(f"{file}: not a JSON object; {_REMEDY}")
+        raise DataError(file, "not a JSON object", _REMEDY)
     try:
         actual = _digest({key: value for key, value in document.items() if key != "sha256"})
         if actual != document.get("sha256"):
-            raise DataError(f"{file}: SHA-256 is {actual}, not {document.get('sha256')} as written; {_REMEDY}")
+            raise DataError(file, f"SHA-256 is {actual}, not {document.get('sha256')} as written", _REMEDY)
         return _Document.model_validate(document)
     except ValidationError as error:
-        raise DataError(f"{file}: not a checkpoint of this version ({_first_problem(error)}); {_REMEDY}") from error
+        raise DataError(file, f"not a checkpoint of this version ({_first_problem(error)})", _REMEDY) from error
     except ValueError as error:  # a number that JSON does not allow
-        raise DataError(f"{file}: damaged ({error}); {_REMEDY}") from error
+        raise DataError(file, f"damaged ({error})", _REMEDY) from error
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -196,11 +196,11 @@ def _read_arrays(file: Path, recorded: _ArraysFile) -> Arrays:
     data = _read_sized(file, recorded.bytes)
     actual = hashlib.sha256(data).hexdigest()
     if actual != recorded.sha256:
-        raise DataError(f"{file}: SHA-256 is {actual}, not {recorded.sha256} as written; {_REMEDY}")
+        raise DataError(file, f"SHA-256 is {actual}, not {recorded.sha256} as written", _REMEDY)
     try:
         return {name: np.require(array, requirements="W") for name, array in decode(data).items()}
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file}: not a safetensors file ({error}); {_REMEDY}") from error
+        raise DataError(file, f"not a safetensors file ({error})", _REMEDY) from error
 
 
 def _read_sized(file: Path, size: int) -> bytes:
@@ -209,14 +209,14 @@ def _read_sized(file: Path, size: int) -> bytes:
         with open(file, "rb") as source:
             actual = os.fstat(source.fileno()).st_size
             if actual != size:
-                raise DataError(f"{file}: {actual:,} bytes, not {size:,} as written; {_REMEDY}")
+                raise DataError(file, f"{actual:,} bytes, not {size:,} as written", _REMEDY)
             header = int.from_bytes(source.read(8), "little")
             if header > min(size - 8, HEADER_LIMIT):
-                raise DataError(f"{file}: a header of {header:,} bytes, more than the file allows; {_REMEDY}")
+                raise DataError(file, f"a header of {header:,} bytes, more than the file allows", _REMEDY)
             source.seek(0)
             return source.read()
     except OSError as error:
-        raise DataError(f"{file}: {error.strerror or error}; {_REMEDY}") from error
+        raise DataError(file, error.strerror or error, _REMEDY) from error
 
 
 # --- which checkpoints there are ---

@@ -26,6 +26,7 @@ from typing import IO, Any, Self
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
+from daskcnn.events import Event
 from daskcnn.runs.files import read_json, write_json
 from daskcnn.runs.log import EventLog, read_events
 
@@ -66,7 +67,7 @@ class RunDirectory:
             (path / "checkpoints").mkdir()
             return cls(path, writable=True, warn=warn)
         except OSError as error:
-            raise DataError(f"run directory in {root}: {error.strerror or error}; {_WRITABLE}") from error
+            raise DataError(f"run directory in {root}", error.strerror or error, _WRITABLE) from error
 
     @classmethod
     def open(cls, path: str | Path, *, writable: bool = False, warn: Warn | None = None) -> Self:
@@ -76,11 +77,11 @@ class RunDirectory:
         """
         path = Path(path)
         if not (path / "job.json").is_file():
-            raise DataError(f"{path}: not a run directory (it has no job.json); give one that a run made")
+            raise DataError(path, "not a run directory (it has no job.json)", "give one that a run made")
         try:
             return cls(path, writable=writable, warn=warn)
         except OSError as error:
-            raise DataError(f"run directory {path}: {error.strerror or error}; make it writable to resume") from error
+            raise DataError(f"run directory {path}", error.strerror or error, "make it writable to resume") from error
 
     @property
     def checkpoints(self) -> Path:
@@ -103,13 +104,13 @@ class RunDirectory:
         try:
             write_json(self.path / name, value)
         except OSError as error:
-            raise DataError(f"{self.path / name}: {error.strerror or error}; {_WRITABLE}") from error
+            raise DataError(self.path / name, error.strerror or error, _WRITABLE) from error
 
     def job(self) -> dict[str, Any]:
         """The resolved job of the run. Raises DataError when it is damaged."""
         job = read_json(self.path / "job.json", remedy="start the run anew")
         if not isinstance(job, dict):
-            raise DataError(f"{self.path / 'job.json'}: not a JSON object; start the run anew")
+            raise DataError(self.path / "job.json", "not a JSON object", "start the run anew")
         return job
 
     def summary(self) -> dict[str, Any] | None:
@@ -117,12 +118,12 @@ class RunDirectory:
         path = self.path / "summary.json"
         return read_json(path, remedy="resume the run to have it written again") if path.exists() else None
 
-    def events(self) -> list[dict[str, Any]]:
-        """Every event logged so far. Raises DataError when the log is damaged before its last line."""
+    def events(self) -> list[Event]:
+        """The events logged so far. Raises DataError when the log is damaged before its last line."""
         return read_events(self.path / "events.jsonl")
 
-    def log(self, event: Mapping[str, Any], at: datetime | None = None) -> None:
-        """Append an event with its time, now by default.
+    def log(self, event: Event, at: datetime | None = None) -> None:
+        """Append an event with its time, unless it has one; now by default.
 
         A full disk does not end a run: `warn` is told once, and again after the log had recovered and fails anew.
         """
@@ -185,14 +186,14 @@ def _last_written(run: Path) -> int:
 
 def _named_folder(root: Path, name: str) -> Path:
     if not name.strip(". ") or Path(name).name != name or not name.isprintable():
-        raise DataError(f"run name {name!r}: not a file name; set run.name (--name) to one without a slash")
+        raise DataError(f"run name {name!r}", "not a file name", "set run.name (--name) to one without a slash")
     path = root / name
     try:
         path.mkdir()
     except FileExistsError:
         is_run = (path / "job.json").exists()
         remedy = f"go on with it by --resume {path}, or choose" if is_run else "remove it, or choose"
-        raise DataError(f"{path}: exists already; {remedy} another name with --name") from None
+        raise DataError(path, "exists already", f"{remedy} another name with --name") from None
     return path
 
 
@@ -218,7 +219,7 @@ def _acquire(path: Path) -> IO[str]:
         lock.seek(0)
         owner = lock.read(200).strip() or "another process"
         lock.close()
-        raise InUse(f"{path}: being written by {owner}; stop that one, or start a run of another name") from None
+        raise InUse(path, f"being written by {owner}", "stop that one, or start a run of another name") from None
     except OSError:
         lock.close()
         raise

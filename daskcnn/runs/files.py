@@ -71,9 +71,9 @@ def read_json(path: Path, *, remedy: str) -> Any:
     """What `write_json` wrote. Raises DataError naming the file and ending in `remedy`."""
     try:
         if (size := path.stat().st_size) > JSON_LIMIT:
-            raise DataError(f"{path}: {size:,} bytes, more than the {JSON_LIMIT:,} allowed; {remedy}")
+            raise DataError(path, f"{size:,} bytes, more than the {JSON_LIMIT:,} allowed", remedy)
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; {remedy}") from error
+        raise DataError(path, error.strerror or error, remedy) from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({error}); {remedy}") from error
+        raise DataError(path, f"not JSON ({error})", remedy) from error

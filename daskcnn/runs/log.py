@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError
+from daskcnn.events import DamagedEvent, Event, parsed
 from daskcnn.runs.files import dumps
 
 
@@ -27,19 +27,30 @@ def _sound_length(data: bytes) -> int:
     return end if _parse(data[start:end]) is not None else start
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """Every event of a log, oldest first; a torn last line is left out, a missing log is empty.
+def read_events(path: Path) -> list[Event]:
+    """The events of a log, oldest first, but for kinds that this version does not know; a missing log is empty.
+
+    Raises DataError naming the line that is damaged and what to do, or where the log cannot be read.
+    """
+    try:
+        return list(parsed(read_records(path)))
+    except DamagedEvent as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Every line of a log as its JSON object, oldest first; a torn last line is left out, a missing log is empty.
 
     Raises DataError where a line before the last is damaged, or the log cannot be read.
     """
     try:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; make it readable") from error
+        raise DataError(path, error.strerror or error, "make it readable") from error
     events = []
     for number, line in enumerate(data[: _sound_length(data)].splitlines(), start=1):
         if (event := _parse(line)) is None:
-            raise DataError(f"{path}: line {number} is no JSON object; remove that line to read the rest")
+            raise DataError(path, f"line {number} is no JSON object", "remove that line to read the rest")
         events.append(event)
     return events
 
@@ -54,9 +65,10 @@ class EventLog:
         if self._end < len(data):
             self._file.truncate(self._end)
 
-    def append(self, event: Mapping[str, Any], at: datetime) -> None:
-        """Write one event and its time. Raises OSError when it cannot; the log then ends where it did before."""
-        line = (dumps({"event": event["event"], "at": at.isoformat(timespec="milliseconds"), **event}) + "\n").encode()
+    def append(self, event: Event, at: datetime) -> None:
+        """Write one event and its time, unless it has one. Raises OSError when it cannot; the log stays as it was."""
+        record = {"event": event.kind, "at": at.isoformat(timespec="milliseconds"), **event.record()}
+        line = (dumps(record) + "\n").encode()
         rest = memoryview(line)
         try:
             while rest:

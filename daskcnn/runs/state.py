@@ -90,6 +90,7 @@ def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
 def _misfit(path: Path | None, name: str, view: Any, found: Any) -> DataError:
     has = "is missing" if found is None else f"is {found.dtype}{found.shape}"
     return DataError(
-        f"{path}: {name} {has}, the job's network wants {np.dtype(view.dtype)}{view.shape}; "
-        "use the job and the checkpoint of one run"
+        path,
+        f"{name} {has}, the job's network wants {np.dtype(view.dtype)}{view.shape}",
+        "use the job and the checkpoint of one run",
     )

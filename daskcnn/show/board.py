@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from daskcnn.events import (
+    EpochEnded,
+    Event,
+    GroupsFormed,
+    KernelsSharded,
+    RoundEnded,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    SamplesAllocated,
+    StepsEnded,
+    WorkerIgnored,
+    WorkerJoined,
+    WorkerLost,
+    WorkersCalibrated,
+)
 from daskcnn.show.text import shard_text
-
-Event = Mapping[str, Any]
 
 
 @dataclass
@@ -64,7 +78,7 @@ class Board:
     def apply(self, event: Event, now: float) -> None:
         """Take in one event at `now` (seconds of any clock); unknown ones change nothing."""
         self._now = now
-        handler = self._HANDLERS.get(event["event"])
+        handler = self._HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event)
 
@@ -85,94 +99,99 @@ class Board:
         """The worker's row, made when it is new."""
         return self.workers.setdefault(name, WorkerRow(name))
 
-    def _start(self, event: Event) -> None:
-        self.run, self.strategy, self.epochs = event["run"], event["strategy"], event["epochs"]
+    def _started(self, event: RunStarted) -> None:
+        self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
 
-    def _calibration(self, event: Event) -> None:
+    def _calibrated(self, event: WorkersCalibrated) -> None:
         self.status = "training"
-        for worker in event["workers"]:
-            row = self.worker(worker["name"])
-            row.device, row.state = worker["device"], ""
+        for worker in event.workers:
+            row = self.worker(worker.name)
+            row.device, row.state = worker.device, ""
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
-    def _groups(self, event: Event) -> None:
+    def _groups(self, event: GroupsFormed) -> None:
         """Groups take the place of their members."""
-        for group in event["groups"]:
-            for member in group["members"]:
+        for group in event.groups:
+            for member in group.members:
                 self.workers.pop(member, None)
-            row = self.worker(group["name"])
-            row.device, row.state = group["device"], ""
+            row = self.worker(group.name)
+            row.device, row.state = group.device, ""
 
-    def _resume(self, event: Event) -> None:
-        self._resumed, self._origin, self.step = True, None, event["step"]
+    def _resume(self, event: RunResumed) -> None:
+        self._resumed, self._origin, self.step = True, None, event.step
 
     def _advance(self, epoch: float) -> None:
         self.epoch, self._advanced = max(self.epoch, epoch), self._now
         if self._origin is None:
             self._origin = (self._now, self.fraction)
 
-    def _round(self, event: Event) -> None:
-        row = self.worker(event["worker"])
-        row.loss, row.speed, row.staleness = event["loss"], event["samples_per_second"], event.get("staleness")
-        row.busy += event["busy"]
-        row.wait += event["wait"]
-        row.communication += event["communication"]
+    def _round(self, event: RoundEnded) -> None:
+        row = self.worker(event.worker)
+        row.loss, row.speed, row.staleness = event.loss, event.samples_per_second, event.staleness
+        row.busy += event.busy
+        row.wait += event.wait
+        row.communication += event.communication
         row.state = ""
         self.asynchronous |= bool(row.staleness)
-        self.loss, self.accuracy, self.lr = event["loss"], event["accuracy"], event.get("lr")
+        self.loss, self.accuracy, self.lr = event.loss, event.accuracy, event.lr
         self.samples_per_second = sum(w.speed or 0.0 for w in self.workers.values() if not w.state)
-        self._advance(event["epoch"])
+        self._advance(event.epoch)
 
-    def _epoch(self, event: Event) -> None:
-        self.step, self.loss, self.accuracy = event["step"], event["loss"], event["accuracy"]
-        self.samples_per_second, self.lr = event["samples_per_second"], event.get("lr")
-        self.epochs = event["epochs"]
-        if event.get("validation"):
-            self.validation_accuracy = event["validation"]["accuracy"]
+    def _epoch(self, event: EpochEnded) -> None:
+        self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
+        self.samples_per_second, self.lr = event.samples_per_second, event.lr
+        self.epochs = event.epochs or self.epochs
+        if event.validation:
+            self.validation_accuracy = event.validation.accuracy
             self.best_validation = max(self.best_validation or 0.0, self.validation_accuracy or 0.0)
-        self._advance(event["epoch"])
+        self._advance(event.epoch)
 
-    def _steps(self, event: Event) -> None:
-        self.step, self.loss = event["step"], event["loss"]
-        self.seconds_per_step = event["seconds_per_step"]
-        for worker in event["workers"]:
-            row = self.worker(worker["name"])
-            divided = self._divided.get(worker["name"], {})
+    def _steps(self, event: StepsEnded) -> None:
+        self.step, self.loss = event.step, event.loss
+        self.seconds_per_step = event.seconds_per_step
+        for worker in event.workers:
+            row = self.worker(worker.name)
+            divided = self._divided.get(worker.name, {})
             row.shards = {
                 layer: shard_text(n, divided.get(layer, "kernels"), self._of.get(layer, n))
-                for layer, n in worker["kernels"].items()
+                for layer, n in worker.kernels.items()
             }
-            row.conv_seconds = worker.get("conv_seconds")
-        self._advance(event["epoch"])
+            row.conv_seconds = worker.conv_seconds
+        self._advance(event.epoch)
 
-    def _shards(self, event: Event) -> None:
-        self._divided, self._of = event.get("divided", {}), event.get("of", {})
+    def _shards(self, event: KernelsSharded) -> None:
+        self._divided, self._of = event.divided, event.of
 
-    def _allocation(self, event: Event) -> None:
-        for name, samples in event["sizes"].items():
+    def _allocation(self, event: SamplesAllocated) -> None:
+        for name, samples in event.sizes.items():
             self.worker(name).samples = samples
 
-    def _worker_lost(self, event: Event) -> None:
-        self.worker(event["worker"]).state = "lost"
+    def _worker_lost(self, event: WorkerLost) -> None:
+        self.worker(event.worker).state = "lost"
 
-    def _worker_ignored(self, event: Event) -> None:
-        self.worker(event["address"]).state = "ignored"
+    def _worker_joined(self, event: WorkerJoined) -> None:
+        row = self.worker(event.worker)
+        row.samples, row.state = event.samples, ""
 
-    def _end(self, event: Event) -> None:
-        self.status = event["status"]
+    def _worker_ignored(self, event: WorkerIgnored) -> None:
+        self.worker(event.address).state = "ignored"
 
-    _HANDLERS: ClassVar[dict[str, Callable[[Board, Event], None]]] = {
-        "start": _start,
-        "calibration": _calibration,
-        "groups": _groups,
-        "resume": _resume,
-        "round": _round,
-        "epoch": _epoch,
-        "steps": _steps,
-        "shards": _shards,
-        "allocation": _allocation,
-        "worker-lost": _worker_lost,
-        "worker-ignored": _worker_ignored,
-        "end": _end,
+    def _ended(self, event: RunEnded) -> None:
+        self.status = event.status
+
+    _HANDLERS: ClassVar[dict[type[Event], Callable[[Board, Any], None]]] = {
+        RunStarted: _started,
+        WorkersCalibrated: _calibrated,
+        GroupsFormed: _groups,
+        RunResumed: _resume,
+        RoundEnded: _round,
+        EpochEnded: _epoch,
+        StepsEnded: _steps,
+        KernelsSharded: _shards,
+        SamplesAllocated: _allocation,
+        WorkerLost: _worker_lost,
+        WorkerJoined: _worker_joined,
+        WorkerIgnored: _worker_ignored,
+        RunEnded: _ended,
     }

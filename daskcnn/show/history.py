@@ -14,40 +14,69 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from daskcnn.runs import record
+from daskcnn.events import (
+    CheckpointWritten,
+    EpochEnded,
+    EpochWorker,
+    Event,
+    GroupsFormed,
+    Judged,
+    KernelsSharded,
+    RoundEnded,
+    RoundNumbers,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    ServerCounted,
+    Warned,
+    WorkerIgnored,
+    WorkerJoined,
+    WorkerLeftOut,
+    WorkerLost,
+    WorkersCalibrated,
+)
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_text
+
+_APART = ("load", "communication", "evaluation")
+"""What is measured of a round alone: in an epoch of sharded layers it counts as waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """One worker's round; seconds (`at` of the run), bytes. None: not measured. staleness: the largest of its pushes.
+    """One worker's round; `at` in seconds of the run, `epoch` the run's then.
 
-    life, number: see the module's text. increment: how many parts of its samples the worker had been given.
+    life, number: see the module's text. increment: how many parts of its samples the worker had been given. numbers:
+    what it measured; apart: those of `_APART` too.
     """
 
     life: int
     number: int
     increment: int | None
-    worker: str
     at: float
     epoch: float
-    samples: int
-    busy: float
-    load: float | None
-    wait: float
-    communication: float | None
-    evaluation: float | None
-    bytes_up: int
-    bytes_down: int
-    pushes: int
-    base_version: int | None = None
-    version: int | None = None
-    staleness: int | None = None
-    gamma: float | None = None
-    q: float | None = None
-    accuracy: float | None = None
-    loss: float | None = None
+    numbers: RoundNumbers
+    apart: bool = True
+
+    @property
+    def worker(self) -> str:
+        return self.numbers.worker
+
+    def value(self, name: str) -> Any:
+        """A column of this name, its own or of its numbers; None: not measured."""
+        if name in _OWN:
+            return getattr(self, name)
+        return getattr(self.numbers, name) if self.apart or name not in _APART else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every column, by name."""
+        return {name: self.value(name) for name in ROUND_COLUMNS}
+
+
+_OWN = ("life", "number", "increment", "at", "epoch")
+_NUMBERS = [name for name in RoundNumbers.model_fields if name not in ("worker", "round")]
+ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBERS)
+"""What is kept of a round: its own fields, and every number of the event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +114,8 @@ class History:
     with an epoch, those that were made again counted again.
     """
 
-    start: record.Start = field(default_factory=record.Start)
-    end: record.End | None = None
+    start: RunStarted = field(default_factory=RunStarted)
+    end: RunEnded | None = None
     epoch: float = 0.0
     rows: list[RoundRow] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
@@ -98,7 +127,7 @@ class History:
     devices: dict[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
-    servers: dict[tuple[int, int], record.Server] = field(default_factory=dict)
+    servers: dict[tuple[int, int], ServerCounted] = field(default_factory=dict)
     now: float = 0.0
     steps: int = 0
     _step: int = 0  # of the run, at its last epoch's end
@@ -109,13 +138,15 @@ class History:
     _undone: list[Look] = field(default_factory=list)  # unless the run is resumed from behind them
     _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
 
-    def take(self, event: record.Logged) -> None:
-        """Take in one event."""
-        if event.at is not None and self._begun is not None and not isinstance(event, record.End):
+    def take(self, event: Event) -> None:
+        """Take in one event; those that a report has no use for change nothing."""
+        if type(event) not in self._HANDLERS:
+            return
+        if event.at is not None and self._begun is not None and not isinstance(event, RunEnded):
             self.now = self._before + event.at - self._begun
         self._HANDLERS[type(event)](self, event)
 
-    def _on_start(self, event: record.Start) -> None:
+    def _on_start(self, event: RunStarted) -> None:
         """The driver starts. Unless a resume follows, it starts at the beginning."""
         if self.rows:
             self._begin_life()
@@ -127,44 +158,43 @@ class History:
         self._life += 1
         self._numbers = {}
 
-    def _on_resume(self, event: record.Resume) -> None:
+    def _on_resume(self, event: RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
         self._before = self.now = self._kept.get(event.step, latest)
         self._step = event.step
         self._on_trouble(event)
 
-    def _on_calibration(self, event: record.Calibration) -> None:
+    def _on_calibration(self, event: WorkersCalibrated) -> None:
         """Training begins."""
         self._begun, self.now = event.at, self._before
         self.devices |= {worker.name: worker.device for worker in event.workers}
         self.present = frozenset(worker.name for worker in event.workers)
 
-    def _on_groups(self, event: record.Groups) -> None:
+    def _on_groups(self, event: GroupsFormed) -> None:
         """Groups take the place of their members."""
         members = {member for group in event.groups for member in group.members} | {*event.left_out}
         own = {group.name: group.device for group in event.groups}
         self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
         self.present = frozenset(own)
 
-    def _on_round(self, event: record.Round) -> None:
+    def _on_round(self, event: RoundEnded) -> None:
         number = event.round + 1
         if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
             self._begin_life()
         given = None if self.start.increments is None else min(number, self.start.increments)
         for member in event.members:
             self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
-        measured = event.model_dump(exclude={"at", "round", "worker", "members"})
-        self._add(RoundRow(self._life, number, given, event.worker, self.now, **measured))
+        self._add(RoundRow(self._life, number, given, self.now, event.epoch, event))
 
-    def _on_epoch(self, event: record.Epoch) -> None:
+    def _on_epoch(self, event: EpochEnded) -> None:
         if event.at is None:  # a log without times
             self.now += event.seconds
         for part in event.workers:
             self._add(self._part_row(part, event))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
         self.steps, self._step = self.steps + event.step - self._step, event.step
-        judged = event.validation or record.Judged()
+        judged = event.validation or Judged()
         made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(
             Look(
@@ -181,12 +211,21 @@ class History:
         )
         self.epoch = event.epoch
 
-    def _part_row(self, part: record.Part, event: record.Epoch) -> RoundRow:
+    def _part_row(self, part: EpochWorker, event: EpochEnded) -> RoundRow:
         """Kernels are sharded: a worker's part of an epoch. What it did not compute in counts as waiting."""
-        missing = dict.fromkeys(("load", "communication", "evaluation"))
-        measured = part.model_dump(exclude={"name", "conv_seconds"}) | missing | {"pushes": 0}
         number = max(1, round(event.epoch))
-        return RoundRow(self._life, number, None, part.name, self.now, event.epoch, **measured)
+        numbers = RoundNumbers(
+            worker=part.name,
+            round=number - 1,
+            samples=part.samples,
+            busy=part.busy,
+            wait=part.wait,
+            communication=part.communication,
+            bytes_up=part.bytes_up,
+            bytes_down=part.bytes_down,
+            pushes=0,
+        )
+        return RoundRow(self._life, number, None, self.now, event.epoch, numbers, apart=False)
 
     def _add(self, row: RoundRow) -> None:
         self.rows.append(row)
@@ -194,12 +233,17 @@ class History:
         self._numbers[row.worker] = row.number
         self.there[row.life, row.number] = self.present
 
-    def _on_trouble(self, event: record.Trouble) -> None:
-        if isinstance(event, record.WorkerLost):
-            self.present -= {event.worker}
-        self.notes += [Note(self.now, line) for line in describe({"event": event.kind, **event.model_dump()})]
+    def _on_joined(self, event: WorkerJoined) -> None:
+        self.present |= {event.worker}
+        self.devices.setdefault(event.worker, "")
+        self._on_trouble(event)
 
-    def _on_shards(self, event: record.Shards) -> None:
+    def _on_trouble(self, event: Event) -> None:
+        if isinstance(event, WorkerLost):
+            self.present -= {event.worker}
+        self.notes += [Note(self.now, line) for line in describe(event)]
+
+    def _on_shards(self, event: KernelsSharded) -> None:
         self.kernels, self.eq2 = event.kernels, event.eq2
         self.shards = {
             worker: {
@@ -209,27 +253,29 @@ class History:
             for worker, own in event.kernels.items()
         }
 
-    def _on_server(self, event: record.Server) -> None:
+    def _on_server(self, event: ServerCounted) -> None:
         self.servers[self._life, event.server] = event
 
-    def _on_checkpoint(self, event: record.Checkpoint) -> None:
+    def _on_checkpoint(self, event: CheckpointWritten) -> None:
         self._kept[event.step] = self.now
 
-    def _on_end(self, event: record.End) -> None:
+    def _on_end(self, event: RunEnded) -> None:
         self.end = event
 
-    _HANDLERS: ClassVar[dict[type[record.Logged], Callable[[History, Any], None]]] = {
-        record.Start: _on_start,
-        record.Resume: _on_resume,
-        record.Calibration: _on_calibration,
-        record.Groups: _on_groups,
-        record.Round: _on_round,
-        record.Epoch: _on_epoch,
-        record.Shards: _on_shards,
-        record.Server: _on_server,
-        record.Checkpoint: _on_checkpoint,
-        record.End: _on_end,
-        record.WorkerLost: _on_trouble,
-        record.WorkerIgnored: _on_trouble,
-        record.Warned: _on_trouble,
+    _HANDLERS: ClassVar[dict[type[Event], Callable[[History, Any], None]]] = {
+        RunStarted: _on_start,
+        RunResumed: _on_resume,
+        WorkersCalibrated: _on_calibration,
+        GroupsFormed: _on_groups,
+        RoundEnded: _on_round,
+        EpochEnded: _on_epoch,
+        KernelsSharded: _on_shards,
+        ServerCounted: _on_server,
+        CheckpointWritten: _on_checkpoint,
+        RunEnded: _on_end,
+        WorkerLost: _on_trouble,
+        WorkerJoined: _on_joined,
+        WorkerIgnored: _on_trouble,
+        WorkerLeftOut: _on_trouble,
+        Warned: _on_trouble,
     }

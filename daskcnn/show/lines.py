@@ -2,88 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+from daskcnn.errors import told
+from daskcnn.events import (
+    CheckpointWritten,
+    EpochEnded,
+    Event,
+    GroupsFormed,
+    LinkSpeeds,
+    RunEnded,
+    RunResumed,
+    RunStarted,
+    StepsEnded,
+    Warned,
+    WorkerIgnored,
+    WorkerJoined,
+    WorkerLeftOut,
+    WorkerLost,
+    WorkersCalibrated,
+)
 from daskcnn.show.text import clean, count, duration, number, percent, size
-
-Event = Mapping[str, Any]
 
 
 def describe(event: Event) -> list[str]:
     """The event in a line or a few, ASCII but for names and messages; none for those that come too often."""
-    describer = _DESCRIBERS.get(event["event"])
+    describer = _DESCRIBERS.get(type(event))
     return [clean(line) for line in describer(event)] if describer else []
 
 
-def _start(e: Event) -> list[str]:
+def _started(e: RunStarted) -> list[str]:
+    epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     return [
-        f"run {e['run']}: {e['strategy']}, {e['epochs']:g} epochs of {count(e['samples'])} samples, "
-        f"{count(e['validation_samples'])} for validation, {count(e['parameters'])} parameters"
+        f"run {e.run}: {e.strategy}, {epochs} epochs of {count(e.samples)} samples, "
+        f"{count(e.validation_samples)} for validation, {count(e.parameters)} parameters"
     ]
 
 
-def _calibration(e: Event) -> list[str]:
+def _calibrated(e: WorkersCalibrated) -> list[str]:
     return [
-        f"worker {w['name']}: {w['device']}, {count(w['threads'])} thread{'s' * (w['threads'] != 1)}, "
-        f"{size(w['memory'])}, {count(w['images_per_second'])} images/s, {w['host']} ({w['address']})"
-        for w in e["workers"]
+        f"worker {w.name}: {w.device}, {count(w.threads)} thread{'s' * (w.threads != 1)}, "
+        f"{size(w.memory)}, {count(w.images_per_second)} images/s, {w.host} ({w.address})"
+        for w in e.workers
     ]
 
 
-def _groups(e: Event) -> list[str]:
+def _groups(e: GroupsFormed) -> list[str]:
     return [
-        f"group {g['name']}: {', '.join(g['members'])} (home {g['home']}), {count(g['images_per_second'])} images/s "
-        "together"
-        for g in e["groups"]
+        f"group {g.name}: {', '.join(g.members)} (home {g.home}), {count(g.images_per_second)} images/s together"
+        for g in e.groups
     ]
 
 
-def _epoch(e: Event) -> list[str]:
-    validation = e.get("validation")
+def _epoch(e: EpochEnded) -> list[str]:
+    epochs, judged = "-" if e.epochs is None else f"{e.epochs:g}", e.validation
+    auc = "" if judged is None or judged.auc is None else f", AUC {judged.auc:.4f}"
     parts = [
-        f"epoch {e['epoch']:.4g}/{e['epochs']:g}",
-        f"step {count(e['step'])}",
-        f"loss {number(e['loss'])}",
-        f"accuracy {percent(e['accuracy'])}",
-        f"validation {percent(validation['accuracy'])} (loss {number(validation['loss'])})" if validation else "",
-        f"{count(e['samples_per_second'])} images/s",
-        f"lr {number(e['lr'])}",
-        duration(e["seconds"]),
+        f"epoch {e.epoch:.4g}/{epochs}",
+        f"step {count(e.step)}",
+        f"loss {number(e.loss)}",
+        f"accuracy {percent(e.accuracy)}",
+        f"validation {percent(judged.accuracy)} (loss {number(judged.loss)}{auc})" if judged else "",
+        f"{count(e.samples_per_second)} images/s",
+        f"lr {number(e.lr)}",
+        duration(e.seconds),
     ]
     return ["  ".join(part for part in parts if part)]
 
 
-def _steps(e: Event) -> list[str]:
-    pace = f"{number(e['seconds_per_step'])} s/step"
-    return [f"epoch {e['epoch']:.4g}  step {count(e['step'])}  loss {number(e['loss'])}  {pace}"]
+def _steps(e: StepsEnded) -> list[str]:
+    pace = f"{number(e.seconds_per_step)} s/step"
+    return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
 
 
-def _links(e: Event) -> list[str]:
+def _links(e: LinkSpeeds) -> list[str]:
     rows = [
-        f"link of worker {w['name']}: {size(w['bandwidth'])}/s, {1e3 * (w['latency'] + w.get('handover', 0.0)):.1f} ms "
-        "before a step goes on there"
-        for w in e["workers"]
+        f"link of worker {w.name}: {size(w.bandwidth)}/s, "
+        f"{1e3 * (w.latency + w.handover):.1f} ms before a step goes on there"
+        for w in e.workers
     ]
-    return [*rows, *([f"scheduler: {1e3 * e['task']:.2g} ms a task"] if "task" in e else [])]
+    return [*rows, *([f"scheduler: {1e3 * e.task:.2g} ms a task"] if e.task else [])]
 
 
-def _worker_lost(e: Event) -> list[str]:
-    moved = f"; {count(e['samples_moved'])} samples moved to the others" if e["samples_moved"] else ""
-    return [f"warning: worker {e['worker']} lost: {e['reason']}{moved}"]
+def _lost(e: WorkerLost) -> list[str]:
+    moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
+    return [f"warning: worker {e.worker} lost: {e.reason}{moved}"]
 
 
-_DESCRIBERS: dict[str, Callable[[Event], list[str]]] = {
-    "start": _start,
-    "calibration": _calibration,
-    "groups": _groups,
-    "epoch": _epoch,
-    "steps": _steps,
-    "links": _links,
-    "worker-lost": _worker_lost,
-    "worker-ignored": lambda e: [f"warning: worker {e['address']} joined late and is ignored"],
-    "warning": lambda e: [f"warning: {e['message']}"],
-    "checkpoint": lambda e: [f"checkpoint of step {count(e['step'])}: {e['path']}"],
-    "resume": lambda e: [f"resumed from step {count(e['step'])}: {e['path']}"],
-    "end": lambda e: [f"end: {e['status']}"],
+def _joined(e: WorkerJoined) -> list[str]:
+    moved = f" and takes over {count(e.samples)} samples" if e.samples else ""
+    return [f"worker {e.worker} joined{moved}"]
+
+
+_DESCRIBERS: dict[type[Event], Callable[[Any], list[str]]] = {
+    RunStarted: _started,
+    WorkersCalibrated: _calibrated,
+    GroupsFormed: _groups,
+    EpochEnded: _epoch,
+    StepsEnded: _steps,
+    LinkSpeeds: _links,
+    WorkerLost: _lost,
+    WorkerJoined: _joined,
+    WorkerLeftOut: lambda e: [f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"],
+    WorkerIgnored: lambda e: [f"warning: worker {e.address} joined late and is ignored"],
+    Warned: lambda e: [f"warning: {e.text}"],
+    CheckpointWritten: lambda e: [f"checkpoint of step {count(e.step)}: {e.path}"],
+    RunResumed: lambda e: [f"resumed from step {count(e.step)}: {e.path}"],
+    RunEnded: lambda e: [f"end: {e.status}"],
 }

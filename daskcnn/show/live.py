@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -17,11 +17,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from daskcnn.events import Event, RunResumed, Warned, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkerLost
 from daskcnn.show.board import Board, WorkerRow
 from daskcnn.show.lines import describe
 from daskcnn.show.text import clean, clock, count, number, percent
 
-_SCROLLED = frozenset({"warning", "worker-lost", "worker-ignored", "resume"})
+_SCROLLED = (Warned, WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunResumed)
+_GOOD = (WorkerJoined, RunResumed)
 _STATE_STYLES = {"lost": "bold red", "ignored": "dim"}
 _STATUS_STYLES = {"starting": "yellow", "training": "cyan", "done": "bold green"}
 _WIDE = 112  # columns from which a worker's line has room for its bar
@@ -52,14 +54,14 @@ class TerminalProgress:
         with suppress(OSError):
             self._live.stop()
 
-    def handle(self, event: Mapping[str, Any]) -> None:
+    def handle(self, event: Event) -> None:
         """Take in the event; the next redraw shows it."""
         with self._lock:
             self._board.apply(event, self._now())
-        if event["event"] in _SCROLLED:
+        if isinstance(event, _SCROLLED):
             with suppress(OSError):  # the terminal has gone
                 for line in describe(event):
-                    self._console.print(Text(line, style="dim" if event["event"] == "resume" else "yellow"))
+                    self._console.print(Text(line, style="dim" if isinstance(event, _GOOD) else "yellow"))
 
     def render(self) -> RenderableType:
         """The display as of now."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Protocol, Self, TextIO
+from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 
+from daskcnn.events import Event
 from daskcnn.show.lines import describe
 from daskcnn.show.live import TerminalProgress
-
-Event = Mapping[str, Any]
 
 
 class Progress(Protocol):

@@ -10,12 +10,12 @@ budget cut short.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from daskcnn.events import Event, Judged, RunStarted
 from daskcnn.ps import RULES
-from daskcnn.runs import record
 from daskcnn.show.history import History, Look, Note, RoundRow
 
 UNFINISHED, LAYER = "not ended", "layer"
@@ -122,12 +122,12 @@ class Report:
     per cent; breakdown: of its steps, by worker.
     """
 
-    start: record.Start
+    start: RunStarted
     status: str
     epoch: float
     seconds: float
     images_per_second: float | None
-    test: record.Judged | None
+    test: Judged | None
     workers: tuple[WorkerRow, ...]
     total: WorkerRow
     rounds: tuple[RoundRow, ...]
@@ -162,7 +162,7 @@ class Report:
         """As JSON can hold it, under the fields' own names."""
         plain = ("status", "epoch", "seconds", "images_per_second", "utilisation")
         one = ("total", "balance", "traffic", "server")
-        many = ("workers", "increments", "by_round", "looks", "notes", "rounds")
+        many = ("workers", "increments", "by_round", "looks", "notes")
         return {
             "start": self.start.model_dump(exclude={"at"}),
             **{name: getattr(self, name) for name in plain},
@@ -173,6 +173,7 @@ class Report:
             "conv_seconds": self.conv_seconds,
             "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
+            "rounds": [row.to_dict() for row in self.rounds],
         }
 
 
@@ -180,10 +181,10 @@ def _dict_or_none(row: Any) -> dict[str, Any] | None:
     return None if row is None else asdict(row)
 
 
-def tables(events: Iterable[Mapping[str, Any]]) -> Report:
-    """The report of a run, whether it has ended or not. Raises DataError naming the line of a damaged event."""
+def tables(events: Iterable[Event]) -> Report:
+    """The report of a run, whether it has ended or not."""
     run = History()
-    for event in record.checked(events):
+    for event in events:
         run.take(event)
     by_round = tuple(_balances(run))
     ended = run.end
@@ -220,8 +221,8 @@ def _breakdown(run: History) -> dict[str, StepParts]:
         return {}
     parts = {}
     for name, rows in _by_worker(run).items():
-        busy, conv = sum(row.busy for row in rows), sum(run.conv_seconds.get(name, {}).values())
-        comm = sum(row.wait + (row.communication or 0.0) for row in rows)
+        busy, conv = sum(row.numbers.busy for row in rows), sum(run.conv_seconds.get(name, {}).values())
+        comm = sum(row.numbers.wait + row.numbers.communication for row in rows)
         parts[name] = StepParts(comm / steps, conv / steps, max(0.0, busy - conv) / steps)
     return parts
 
@@ -237,28 +238,28 @@ def _by_worker(run: History) -> dict[str, list[RoundRow]]:
 
 
 def _worker(run: History, name: str, rows: Sequence[RoundRow]) -> WorkerRow:
-    stale = [row.staleness for row in rows if row.staleness is not None]
-    busy, load = sum(row.busy for row in rows), _sum(row.load for row in rows)
+    stale = [row.numbers.staleness for row in rows if row.numbers.staleness is not None]
+    busy, load = sum(row.numbers.busy for row in rows), _sum(row.value("load") for row in rows)
     return WorkerRow(
         name=name,
         device=run.devices.get(name, ""),
         lost=name in run.devices and name not in run.present,
         samples=_presented(run, rows),
         rounds=len(rows),
-        pushes=sum(row.pushes for row in rows),
+        pushes=sum(row.numbers.pushes for row in rows),
         busy=busy,
         compute=busy - (load or 0.0),
         load=load,
-        communication=_sum(row.communication for row in rows),
-        wait=sum(row.wait for row in rows),
-        evaluation=_sum(row.evaluation for row in rows),
-        images_per_second=sum(row.samples for row in rows) / busy if busy and not _sharded(run) else None,
-        bytes_up=sum(row.bytes_up for row in rows),
-        bytes_down=sum(row.bytes_down for row in rows),
+        communication=_sum(row.value("communication") for row in rows),
+        wait=sum(row.numbers.wait for row in rows),
+        evaluation=_sum(row.value("evaluation") for row in rows),
+        images_per_second=sum(row.numbers.samples for row in rows) / busy if busy and not _sharded(run) else None,
+        bytes_up=sum(row.numbers.bytes_up for row in rows),
+        bytes_down=sum(row.numbers.bytes_down for row in rows),
         staleness_mean=_mean(stale),
         staleness_max=max(stale, default=None),
-        gamma=_mean(row.gamma for row in rows),
-        q=rows[-1].q if rows else None,
+        gamma=_mean(row.numbers.gamma for row in rows),
+        q=rows[-1].numbers.q if rows else None,
     )
 
 
@@ -270,8 +271,8 @@ def _sharded(run: History) -> bool:
 def _presented(run: History, rows: Sequence[RoundRow]) -> int:
     """Samples in these rounds, those that several workers saw together counted once."""
     if not _sharded(run):
-        return sum(row.samples for row in rows)
-    return sum({(row.life, row.number): row.samples for row in rows}.values())
+        return sum(row.numbers.samples for row in rows)
+    return sum({(row.life, row.number): row.numbers.samples for row in rows}.values())
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -313,14 +314,14 @@ def _last_compared(run: History) -> dict[int, int]:
             rounds.setdefault((row.life, row.worker), []).append(row)
     last: dict[int, int] = {}
     for (life, _), own in rounds.items():
-        cut = len(own) > 1 and own[-1].samples < own[-2].samples
+        cut = len(own) > 1 and own[-1].numbers.samples < own[-2].numbers.samples
         last[life] = min(last.get(life, own[-1].number), own[-1].number - cut)
     return last
 
 
 def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -> Balance:
     """Of one round, in which these workers besides had nothing to do."""
-    busy = [row.busy for row in rows] + [0.0 for _ in idle]
+    busy = [row.numbers.busy for row in rows] + [0.0 for _ in idle]
     most = max(busy)
     return Balance(
         increment=rows[0].increment,
@@ -333,7 +334,7 @@ def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -
         max_busy=most,
         balance=sum(busy) / len(busy) / most if most else None,
         wait=sum(most - t for t in busy),
-        waited=sum(row.wait for row in rows),
+        waited=sum(row.numbers.wait for row in rows),
     )
 
 
@@ -367,14 +368,14 @@ def _pooled(rounds: Sequence[Balance]) -> Balance:
 
 
 def _traffic(run: History) -> Traffic:
-    start, pushes = run.start, sum(row.pushes for row in run.rows)
+    start, pushes = run.start, sum(row.numbers.pushes for row in run.rows)
     vector = start.vector_bytes
     if vector is None and start.parameters is not None:
         vector = WEIGHT * start.parameters
-    up, down = sum(row.bytes_up for row in run.rows), sum(row.bytes_down for row in run.rows)
+    up, down = sum(row.numbers.bytes_up for row in run.rows), sum(row.numbers.bytes_down for row in run.rows)
     foreseen = 2 * vector * pushes if vector and pushes else None
     share = (up + down) / foreseen if foreseen else None
-    seconds = _sum(row.communication for row in run.rows)
+    seconds = _sum(row.value("communication") for row in run.rows)
     if not _sharded(run):
         return Traffic(up, down, seconds, pushes, vector, foreseen, share)
     a_step = up / run.steps if run.steps else None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from daskcnn.runs import record
+from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import Look, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, Balance, Counted, Report, Traffic, WorkerRow
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
@@ -69,12 +69,12 @@ def _training(report: Report) -> str:
     return f"{strategy_of(start)}, {report.epoch:.4g}{asked} epochs in {duration(report.seconds)}{rate}"
 
 
-def strategy_of(start: record.Start) -> str:
+def strategy_of(start: RunStarted) -> str:
     """Strategy and partition: 'agwu + idpa'."""
     return clean(" + ".join(part for part in (start.strategy, start.partition) if part) or "-")
 
 
-def rule_of(start: record.Start) -> str:
+def rule_of(start: RunStarted) -> str:
     """The rule's parameters that the job gave: 'alpha=0.5, tau=1'."""
     return clean(", ".join(f"{key}={_plain(value)}" for key, value in start.rule.items()))
 
@@ -83,7 +83,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _network(start: record.Start) -> str:
+def _network(start: RunStarted) -> str:
     if start.parameters is None:
         return ""
     of = f"{clean(start.model)}, " if start.model else ""
@@ -91,7 +91,7 @@ def _network(start: record.Start) -> str:
     return f"{of}{count(start.parameters)} parameters, on {data}{count(start.samples)} samples"
 
 
-def _judged(result: record.Judged | None) -> str:
+def _judged(result: Judged | None) -> str:
     if result is None:
         return ""
     auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
@@ -120,6 +120,11 @@ def _shortened(rows: Sequence[Row], columns: Sequence[Column[Row]], full: bool, 
 def _field(heading: str, name: str, text: Callable[[Any], str]) -> Column[Any]:
     """A column of a field of the same name."""
     return heading, lambda row: getattr(row, name), text
+
+
+def _measured(heading: str, name: str, text: Callable[[Any], str]) -> Column[RoundRow]:
+    """A column of a round."""
+    return heading, lambda row: row.value(name), text
 
 
 def _share(value: float) -> str:
@@ -174,30 +179,30 @@ _LOOKS: list[Column[Look]] = [
     _field("AUC", "auc", _share),
 ]
 _ROUNDS: list[Column[RoundRow]] = [
-    _field("worker", "worker", clean),
-    _field("round", "number", count),
-    _field("time", "at", duration),
-    _field("samples", "samples", count),
-    _field("busy", "busy", duration),
-    _field("load", "load", duration),
-    _field("comm.", "communication", duration),
-    _field("wait", "wait", duration),
-    _field("eval.", "evaluation", duration),
-    _field("pushes", "pushes", count),
-    _field("base", "base_version", count),
-    _field("version", "version", count),
-    _field("stale", "staleness", count),
-    _field("gamma", "gamma", number),
-    _field("Q", "q", number),
-    _field("accuracy", "accuracy", percent),
-    _field("loss", "loss", number),
+    _measured("worker", "worker", clean),
+    _measured("round", "number", count),
+    _measured("time", "at", duration),
+    _measured("samples", "samples", count),
+    _measured("busy", "busy", duration),
+    _measured("load", "load", duration),
+    _measured("comm.", "communication", duration),
+    _measured("wait", "wait", duration),
+    _measured("eval.", "evaluation", duration),
+    _measured("pushes", "pushes", count),
+    _measured("base", "base_version", count),
+    _measured("version", "version", count),
+    _measured("stale", "staleness", count),
+    _measured("gamma", "gamma", number),
+    _measured("Q", "q", number),
+    _measured("accuracy", "accuracy", percent),
+    _measured("loss", "loss", number),
 ]
 
 
 def _round_columns(report: Report) -> list[Column[RoundRow]]:
     """With the life, where some rounds were made again in a second one."""
     again = any(row.life > 1 for row in report.rounds)
-    return [*_ROUNDS[:1], *([_field("life", "life", count)] if again else []), *_ROUNDS[1:]]
+    return [*_ROUNDS[:1], *([_measured("life", "life", count)] if again else []), *_ROUNDS[1:]]
 
 
 def _all_workers(report: Report) -> list[WorkerRow]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEnded, WorkersCalibrated
 from daskcnn.runs.files import jsonable
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
@@ -32,7 +33,7 @@ def build_summary(
     """The summary as `summary.json` and `--json` have it.
 
     `epochs` and `seconds` are those of the training done, `samples` the presentations in them; `test` and
-    `validation` hold accuracy and loss, None where none was taken; `workers` hold the fields of `worker_totals`.
+    `validation` hold accuracy, loss and AUC, None where none was taken; `workers` hold the fields of `worker_totals`.
     """
     return jsonable(
         {
@@ -51,7 +52,7 @@ def build_summary(
     )
 
 
-def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
+def worker_totals(events: Iterable[Event]) -> list[dict[str, Any]]:
     """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over the run.
 
     Taken from the events of a log, over a resume too: calibrations, and rounds or, where kernels are sharded, epochs;
@@ -59,25 +60,25 @@ def worker_totals(events: Iterable[Parts]) -> list[dict[str, Any]]:
     """
     totals: dict[str, dict[str, Any]] = {}
     for event in events:
-        if event["event"] == "calibration":
-            for worker in event["workers"]:
-                _total(totals, worker["name"])["device"] = worker["device"]
-        elif event["event"] == "groups":  # which take the place of their members
-            for group in event["groups"]:
-                for member in group["members"]:
+        if isinstance(event, WorkersCalibrated):
+            for worker in event.workers:
+                _total(totals, worker.name)["device"] = worker.device
+        elif isinstance(event, GroupsFormed):  # which take the place of their members
+            for group in event.groups:
+                for member in group.members:
                     totals.pop(member, None)
-                _total(totals, group["name"])["device"] = group["device"]
-        elif event["event"] == "round":
-            _add(_total(totals, event["worker"]), event)
-        elif event["event"] == "epoch":
-            for worker in event.get("workers", ()):
-                _add(_total(totals, worker["name"]), worker)
+                _total(totals, group.name)["device"] = group.device
+        elif isinstance(event, RoundEnded):
+            _add(_total(totals, event.worker), event)
+        elif isinstance(event, EpochEnded):
+            for part in event.workers:
+                _add(_total(totals, part.name), part)
     return list(totals.values())
 
 
-def _add(total: dict[str, Any], parts: Parts) -> None:
+def _add(total: dict[str, Any], parts: RoundEnded | EpochWorker) -> None:
     for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
-        total[key] += parts[key]
+        total[key] += getattr(parts, key)
 
 
 def _total(totals: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
@@ -110,7 +111,8 @@ def _resumable(summary: Parts) -> bool:
 
 
 def _result(result: Parts) -> str:
-    return f"accuracy {percent(result['accuracy'])}, loss {number(result['loss'])}"
+    auc = "" if result.get("auc") is None else f", AUC {result['auc']:.4f}"
+    return f"accuracy {percent(result['accuracy'])}, loss {number(result['loss'])}{auc}"
 
 
 def _worker_lines(workers: Sequence[Parts]) -> list[str]:

@@ -40,7 +40,10 @@ class Learner(Protocol):
         ...
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        """The score of these weights, or its own, on samples lo…hi of the training part; None: not known."""
+        """The score of these weights, or its own, on samples lo…hi of the training part; None: not known.
+
+        That of given weights has what their AUC is made of.
+        """
         ...
 
 
@@ -85,7 +88,8 @@ class Training:
         return self._learnt
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
-        return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights)
+        whole = None if weights is None else self._replica.job.data.validation
+        return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights, whole=whole)
 
     def close(self) -> None:
         """End the round under way, with the thread that loads for it."""

@@ -10,17 +10,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import pairwise, zip_longest
 from statistics import median
-from typing import Any
 
 from daskcnn.errors import DataError
+from daskcnn.events import (
+    CalibratedWorker,
+    EpochEnded,
+    Event,
+    LinkSpeeds,
+    RoundEnded,
+    SamplesAllocated,
+    StepsEnded,
+    WorkersCalibrated,
+)
 from daskcnn.partition.proportional import proportional
 from daskcnn.sim.cluster import Cluster, Costs, Worker
 from daskcnn.sim.workload import Workload
 
-Event = Mapping[str, Any]
+
+@dataclass(frozen=True, slots=True)
+class _Lap:
+    """A round of a worker; judges: whether it judged the center behind it."""
+
+    ended: RoundEnded
+    judges: bool
 
 
 def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
@@ -30,17 +45,19 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
     """
     log = list(events)
     calibrated = calibration(log)
-    rounds: dict[str, list[Event]] = {row["name"]: [] for row in calibrated}
-    for event, after in pairwise([*log, {"event": "end"}]):
-        if event["event"] == "round" and event["worker"] in rounds:
+    rounds: dict[str, list[_Lap]] = {row.name: [] for row in calibrated}
+    for event, after in zip_longest(log, log[1:]):
+        if isinstance(event, RoundEnded) and event.worker in rounds:
             # without a barrier, the look at the center follows who has judged it
-            judges = workload.rule.barrier or after["event"] == "epoch"
-            rounds[event["worker"]].append({**event, "judges": judges})
-    there = [row for row in calibrated if rounds[row["name"]]]
+            rounds[event.worker].append(_Lap(event, workload.rule.barrier or isinstance(after, EpochEnded)))
+    there = [row for row in calibrated if rounds[row.name]]
     if not there:
-        raise DataError("no worker has ended a round in this run's log; give a run that got further, or a cluster file")
+        raise DataError(
+            reason="no worker has ended a round in this run's log",
+            remedy="give a run that got further, or a cluster file",
+        )
     parts = _judged_parts(there, workload)
-    workers = [_worker(row, rounds[row["name"]], parts[row["name"]], workload) for row in there]
+    workers = [_worker(row, rounds[row.name], parts[row.name], workload) for row in there]
     if workload.rule.barrier:
         meeting = _meeting_seconds({w.name: w for w in workers}, rounds, workload)
         workers = [worker.model_copy(update={"latency": meeting / 2}) for worker in workers]
@@ -51,24 +68,29 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
     return Cluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
 
-def calibration(log: Sequence[Event]) -> list[dict[str, Any]]:
+def calibration(log: Sequence[Event]) -> list[CalibratedWorker]:
     """What the workers measured of themselves, the last time. Raises DataError where the log has nothing of it."""
-    found = [event for event in log if event["event"] == "calibration"]
+    found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:
-        raise DataError("this run's log has no calibration; give a run that began to train, or a cluster file")
-    return list(found[-1]["workers"])
+        raise DataError(
+            reason="this run's log has no calibration", remedy="give a run that began to train, or a cluster file"
+        )
+    return found[-1].workers
 
 
-def calibrated_worker(row: Mapping[str, Any]) -> Worker:
-    """The worker as its calibration alone has it."""
-    return Worker(
-        name=row["name"],
-        kind=row["device"],
-        threads=row["threads"],
-        images_per_second=row["images_per_second"],
-        conv_seconds=row.get("conv_seconds") or None,
-        conv_fixed=row.get("conv_fixed") or None,
-    )
+def calibrated_worker(row: CalibratedWorker) -> Worker:
+    """The worker as its calibration alone has it. Raises DataError where that has no speed."""
+    if row.images_per_second is None:
+        raise DataError(f"worker {row.name}", "its calibration has no images_per_second", "give a cluster file")
+    known = {
+        "name": row.name,
+        "kind": row.device,
+        "threads": row.threads or 1,
+        "images_per_second": row.images_per_second,
+        "conv_seconds": row.conv_seconds or None,
+        "conv_fixed": row.conv_fixed or None,
+    }
+    return Worker.model_validate(known)
 
 
 def sharded_cluster(events: Iterable[Event]) -> Cluster:
@@ -77,21 +99,21 @@ def sharded_cluster(events: Iterable[Event]) -> Cluster:
     Raises DataError where its log has no calibration.
     """
     log = list(events)
-    links: Event = next((event for event in reversed(log) if event["event"] == "links"), {"workers": []})
-    by_name = {row["name"]: {key: row[key] for key in ("bandwidth", "latency")} for row in links["workers"]}
+    links = next((event for event in reversed(log) if isinstance(event, LinkSpeeds)), LinkSpeeds(workers=[]))
+    by_name = {row.name: {"bandwidth": row.bandwidth, "latency": row.latency} for row in links.workers}
     workers = map(calibrated_worker, calibration(log))
-    costs = Costs(task=links.get("task", 0.0))
+    costs = Costs(task=links.task)
     return Cluster(worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers], costs=costs)
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:
     """Seconds of a step of a layer-sharded run, links and tasks and all; None where its log has none."""
-    found = [event["seconds_per_step"] for event in events if event["event"] == "steps"]
+    found = [event.seconds_per_step for event in events if isinstance(event, StepsEnded)]
     return median(found[1:] or found) if found else None  # the first ones wait for what is made once
 
 
-def _worker(row: Mapping[str, Any], rounds: Sequence[Event], part: int, workload: Workload) -> Worker:
-    seconds = weighted_median([(r["busy"] / r["samples"], r["samples"]) for r in rounds])
+def _worker(row: CalibratedWorker, rounds: Sequence[_Lap], part: int, workload: Workload) -> Worker:
+    seconds = weighted_median([(r.ended.busy / r.ended.samples, r.ended.samples) for r in rounds])
     judging = _judging(rounds, part, workload)
     exchange = median(_exchange(r, workload) for r in rounds)
     update = {
@@ -113,88 +135,89 @@ def weighted_median(values: Sequence[tuple[float, float]]) -> float:
     raise ValueError("no values")
 
 
-def _judged_parts(there: Sequence[Mapping[str, Any]], workload: Workload) -> dict[str, int]:
+def _judged_parts(there: Sequence[CalibratedWorker], workload: Workload) -> dict[str, int]:
     """How many validation samples each worker judges the center by, when it does."""
-    names = [row["name"] for row in there]
+    names = [row.name for row in there]
     if not workload.rule.barrier:
         return dict.fromkeys(names, workload.validation)
-    speeds = [row["images_per_second"] for row in there]
+    speeds = [row.images_per_second or 0.0 for row in there]
     return dict(zip(names, proportional(workload.validation, speeds), strict=True))
 
 
-def _judging(rounds: Sequence[Event], part: int, workload: Workload) -> float | None:
+def _judging(rounds: Sequence[_Lap], part: int, workload: Workload) -> float | None:
     """Seconds a sample takes to be judged; None where nothing was."""
-    found = [r["evaluation"] / judged for r in rounds if (judged := _judged(r, part, workload))]
+    found = [r.ended.evaluation / judged for r in rounds if (judged := _judged(r, part, workload))]
     return median(found) if found else None
 
 
-def _judged(r: Event, part: int, workload: Workload) -> int:
+def _judged(r: _Lap, part: int, workload: Workload) -> int:
     """Samples that were judged in a round: all for each push that is weighed, and a part for the center."""
-    pushes = r.get("pushes", 1) if workload.judges_pushes else 0
-    return int(pushes * workload.validation + r["judges"] * part)
+    pushes = r.ended.pushes if workload.judges_pushes else 0
+    return int(pushes * workload.validation + r.judges * part)
 
 
-def _exchange(r: Event, workload: Workload) -> float:
+def _exchange(r: _Lap, workload: Workload) -> float:
     """Seconds of one call of the server in this round.
 
     Where exchanges go on while the replica trains, only those at the round's end were waited for.
     """
-    answers, pushes, whole = workload.rule.answers, r.get("pushes", 1), r["bytes_down"] // workload.nbytes
+    answers, pushes, whole = workload.rule.answers, r.ended.pushes, r.ended.bytes_down // workload.nbytes
     pulls = {"nothing": whole, "difference": max(0, whole - pushes), "center": 0}[answers]
     if workload.overlaps:
         # a replica that goes its own way pulls the center to judge it
-        pushes, pulls = 1, {"nothing": 1, "difference": int(r["judges"]), "center": 0}[answers]
-    return float(r["communication"]) / max(1, pushes + pulls)
+        pushes, pulls = 1, {"nothing": 1, "difference": int(r.judges), "center": 0}[answers]
+    return float(r.ended.communication) / max(1, pushes + pulls)
 
 
-def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[Event]], workload: Workload) -> float:
+def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[_Lap]], workload: Workload) -> float:
     """What a meeting behind the barrier takes beyond the slowest worker's training, and its judging of the push."""
-    together: dict[int, list[Event]] = defaultdict(list)
+    together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
         for r in own:
-            together[r["round"]].append(r)
+            together[r.ended.round].append(r)
     return max(0.0, median(_beyond(workers, each, workload) for each in together.values()))
 
 
-def _beyond(workers: Mapping[str, Worker], together: Sequence[Event], workload: Workload) -> float:
+def _beyond(workers: Mapping[str, Worker], together: Sequence[_Lap], workload: Workload) -> float:
     """The same in one round of these workers, a meeting."""
-    pushes = together[0].get("pushes", 1)
+    pushes = together[0].ended.pushes
     judged = pushes * workload.validation if workload.judges_pushes else 0
-    usual = max(r["samples"] * workers[r["worker"]].seconds + judged * workers[r["worker"]].judging for r in together)
-    took = median(r["busy"] + r["wait"] + r["communication"] + judged * workers[r["worker"]].judging for r in together)
+    own = [(r.ended, workers[r.ended.worker]) for r in together]
+    usual = max(r.samples * worker.seconds + judged * worker.judging for r, worker in own)
+    took = median(r.busy + r.wait + r.communication + judged * worker.judging for r, worker in own)
     return float(took - usual) / max(1, pushes)
 
 
-def _gaps(rounds: Mapping[str, Sequence[Event]], *, barrier: bool) -> list[float]:
+def _gaps(rounds: Mapping[str, Sequence[_Lap]], *, barrier: bool) -> list[float]:
     """Seconds between each report that a round waited for and the round's first step."""
     if not barrier:
-        return [
-            seconds_of(r["at"]) - seconds_of(before["at"]) - _spent(r)
-            for own in rounds.values()
-            for before, r in pairwise(own)
-        ]
+        return [_at(r.ended) - _at(before.ended) - _spent(r) for own in rounds.values() for before, r in pairwise(own)]
     last: dict[int, tuple[float, float]] = {}
     for own in rounds.values():
         for r in own:
-            last[r["round"]] = max(last.get(r["round"], (0.0, 0.0)), (seconds_of(r["at"]), _spent(r)))
+            last[r.ended.round] = max(last.get(r.ended.round, (0.0, 0.0)), (_at(r.ended), _spent(r)))
     return [at - last[number - 1][0] - spent for number, (at, spent) in last.items() if number - 1 in last]
 
 
-def _first_gap(log: Sequence[Event], rounds: Sequence[Event], worker: Worker, part: int, workload: Workload) -> float:
+def _first_gap(log: Sequence[Event], rounds: Sequence[_Lap], worker: Worker, part: int, workload: Workload) -> float:
     """Seconds that a worker's first round took, from giving out its samples, beyond what it takes later on."""
-    begun = next((seconds_of(event["at"]) for event in log if event["event"] == "allocation"), None)
-    first = rounds[0]
-    if begun is None or first["round"]:
+    begun = next((_at(event) for event in log if isinstance(event, SamplesAllocated)), None)
+    first = rounds[0].ended
+    if begun is None or first.round:
         return 0.0
-    judged = _judged(first, part, workload) * worker.judging
-    usual = first["samples"] * worker.seconds + judged + first["wait"] + first["communication"]
-    return float(seconds_of(first["at"]) - begun - usual - 2 * worker.latency)  # it joined
+    judged = _judged(rounds[0], part, workload) * worker.judging
+    usual = first.samples * worker.seconds + judged + first.wait + first.communication
+    return float(_at(first) - begun - usual - 2 * worker.latency)  # it joined
 
 
-def _spent(r: Event) -> float:
-    return float(r["busy"] + r["wait"] + r["communication"] + r["evaluation"])
+def _spent(r: _Lap) -> float:
+    return float(r.ended.busy + r.ended.wait + r.ended.communication + r.ended.evaluation)
 
 
-def seconds_of(at: str | float) -> float:
-    """An event's time in seconds: a log has dates, a simulation seconds."""
-    return datetime.fromisoformat(at).timestamp() if isinstance(at, str) else float(at)
+def _at(event: Event) -> float:
+    """When it was logged, in seconds. Raises DataError where the log does not say."""
+    if event.at is None:
+        raise DataError(
+            reason=f"an event {event.kind!r} of this run's log has no time", remedy="give a log as a run wrote it"
+        )
+    return event.at

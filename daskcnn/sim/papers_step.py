@@ -15,6 +15,16 @@ from itertools import pairwise
 from typing import Any
 
 from daskcnn.conv import ConvSpec
+from daskcnn.events import (
+    CalibratedWorker,
+    EpochEnded,
+    EpochWorker,
+    Event,
+    KernelsSharded,
+    RunEnded,
+    RunStarted,
+    WorkersCalibrated,
+)
 from daskcnn.partition.proportional import kernel_shards
 from daskcnn.sharded.traffic import eq2_elements
 from daskcnn.sim.cluster import Worker
@@ -151,63 +161,57 @@ class Sharding:
         return max(shared, own) + max(link.latency for link in links.values())
 
 
-def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping[str, Any]) -> list[Event]:
     """The log of a layer-sharded run, by the step model: every step takes as long as any other.
 
     about: what the first event says besides of the run.
     """
     step, steps = sharding.step(), -(-samples // sharding.batch)
     seconds = steps * step.seconds
-    start = {"event": "start", "at": 0.0, "run": "simulated", "strategy": "layer", "epochs": epochs}
-    size = {"batch_size": sharding.batch, "samples": samples}
+    start = {"run": "simulated", "strategy": "layer", "epochs": epochs, "batch_size": sharding.batch}
     names = [worker.name for worker in sharding.workers]
     rows = [
-        {"name": w.name, "device": w.kind, "threads": w.threads, "images_per_second": w.images_per_second}
+        CalibratedWorker(name=w.name, device=w.kind, threads=w.threads, images_per_second=w.images_per_second)
         for w in sharding.workers
     ]
     home, kernels = names[sharding.home], dict(zip(names, map(list, zip(*step.kernels, strict=True)), strict=True))
     by_layer = {name: dict(zip(sharding.names, own, strict=True)) for name, own in kernels.items()}
     return [
-        {**start, **size, **about},
-        {"event": "calibration", "at": 0.0, "workers": rows},
-        {"event": "shards", "at": 0.0, "home": home, "kernels": by_layer, **sharding.division()},
+        RunStarted(at=0.0, samples=samples, **start | dict(about)),
+        WorkersCalibrated(at=0.0, workers=rows),
+        KernelsSharded(at=0.0, home=home, kernels=by_layer, **sharding.division()),
         *(_epoch(sharding, step, samples, epoch, epochs) for epoch in range(1, epochs + 1)),
-        {"event": "end", "at": epochs * seconds, "status": "done"},
+        RunEnded(at=epochs * seconds, status="done"),
     ]
 
 
-def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epochs: int) -> dict[str, Any]:
+def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epochs: int) -> EpochEnded:
     steps = -(-samples // sharding.batch)
     seconds = steps * step.seconds
     workers = [
-        {
-            "name": worker.name,
-            "samples": samples,
-            "busy": steps * busy,
-            "wait": max(0.0, seconds - steps * busy),
-            "communication": 0.0,
-            "bytes_up": steps * up,
-            "bytes_down": steps * down,
-            "conv_seconds": {name: steps * own for name, own in zip(sharding.names, taken, strict=True)},
-        }
+        EpochWorker(
+            name=worker.name,
+            samples=samples,
+            busy=steps * busy,
+            wait=max(0.0, seconds - steps * busy),
+            communication=0.0,
+            bytes_up=steps * up,
+            bytes_down=steps * down,
+            conv_seconds={name: steps * own for name, own in zip(sharding.names, taken, strict=True)},
+        )
         for worker, busy, up, down, taken in zip(
             sharding.workers, step.busy, step.up, step.down, zip(*step.taken, strict=True), strict=True
         )
     ]
-    return {
-        "event": "epoch",
-        "at": epoch * seconds,
-        "epoch": float(epoch),
-        "epochs": epochs,
-        "step": epoch * steps,
-        "loss": None,
-        "accuracy": None,
-        "validation": None,
-        "samples_per_second": samples / seconds,
-        "lr": None,
-        "seconds": seconds,
-        "workers": workers,
-    }
+    return EpochEnded(
+        at=epoch * seconds,
+        epoch=float(epoch),
+        epochs=epochs,
+        step=epoch * steps,
+        samples_per_second=samples / seconds,
+        seconds=seconds,
+        workers=workers,
+    )
 
 
 def flattens_at(conv: float, fixed: float, each: float) -> int:

@@ -15,6 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.events import (
+    CalibratedWorker,
+    EpochEnded,
+    Event,
+    RunEnded,
+    RunStarted,
+    SamplesAllocated,
+    ServerCounted,
+    WorkersCalibrated,
+)
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.partition.rounds import Round, Rounds
@@ -28,8 +38,6 @@ from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.reports import RoundReport
-
-Event = dict[str, Any]
 
 
 class Simulation:
@@ -107,14 +115,14 @@ class Simulation:
     def run(self) -> Snapshot:
         """To the end; returns what the server holds then. Raises Diverged."""
         self._log(self._start_event())
-        self._log({"event": "calibration", "workers": [_calibrated(member) for member in self.members]})
+        self._log(WorkersCalibrated(workers=[_calibrated(member) for member in self.members]))
         self._issue(())
         with _seldom_collected():
             self._agenda.run()
         assert self.rounds.ended or self._stopping_early(), "nobody goes on"
         snapshot = self.server.snapshot()
-        self._log({"event": "server", "server": EPOCH, **_counted(snapshot)})
-        self._log({"event": "end", "status": "done"})
+        self._log(_counted(snapshot))
+        self._log(RunEnded(status="done"))
         return snapshot
 
     # --- the rounds ---
@@ -124,7 +132,7 @@ class Simulation:
         before = self.rounds.allocation
         due = [] if self._stopping_early() else self.rounds.due()
         if self.rounds.allocation is not before:
-            self._log({"event": "allocation", "sizes": self.rounds.allocation.sizes()})
+            self._log(SamplesAllocated(sizes=self.rounds.allocation.sizes()))
         self._sit_out(ended, due)
         strangers = [round_.worker for round_ in due if round_.worker not in self._joined]
         if strangers:
@@ -204,7 +212,7 @@ class Simulation:
         self._version = max(self._version, report.version)
         self._interval.add(report)
         if self._emit is not None:
-            self._log(report.event(self._epochs_done()).record())
+            self._log(report.event(self._epochs_done()))
         round_ended = not self.rounds.running if self.rule.barrier else report.judged > 0
         if round_ended and self._interval.judged:
             self._look_at_center(report.lr)
@@ -214,19 +222,19 @@ class Simulation:
 
     def _look_at_center(self, lr: float | None) -> None:
         interval, self._interval = self._interval, _Interval(self._agenda.now)
-        seconds = self._agenda.now - interval.begun
+        seconds, trained = self._agenda.now - interval.begun, interval.trained.judged
         self._log(
-            {
-                "event": "epoch",
-                "epoch": self._epochs_done(),
-                "epochs": self.workload.epochs,
-                "step": self._version,
-                **_result(interval.trained),
-                "validation": _result(interval.center),
-                "samples_per_second": interval.samples / seconds if seconds else 0.0,
-                "lr": lr,
-                "seconds": seconds,
-            }
+            EpochEnded(
+                epoch=self._epochs_done(),
+                epochs=self.workload.epochs,
+                step=self._version,
+                loss=trained.loss,
+                accuracy=trained.accuracy,
+                validation=interval.center.judged,
+                samples_per_second=interval.samples / seconds if seconds else 0.0,
+                lr=lr,
+                seconds=seconds,
+            )
         )
         if interval.center.samples:
             better = interval.center.accuracy > self._best
@@ -236,28 +244,26 @@ class Simulation:
         patience = self.workload.patience
         return patience is not None and self._worse >= patience
 
-    def _start_event(self) -> Event:
+    def _start_event(self) -> RunStarted:
         workload = self.workload
-        return {
-            "event": "start",
+        return RunStarted(
             **self._about,
-            "strategy": workload.strategy,
-            "partition": workload.partition,
-            "increments": workload.partitioner.increments,
-            "rule": workload.rule.model_dump(exclude_defaults=True),
-            "epochs": workload.epochs,
-            "batch_size": workload.batch_size,
-            "samples": workload.samples,
-            "validation_samples": workload.validation,
-            "parameters": workload.numbers,
-            "wire": workload.wire,
-            "vector_bytes": workload.nbytes,
-        }
+            strategy=workload.strategy,
+            partition=workload.partition,
+            increments=workload.partitioner.increments,
+            rule=workload.rule.model_dump(exclude_defaults=True),
+            epochs=workload.epochs,
+            batch_size=workload.batch_size,
+            samples=workload.samples,
+            validation_samples=workload.validation,
+            parameters=workload.numbers,
+            wire=workload.wire,
+            vector_bytes=workload.nbytes,
+        )
 
     def _log(self, event: Event) -> None:
         if self._emit is not None:
-            event["at"] = self._agenda.now
-            self._emit(event)
+            self._emit(event.logged(self._agenda.now))
 
 
 @contextmanager
@@ -289,23 +295,20 @@ class _Interval:
             self.center += report.center
 
 
-def _result(score: Score) -> Event:
-    return {"loss": score.loss, "accuracy": score.accuracy} if score.samples else {"loss": None, "accuracy": None}
+def _counted(snapshot: Snapshot) -> ServerCounted:
+    counted = {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
+    return ServerCounted(server=EPOCH, **counted)
 
 
-def _counted(snapshot: Snapshot) -> Event:
-    return {"merged": snapshot.merged, "repeated": snapshot.repeated, "refused": dict(snapshot.refused)}
-
-
-def _calibrated(member: Worker) -> Event:
-    return {
-        "name": member.name,
-        "address": "simulated",
-        "host": "simulated",
-        "device": member.kind,
-        "processor": f"simulated {member.kind}",
-        "threads": member.threads,
-        "memory": 0,
-        "images_per_second": member.images_per_second,
-        "conv_seconds": member.conv_seconds or {},
-    }
+def _calibrated(member: Worker) -> CalibratedWorker:
+    return CalibratedWorker(
+        name=member.name,
+        address="simulated",
+        host="simulated",
+        device=member.kind,
+        processor=f"simulated {member.kind}",
+        threads=member.threads,
+        memory=0,
+        images_per_second=member.images_per_second,
+        conv_seconds=member.conv_seconds or {},
+    )

@@ -58,9 +58,9 @@ def read_tar_gz(
                     if name is not None:
                         found[name] = _content(tar, member)
     except _TooMuch:
-        raise DataError(f"{path}: unpacks to more than {limit} bytes; not the archive it should be") from None
+        raise DataError(path, f"unpacks to more than {limit} bytes", "not the archive it should be") from None
     except (tarfile.TarError, EOFError, zlib.error, OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: damaged or not a .tar.gz ({error}); get it again") from error
+        raise DataError(path, f"damaged or not a .tar.gz ({error})", "get it again") from error
     return found
 
 
@@ -76,7 +76,7 @@ def _checked_name(
     """The member's file name, None for the folder itself. Raises DataError for what should not be there."""
     reason = _refusal(member, folder, expected, found)
     if reason is not None:
-        raise DataError(f"{path}: member {member.name!r:.120} {reason}; refused, nothing was unpacked")
+        raise DataError(path, f"member {member.name!r:.120} {reason}", "refused, nothing was unpacked")
     return None if member.isdir() else PurePosixPath(member.name).name
 
 
@@ -109,9 +109,9 @@ def read_gzip_or_plain(path: Path, limit: int) -> bytes:
             raw.seek(0)
             content = gzip.GzipFile(fileobj=raw).read(limit + 1) if packed else raw.read(limit + 1)
     except (EOFError, zlib.error, OSError) as error:
-        raise DataError(f"{path}: cannot be read ({error}); get it again") from error
+        raise DataError(path, f"cannot be read ({error})", "get it again") from error
     if len(content) > limit:
-        raise DataError(f"{path}: holds more than {limit} bytes; not the file it should be")
+        raise DataError(path, f"holds more than {limit} bytes", "not the file it should be")
     return content
 
 
@@ -120,7 +120,7 @@ def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; check the path given as --archive") from error
+        raise DataError(path, error.strerror, "check the path given as --archive") from error
 
 
 def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
@@ -133,5 +133,5 @@ def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, 
                 done += len(block)
                 progress(done, total)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); check the path and its permissions") from error
+        raise DataError(path, f"cannot be read ({error.strerror})", "check the path and its permissions") from error
     return digest.hexdigest()

@@ -76,12 +76,12 @@ class Split:
         )
         expected = int(np.prod(stored.chunks))
         if found is None:
-            raise DataError(f"{where} is missing; make the data set again")
+            raise DataError(reason=f"{where} is missing", remedy="make the data set again")
         if found != expected:
-            raise DataError(f"{where} has {found} bytes instead of {expected}; make the data set again")
+            raise DataError(reason=f"{where} has {found} bytes instead of {expected}", remedy="make the data set again")
         data = np.ascontiguousarray(stored[lo:hi])
         if sha256(data) != getattr(self.part, array)[index]:
-            raise DataError(f"{where} does not match its checksum: the file is damaged; make the data set again")
+            raise DataError(f"{where} does not match its checksum", "the file is damaged", "make the data set again")
         return data
 
     def _held(self, array: str, index: int) -> Images:
@@ -159,15 +159,15 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     Raises DataError where the store is missing, of another format, empty, inconsistent, or holds one class only.
     """
     if limit is not None and limit < 1:
-        raise DataError(f"limit={limit}: at least one sample is needed; set data.limit to 1 or more")
+        raise DataError(f"limit={limit}", "at least one sample is needed", "set data.limit to 1 or more")
     files = Files.at(path)
     root = files.json("zarr.json")
     if root is None:
-        raise DataError(f"{path}: {_what_is_there(files)}; {remedy()}")
+        raise DataError(path, _what_is_there(files), remedy())
     manifest = parse(root.get("attributes"), path)
     train, test = (_open_split(files, manifest, name, limit) for name in PARTS)
     if limit is not None and len(set(train.labels().tolist())) < 2:
-        raise DataError(f"{path}: limit={limit} leaves training samples of one class only; raise data.limit")
+        raise DataError(path, f"limit={limit} leaves training samples of one class only", "raise data.limit")
     return Dataset(path, manifest, train, test)
 
 
@@ -213,8 +213,10 @@ def _verify_chunk(dataset: Dataset, split: Split, array: str, index: int) -> Non
     if array == "labels" and (bad := np.flatnonzero(data >= len(dataset.classes))).size:
         sample = index * split.chunk + int(bad[0])
         raise DataError(
-            f"{dataset.path}: {split.name}/labels, sample {sample} has label {data[bad[0]]}, "
-            f"classes are 0 to {len(dataset.classes) - 1}; make the data set again"
+            dataset.path,
+            f"{split.name}/labels, sample {sample} has label {data[bad[0]]}, classes are 0 to "
+            f"{len(dataset.classes) - 1}",
+            "make the data set again",
         )
 
 
@@ -223,6 +225,8 @@ def _verify_counts(dataset: Dataset, split: Split) -> None:
     found = sum(np.bincount(block, minlength=len(dataset.classes)) for block in labels)
     if tuple(np.asarray(found).tolist()) != split.part.class_counts:
         raise DataError(
-            f"{dataset.path}: {split.name} has class counts {np.asarray(found).tolist()}, its manifest says "
-            f"{list(split.part.class_counts)}; make the data set again"
+            dataset.path,
+            f"{split.name} has class counts {np.asarray(found).tolist()}, its manifest says "
+            f"{list(split.part.class_counts)}",
+            "make the data set again",
         )

@@ -43,13 +43,14 @@ class Download:
                 self._download(target, progress)
         except OSError as error:
             raise DataError(
-                f"{target}: cannot be written ({error.strerror or error}); choose another folder"
+                target, f"cannot be written ({error.strerror or error})", "choose another folder"
             ) from error
         found = file_sha256(target)
         if found != self.sha256:
             raise DataError(
-                f"{target}: SHA-256 {found} instead of {self.sha256}; remove it to download it again, "
-                "or give it as --archive to use it as it is"
+                target,
+                f"SHA-256 {found} instead of {self.sha256}",
+                "remove it to download it again, or give it as --archive to use it as it is",
             )
         return target
 
@@ -61,7 +62,7 @@ class Download:
             if found != self.sha256:
                 part.unlink()
                 raise DataError(
-                    f"{self.url}: what came has SHA-256 {found} instead of {self.sha256}; dropped, try again"
+                    self.url, f"what came has SHA-256 {found} instead of {self.sha256}", "dropped, try again"
                 )
             os.fsync(file.fileno())
             part.rename(target)
@@ -91,8 +92,9 @@ class Download:
         except HTTPError as error:
             error.close()
             raise DataError(
-                f"{self.url}: the server answered {error.code} {error.reason}; "
-                "download it by other means and give --archive"
+                self.url,
+                f"the server answered {error.code} {error.reason}",
+                "download it by other means and give --archive",
             ) from None
 
     def _copy(self, response: Any, file: IO[bytes], have: int, progress: OnBytes) -> int:
@@ -101,7 +103,7 @@ class Download:
             have += len(block)
             if have > self.size:
                 file.truncate(0)
-                raise DataError(f"{self.url}: the server sends more than {self.size} bytes; not the file it should be")
+                raise DataError(self.url, f"the server sends more than {self.size} bytes", "not the file it should be")
             file.write(block)
             progress(have, self.size)
         file.flush()
@@ -110,8 +112,9 @@ class Download:
     def _interrupted(self, file: IO[bytes], part: Path, reason: object) -> DataError:
         file.flush()
         return DataError(
-            f"{self.url}: stopped after {file.tell()} of {self.size} bytes ({reason}); the same command goes on "
-            f"from {part}, or give --archive"
+            self.url,
+            f"stopped after {file.tell()} of {self.size} bytes ({reason})",
+            f"the same command goes on from {part}, or give --archive",
         )
 
 
@@ -130,5 +133,5 @@ def _locked(part: Path) -> Iterator[IO[bytes]]:
         except BlockingIOError:
             ours = False
         if not ours:  # a finished file was renamed between open and lock, or the lock is taken
-            raise DataError(f"{part}: another process is downloading it; wait for it, then run the same command again")
+            raise DataError(part, "another process is downloading it", "wait for it, then run the same command again")
         yield file

@@ -39,9 +39,9 @@ class Files:
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))
         except ImportError as error:
-            raise DataError(f"{path}: {error}; pip install what it names, or use a local path") from error
+            raise DataError(path, error, "pip install what it names, or use a local path") from error
         except ValueError as error:
-            raise DataError(f"{path}: {error}; give a local path or the URL of a store that fsspec knows") from error
+            raise DataError(path, error, "give a local path or the URL of a store that fsspec knows") from error
 
     def size(self, key: str) -> int | None:
         """Bytes stored under a key, None if there is nothing. Raises DataError where the storage fails."""
@@ -51,7 +51,7 @@ class Files:
             return None
         except OSError as error:
             raise DataError(
-                f"{self.path}/{key}: cannot be read ({error}); check the path and its permissions"
+                f"{self.path}/{key}", f"cannot be read ({error})", "check the path and its permissions"
             ) from error
 
     def is_empty(self) -> bool:
@@ -64,13 +64,17 @@ class Files:
         if size is None:
             return None
         if size > _MAX_METADATA:
-            raise DataError(f"{self.path}/{key}: {size} bytes of metadata, more than {_MAX_METADATA}; not a data set")
+            raise DataError(
+                f"{self.path}/{key}", f"{size} bytes of metadata, more than {_MAX_METADATA}", "not a data set"
+            )
         try:
             found = json.loads(self._bytes(key))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.path}/{key}: not JSON ({error}); the store is damaged, make it again") from error
+            raise DataError(
+                f"{self.path}/{key}", f"not JSON ({error})", "the store is damaged, make it again"
+            ) from error
         if not isinstance(found, dict):
-            raise DataError(f"{self.path}/{key}: a JSON object was expected; the store is damaged, make it again")
+            raise DataError(f"{self.path}/{key}", "a JSON object was expected", "the store is damaged, make it again")
         return found
 
     def _bytes(self, key: str) -> bytes:
@@ -78,7 +82,7 @@ class Files:
             buffer = sync(self.store.get(key, default_buffer_prototype()))
         except OSError as error:
             raise DataError(
-                f"{self.path}/{key}: cannot be read ({error}); check the path and its permissions"
+                f"{self.path}/{key}", f"cannot be read ({error})", "check the path and its permissions"
             ) from error
         return b"" if buffer is None else buffer.to_bytes()
 
@@ -86,12 +90,13 @@ class Files:
         """The array of this name, opened only once its metadata are exactly those of a plain uint8 array so chunked."""
         found = self.json(f"{name}/zarr.json")
         if found is None:
-            raise DataError(f"{self.path}: array {name} is missing; make the data set again")
+            raise DataError(self.path, f"array {name} is missing", "make the data set again")
         for field, want in array_metadata(shape, chunk).items():
             if found.get(field) != want:
                 raise DataError(
-                    f"{self.path}: array {name} has {field} = {found.get(field)!r:.120}, not {want!r}; "
-                    "make the data set again"
+                    self.path,
+                    f"array {name} has {field} = {found.get(field)!r:.120}, not {want!r}",
+                    "make the data set again",
                 )
         return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
 

@@ -107,7 +107,7 @@ def describe(source: Source, *, chunk: int, order: Order, seed: int) -> Manifest
     images = source.train[0]
     mean, deviation = _statistics(images)
     if not deviation > 0:
-        raise DataError(f"{source.name}: every training image is the same plain colour; give the real data set")
+        raise DataError(source.name, "every training image is the same plain colour", "give the real data set")
     manifest = Manifest(
         name=source.name,
         classes=source.classes,
@@ -151,21 +151,21 @@ def parse(attributes: Any, path: str) -> Manifest:
     """The manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy."""
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
-        raise DataError(f"{path}: a zarr group, but not a data set of daskcnn, or not written to its end; {remedy()}")
+        raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
     body = stored["manifest"]
     if body.get("format") != FORMAT:
-        raise DataError(f"{path}: format {body.get('format')!r}, this version reads format {FORMAT}; {remedy()}")
+        raise DataError(path, f"format {body.get('format')!r}, this version reads format {FORMAT}", remedy())
     try:
         manifest = Manifest.model_validate_json(json.dumps(body))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{path}: manifest, {where} = {first['input']!r:.80}: {first['msg']}; {remedy(body.get('name'))}"
+            path, f"manifest, {where} = {first['input']!r:.80}: {first['msg']}", remedy(body.get("name"))
         ) from None
     if stored.get("sha256") != manifest.fingerprint():
         raise DataError(
-            f"{path}: the manifest does not match its checksum {stored.get('sha256')!r:.80}; {remedy(manifest.name)}"
+            path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", remedy(manifest.name)
         )
     check(manifest, path)
     return manifest
@@ -174,7 +174,7 @@ def parse(attributes: Any, path: str) -> Manifest:
 def check(manifest: Manifest, path: str) -> None:
     """Raise DataError where the manifest contradicts itself, declares too much, or describes nothing to learn."""
     for problem in _problems(manifest):
-        raise DataError(f"{path}: {problem}; {remedy(manifest.name)}")
+        raise DataError(path, problem, remedy(manifest.name))
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:

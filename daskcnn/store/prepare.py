@@ -44,7 +44,9 @@ def prepare(
     if order not in ("shuffled", "stored"):
         raise DataError(f"order={order!r}: use 'shuffled' or 'stored'")
     if archive is not None and not importer.takes_archive:
-        raise DataError(f"{name} is built in and takes no archive ({archive} given); leave --archive out")
+        raise DataError(
+            reason=f"{name} is built in and takes no archive ({archive} given)", remedy="leave --archive out"
+        )
     existing = _existing(out)
     if existing is not None and (existing.name, existing.order, existing.seed) != (name, order, seed):
         raise _refusal(existing)
@@ -72,7 +74,7 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
 
 def _importer(name: str) -> Importer:
     if name not in DATASETS:
-        raise DataError(f"data set {name!r} is unknown; one of: {', '.join(sorted(DATASETS))}")
+        raise DataError(reason=f"data set {name!r} is unknown", remedy=f"one of: {', '.join(sorted(DATASETS))}")
     return DATASETS[name]
 
 
@@ -81,7 +83,7 @@ def _archive(importer: Importer, archive: str | Path | None, out: str, progress:
     if archive is not None or not importer.takes_archive:
         return None if archive is None else Path(archive).expanduser()
     if is_url(out):
-        raise DataError(f"{out}: an archive is downloaded next to local paths only; get it first and give --archive")
+        raise DataError(out, "an archive is downloaded next to local paths only", "get it first and give --archive")
     return importer.fetch(Path(out).expanduser().parent, progress)
 
 
@@ -89,7 +91,7 @@ def _existing(out: str) -> Dataset | None:
     """The data set at `out`, None where nothing is. Raises DataError for anything else."""
     if not is_url(out) and not Path(out).expanduser().is_dir():
         if Path(out).expanduser().exists():
-            raise DataError(f"{out}: is a file, not a folder; choose another --out")
+            raise DataError(out, "is a file, not a folder", "choose another --out")
         return None
     if Files.at(out).is_empty():
         return None
@@ -97,7 +99,7 @@ def _existing(out: str) -> Dataset | None:
         return open_dataset(out)
     except DataError as error:
         raise DataError(
-            f"{out}: is not empty, and holds no whole data set ({error}); remove it or choose another --out"
+            out, f"is not empty, and holds no whole data set ({error})", "remove it or choose another --out"
         ) from error
 
 
@@ -109,7 +111,7 @@ def _already(existing: Dataset, progress: Progress) -> str:
 
 def _refusal(existing: Dataset) -> DataError:
     return DataError(
-        f"{existing.path}: already holds another data set ({_summary(existing)}); remove it or choose another --out"
+        existing.path, f"already holds another data set ({_summary(existing)})", "remove it or choose another --out"
     )
 
 

@@ -37,7 +37,7 @@ def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str],
             _flush(folder)
             _take_place(folder, target)
     except OSError as error:
-        raise DataError(f"{out}: cannot be written ({error.strerror or error}); choose another --out") from error
+        raise DataError(out, f"cannot be written ({error.strerror or error})", "choose another --out") from error
 
 
 def _fill(root: zarr.Group, source: Source, manifest: Manifest, on_part: Callable[[str], None]) -> None:

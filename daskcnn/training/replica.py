@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,9 @@ from daskcnn.nn import (
     loss_and_gradients,
     predict,
 )
+from daskcnn.nn.auc import Collected
 from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.losses import softmax
 from daskcnn.nn.score import Score
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 
@@ -207,17 +209,18 @@ class Replica:
         stop: Callable[[], bool] = lambda: False,
         *,
         weights: Array | None = None,
-        seen: Callable[[Array, Array], None] = lambda scores, labels: None,
+        whole: int | None = None,
     ) -> Score:
         """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
 
-        seen: is given the scores (N, classes) and labels (N,) of each batch, on the device.
+        whole: samples that are judged, if lo…hi is a part of them; the score then has what their AUC is made of.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
         size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
         plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
         total, backend = Score(0.0, 0, 0), self.device.backend
+        collected = None if whole is None else Collected(lo, whole)
         ctx = Context(self.device, kept={})
         with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
             for batch in ready:
@@ -225,11 +228,12 @@ class Replica:
                     raise Stopped
                 scores = predict(self.model, params, state, batch.x, ctx)
                 labels = backend.from_host(batch.labels)
-                seen(scores, labels)
+                if collected is not None:
+                    collected.add(softmax(backend.to_host(scores)), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
                 right = int(backend.scalar(correct(scores, labels)))
                 total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
-        return total
+        return total if collected is None else replace(total, classes=collected.done())
 
     def tune(self, seconds: float = TUNING) -> None:
         """Let the planner measure the network's convolutions, those that this machine does not remember.

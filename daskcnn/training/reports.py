@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daskcnn.arrays import Array
-from daskcnn.events import GroupMember, RoundEnded
+from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+
+_OF_ROUND = ("worker", "round")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +84,24 @@ class RoundReport:
         """The round's number for its worker, from 0."""
         return self.round.number
 
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of a sample."""
+        return None if self.score is None else self.score.loss
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right answers."""
+        return None if self.score is None else self.score.accuracy
+
     def event(self, epoch: float) -> RoundEnded:
         """The report as it is logged, at this epoch of the run."""
-        round_, score = self.round, self.score
+        numbers = {name: getattr(self, name) for name in RoundNumbers.model_fields if name not in _OF_ROUND}
         return RoundEnded(
-            worker=round_.worker,
-            round=round_.number,
+            worker=self.worker,
+            round=self.number,
             epoch=epoch,
-            samples=round_.samples,
-            samples_per_second=round_.samples / self.busy if self.busy else 0.0,
-            loss=None if score is None else score.loss,
-            accuracy=None if score is None else score.accuracy,
-            lr=self.lr,
-            busy=self.busy,
-            load=self.load,
-            wait=self.wait,
-            communication=self.communication,
-            evaluation=self.evaluation,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            pushes=self.pushes,
-            version=self.version,
-            base_version=self.base_version,
-            staleness=self.staleness,
-            gamma=self.gamma,
-            q=self.q,
+            samples_per_second=self.samples / self.busy if self.busy else 0.0,
+            **numbers,
             **({"members": list(self.members)} if self.members else {}),
         )

@@ -18,6 +18,7 @@ from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import present
 from daskcnn.cluster.session.session import THROTTLE
+from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch import training as runner
@@ -53,7 +54,7 @@ def small_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any
 
 
 class Watch:
-    """A display that remembers events, and acts on the first of a kind that a condition holds for."""
+    """A display that remembers events as a log has them, and acts on the first of a kind that a condition holds for."""
 
     def __init__(self, kind: str = "", act: Callable[[], None] | None = None, when: Any = lambda event: True) -> None:
         self.events: list[dict[str, Any]] = []
@@ -69,12 +70,13 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def handle(self, event: Any) -> None:
-        self.events.append(dict(event))
+    def handle(self, event: Event) -> None:
+        record = event.record()
+        self.events.append(record)
         if not self._acts:
             return
         kind, act, when = self._acts[0]
-        if event["event"] == kind and when(event):
+        if event.kind == kind and when(record):
             del self._acts[0]
             act()
 

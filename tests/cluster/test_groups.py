@@ -15,6 +15,7 @@ from distributed import Client
 
 from daskcnn.cluster.groups import driver as groups
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
+from daskcnn.events import parsed
 from daskcnn.runs.checkpoint import load
 from daskcnn.sharded import Links
 from daskcnn.show.report_tables import tables
@@ -190,7 +191,7 @@ def _tasks(dask_scheduler: Any) -> int:
 def test_a_report_counts_groups_as_workers(four_workers: Client, synthetic: str, runs: str) -> None:
     watch = Watch()
     run(four_workers, grouped(short_job(synthetic, runs)), watch)
-    report = tables(watch.events)
+    report = tables(parsed(watch.events))
     assert [(row.name, row.device, row.lost) for row in report.workers] == [
         ("group-0", "2 cpu", False),
         ("group-1", "2 cpu", False),

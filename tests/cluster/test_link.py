@@ -163,7 +163,7 @@ class HereAndNow:
         answer = decision.answers[0]
         if isinstance(answer.instruction, Reply):
             return Done(Placed(answer.instruction, answer.number))
-        return Done(PushRefused(answer.instruction.reason))  # type: ignore[union-attr]
+        return Done(PushRefused(answer.instruction.reason, answer.instruction.code))  # type: ignore[union-attr]
 
     def of_range(self, i: int, name: str, call: Callable[..., Any]) -> Callable[..., Done]:
         def called(*args: Any) -> Done:

@@ -58,6 +58,9 @@ def test_replicas_learn_and_every_sample_is_presented(
     assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
     assert result.summary["bytes"]["up"] == sum(event["pushes"] for event in rounds) * result.model.weights.nbytes
     assert watch.of("epoch")[-1]["validation"]["accuracy"] > 0.2
+    assert all(0.5 < event["validation"]["auc"] <= 1 for event in watch.of("epoch")[1:])
+    assert watch.of("end")[-1]["test"] == result.summary["test"]
+    assert 0.5 < result.summary["test"]["auc"] <= 1
 
 
 def test_half_precision_on_the_wire_halves_the_bytes(three_workers: Client, synthetic: str, runs: str) -> None:

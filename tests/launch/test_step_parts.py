@@ -12,18 +12,19 @@ import pytest
 from PIL import Image
 
 from daskcnn.errors import DataError, UserError
+from daskcnn.events import Event, parsed
 from daskcnn.launch import draw as pictures
 from daskcnn.launch import paper_figures as figures
 
-Event = dict[str, Any]
+Record = dict[str, Any]
 
 
-def row(name: str, *, busy: float, conv: float, seconds: float) -> Event:
+def row(name: str, *, busy: float, conv: float, seconds: float) -> Record:
     spent = {"busy": busy, "wait": seconds - busy, "conv_seconds": {"conv1": conv / 4, "conv2": 3 * conv / 4}}
     return {"name": name, "samples": 100, "bytes_up": 10, "bytes_down": 20, **spent}
 
 
-def epoch(number: int, *rows: Event, step: int, seconds: float = 5.0) -> Event:
+def epoch(number: int, *rows: Record, step: int, seconds: float = 5.0) -> Record:
     return {
         "event": "epoch",
         "epoch": float(number),
@@ -35,7 +36,7 @@ def epoch(number: int, *rows: Event, step: int, seconds: float = 5.0) -> Event:
     }
 
 
-def beginning(*names: str, home: str) -> list[Event]:
+def beginning(*names: str, home: str) -> list[Record]:
     kernels = {name: {"conv1": 4, "conv2": 8} for name in names}
     return [
         {"event": "start", "run": "elsewhere", "strategy": "layer", "epochs": 2, "samples": 100},
@@ -63,24 +64,28 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [make_run(f"runs/{name}", log) for name, log in (("one", ONE), ("two", TWO))]
 
 
-def make_run(folder: str, log: list[Event]) -> str:
+def log(records: list[Record]) -> list[Event]:
+    return list(parsed(records))
+
+
+def make_run(folder: str, records: list[Record]) -> str:
     Path(folder).mkdir(parents=True)
-    Path(folder, "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in log))
+    Path(folder, "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in records))
     return folder
 
 
 def test_the_slowest_convolutions_of_every_epoch_count_and_home_s_rest() -> None:
-    assert figures.breakdown(TWO) == pytest.approx((0.1, 0.3, 0.1))
+    assert figures.breakdown(log(TWO)) == pytest.approx((0.1, 0.3, 0.1))
 
 
 def test_every_run_has_the_papers_bar_and_one_a_worker_in_milliseconds() -> None:
-    figure = figures.step_parts({"one": ONE, "two": TWO})
+    figure = figures.step_parts({"one": log(ONE), "two": log(TWO)})
     assert figure.ticks == ["one", "w0", "two", "w0", "w1"]
     xs = figure.curves["communication"][0]
     assert xs == pytest.approx([0, 1, 2 + figures.GAP, 3 + figures.GAP, 4 + figures.GAP])
     heights = [sum(figure.curves[part][1][i] for part in figures.PARTS) for i in range(5)]
     assert heights == pytest.approx([800, 800, 500, 500, 500])
-    assert bars(figures.step_parts({"two": TWO})) == {
+    assert bars(figures.step_parts({"two": log(TWO)})) == {
         "two": pytest.approx((100, 300, 100)),
         "w0": pytest.approx((200, 200, 100)),
         "w1": pytest.approx((200, 200, 100)),
@@ -89,14 +94,14 @@ def test_every_run_has_the_papers_bar_and_one_a_worker_in_milliseconds() -> None
 
 def test_steps_that_a_resumed_run_makes_again_count_again() -> None:
     resumed = [*TWO, TWO[0], {"event": "resume", "step": 10, "path": "c"}, *TWO[1:3], TWO[-1]]
-    assert figures.breakdown(resumed) == pytest.approx((0.1, 0.3, 0.1))
-    assert all(sum(parts) == pytest.approx(500) for parts in bars(figures.step_parts({"two": resumed})).values())
+    assert figures.breakdown(log(resumed)) == pytest.approx((0.1, 0.3, 0.1))
+    assert all(sum(parts) == pytest.approx(500) for parts in bars(figures.step_parts({"two": log(resumed)})).values())
 
 
 def test_home_may_move_while_the_run_goes_on() -> None:
     moved = [*TWO[:-1], *beginning("w0", "w1", home="w1")[2:], TWO[-1]]
     rest_of_home = [4.0 - 3.0, 4.0 - 3.0]
-    assert figures.breakdown(moved)[2] == pytest.approx(sum(rest_of_home) / 20)
+    assert figures.breakdown(log(moved))[2] == pytest.approx(sum(rest_of_home) / 20)
 
 
 def test_the_picture_names_runs_and_workers(runs: list[str]) -> None:

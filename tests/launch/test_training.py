@@ -14,6 +14,7 @@ import pytest
 from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.launch import training as runner
 from daskcnn.launch.resolve import prepare_job, resolve
 from daskcnn.launch.training import Recorder, Signals, check_place, display, shown
@@ -100,7 +101,7 @@ def test_a_checkpoint_is_written_and_logged(recorder: Recorder):
     assert found is not None
     assert found.path == recorder.checkpoint
     (event,) = recorder.directory.events()
-    assert (event["event"], event["step"], event["path"]) == ("checkpoint", 7, str(found.path))
+    assert event == CheckpointWritten(at=event.at, step=7, path=str(found.path))
 
 
 def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
@@ -114,9 +115,9 @@ def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.Monkey
     recorder.save(random_state(recorder.prepared.job, step=9))
     assert recorder.checkpoint == before
     event = recorder.directory.events()[-1]
-    assert event["event"] == "warning"
-    assert "step 9 not written" in event["message"]
-    assert "No space left" in event["message"]
+    assert isinstance(event, Warned)
+    assert "step 9 not written" in event.text
+    assert "No space left" in event.text
 
 
 def test_seconds_go_on_after_a_resume(recorder: Recorder):
@@ -189,6 +190,6 @@ def test_json_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]):
     for json_mode in (True, False):
         progress = display(json_mode)
         assert isinstance(progress, PlainProgress)
-        progress.handle({"event": "warning", "message": "hear"})
+        progress.handle(Warned(message="hear"))
         out, err = capsys.readouterr()
         assert ("hear" in err, "hear" in out) == (json_mode, not json_mode)

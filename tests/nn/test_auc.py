@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import product
+import operator
+from functools import reduce
+from itertools import pairwise, product
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.nn.auc import area_under_curve
+from daskcnn.events import Judged
+from daskcnn.nn import auc
+from daskcnn.nn.auc import ClassScores, Collected, area_under_curve
+from daskcnn.nn.score import Score
 
 
 def counted(scores: np.ndarray, labels: np.ndarray) -> float | None:
@@ -45,3 +52,66 @@ def test_a_class_that_is_not_there_does_not_count_and_one_alone_has_no_auc() -> 
     scores = np.array([[3.0, 1, 9], [1.0, 3, 9], [2.0, 2, 9]])
     assert area_under_curve(scores, np.array([0, 1, 1])) == area_under_curve(scores[:, :2], np.array([0, 1, 1]))
     assert area_under_curve(scores, np.array([1, 1, 1])) is None
+
+
+# --- parts that add up ---
+
+
+def collected(scores: Any, labels: Any, cuts: list[int], batch: int) -> list[ClassScores | None]:
+    """What those who judge the parts between the cuts return, in batches of so many samples."""
+    parts = []
+    for lo, hi in pairwise([0, *cuts, len(labels)]):
+        own = Collected(lo, len(labels))
+        for begin in range(lo, hi, batch):
+            end = min(begin + batch, hi)
+            own.add(scores[begin:end], labels[begin:end])
+        parts.append(own.done())
+    return parts
+
+
+@given(st.data())
+def test_parts_add_up_to_the_auc_of_the_whole_to_the_last_bit_in_any_order(data: st.DataObject) -> None:
+    samples, classes = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    scores = rng.integers(0, 8, (samples, classes)).astype(np.float32) / 8  # with ties
+    labels = rng.integers(0, classes, samples)
+    cuts = sorted(data.draw(st.lists(st.integers(0, samples), max_size=4)))
+    parts = collected(scores, labels, cuts, data.draw(st.integers(1, 20)))
+    known = [part for part in data.draw(st.permutations(parts)) if part is not None]
+    assert reduce(operator.add, known).auc == area_under_curve(scores, labels)
+
+
+@given(st.integers(1, 40), st.integers(1, 7), st.lists(st.integers(0, 200), max_size=5))
+def test_of_a_large_split_every_nth_sample_counts_however_it_is_cut(batch: int, every: int, cuts: list[int]) -> None:
+    rng = np.random.default_rng(3)
+    scores, labels = rng.random((200, 10), np.float32), rng.integers(0, 10, 200)
+    with mock.patch.object(auc, "MOST", 200 * 10 // every):
+        parts = [part for part in collected(scores, labels, sorted(cuts), batch) if part is not None]
+        step = -(-200 * 10 // auc.MOST)
+    total = reduce(operator.add, parts)
+    np.testing.assert_array_equal(total.scores, scores[::step])
+    assert total.scores.size <= max(200 * 10 // every, 10)
+    assert total.auc == area_under_curve(scores[::step], labels[::step])
+
+
+def test_more_classes_than_are_kept_leave_one_sample_of_each_stride() -> None:
+    with mock.patch.object(auc, "MOST", 5):
+        (part,) = collected(np.ones((4, 10)), np.arange(4), [], 4)
+    assert part is not None
+    assert len(part.labels) == 1
+    assert part.auc is None
+
+
+def test_scores_that_are_no_numbers_have_no_auc() -> None:
+    assert ClassScores(np.full((2, 2), np.nan, np.float32), np.array([0, 1])).auc is None
+
+
+def test_scores_add_up_with_their_classes_and_only_where_every_part_has_them() -> None:
+    scores, labels = np.array([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], np.float32), np.array([0, 1, 1])
+    one, two = (Score(1.0, 1, n, ClassScores(scores[a:b], labels[a:b])) for n, a, b in ((2, 0, 2), (1, 2, 3)))
+    assert (Score(0.0, 0, 0) + one + two).judged == Judged(
+        accuracy=2 / 3, loss=2 / 3, auc=area_under_curve(scores, labels)
+    )
+    assert (one + Score(1.0, 1, 1)).judged.auc is None
+    assert (Score(0.0, 0, 0) + Score(0.0, 0, 0)).judged == Judged()
+    assert one == Score(1.0, 1, 2), "what the AUC is made of is no part of a score's value"

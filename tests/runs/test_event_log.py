@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.runs.log import EventLog, read_events
+from daskcnn.events import WorkerLost
+from daskcnn.runs.log import EventLog, read_events, read_records
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -22,18 +23,18 @@ def path(tmp_path: Path) -> Path:
 def append(path: Path, *events: str) -> None:
     log = EventLog(path)
     for event in events:
-        log.append({"event": event, "message": "two\nlines and a γ"}, NOW)
+        log.append(WorkerLost(worker=event, reason="two\nlines and a γ"), NOW)
     log.close()
 
 
 def names(path: Path) -> list[str]:
-    return [event["event"] for event in read_events(path)]
+    return [event.worker for event in read_events(path) if isinstance(event, WorkerLost)]
 
 
 def test_a_line_an_event_however_long_its_message(path: Path) -> None:
     lines = path.read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["a", "b"]
-    assert list(json.loads(lines[0])) == ["event", "at", "message"]
+    assert [json.loads(line)["worker"] for line in lines] == ["a", "b"]
+    assert list(json.loads(lines[0])) == ["event", "at", "worker", "reason"]
 
 
 def test_a_log_torn_anywhere_in_its_last_line_reads_and_goes_on(path: Path) -> None:
@@ -73,3 +74,15 @@ def test_damage_before_the_last_line_is_named_with_its_line(path: Path, line: by
     path.write_bytes(b"\n".join([first, line, second, b""]))
     with pytest.raises(DataError, match=r"events\.jsonl: line 2 "):
         read_events(path)
+
+
+def test_a_field_that_is_wrong_is_named_with_its_file_and_line(path: Path) -> None:
+    path.write_text(path.read_text().replace('"worker": "b"', '"worker": 3'))
+    with pytest.raises(DataError, match=r"events\.jsonl: line 2 \(worker-lost\): worker = 3: .*; remove that line"):
+        read_events(path)
+
+
+def test_an_event_of_a_later_version_is_passed_over_but_kept_as_a_record(path: Path) -> None:
+    path.write_text(path.read_text().replace('"worker-lost"', '"worker-found"', 1))
+    assert names(path) == ["b"]
+    assert [record["event"] for record in read_records(path)] == ["worker-found", "worker-lost"]

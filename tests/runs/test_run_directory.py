@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
+from daskcnn.events import EpochEnded, RunEnded, Warned
 from daskcnn.runs import files
 from daskcnn.runs.directory import RunDirectory, find_latest
 
@@ -149,14 +150,15 @@ def test_a_second_driver_is_refused_and_told_who_has_the_run(tmp_path: Path) -> 
 def test_a_killed_driver_leaves_no_lock(tmp_path: Path) -> None:
     run(tmp_path, "mine").close()
     program = (
-        "import os, signal, sys; from daskcnn.runs.directory import RunDirectory;"
-        "r = RunDirectory.open(sys.argv[1], writable=True); r.log({'event': 'x'}); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from daskcnn.events import RunEnded; from daskcnn.runs.directory import RunDirectory;"
+        "r = RunDirectory.open(sys.argv[1], writable=True); r.log(RunEnded(status='x'));"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     killed = subprocess.run([sys.executable, "-c", program, tmp_path / "mine"], env=env, timeout=60, check=False)
     assert killed.returncode == -9
     with RunDirectory.open(tmp_path / "mine", writable=True) as again:
-        assert [e["event"] for e in again.events()] == ["x"]
+        assert [e.record()["status"] for e in again.events()] == ["x"]
 
 
 # --- the latest ---
@@ -179,17 +181,28 @@ def test_the_latest_run_is_the_one_last_written(tmp_path: Path) -> None:
 
 def test_events_are_logged_with_their_time_and_read_while_the_run_goes_on(tmp_path: Path) -> None:
     with run(tmp_path, "mine") as directory:
-        directory.log({"event": "round", "loss": math.inf, "worker": "w0"}, NOW)
-        directory.log({"event": "end", "status": "done"})
-        first, second = RunDirectory.open(directory.path).events()
-    assert first == {"event": "round", "at": "2026-11-20T20:15:03.000+00:00", "loss": None, "worker": "w0"}
-    assert datetime.fromisoformat(second["at"]) > NOW.replace(year=2020)
+        directory.log(EpochEnded(epoch=1.0, step=3, loss=math.inf), NOW)
+        directory.log(RunEnded(status="done"))
+        directory.log(RunEnded(status="done", at=2.5), NOW)
+        first, second, third = RunDirectory.open(directory.path).events()
+        line = (directory.path / "events.jsonl").read_text().splitlines()[0]
+    assert json.loads(line) == {
+        "event": "epoch",
+        "at": "2026-11-20T20:15:03.000+00:00",
+        "epoch": 1.0,
+        "step": 3,
+        "loss": None,
+    }
+    assert first == EpochEnded(at=NOW.timestamp(), epoch=1.0, step=3)
+    assert second.at is not None
+    assert second.at > NOW.replace(year=2020).timestamp()
+    assert third.at == 2.5, "a simulation's own"
 
 
 def test_logging_to_a_run_opened_for_reading_is_a_bug(tmp_path: Path) -> None:
     run(tmp_path, "mine").close()
     with pytest.raises(RuntimeError, match="opened for reading"):
-        RunDirectory.open(tmp_path / "mine").log({"event": "x"})
+        RunDirectory.open(tmp_path / "mine").log(RunEnded(status="x"))
 
 
 def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
@@ -199,20 +212,20 @@ def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
 
     def warn(message: str) -> None:
         warnings.append(message)
-        directory.log({"event": "warning", "message": message})  # as a driver does
+        directory.log(Warned(message=message))  # as a driver does
 
     directory = run(tmp_path, "mine", warn=warn)
-    directory.log({"event": "first"})
+    directory.log(Warned(message="first"))
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
         for _ in range(3):
-            directory.log({"event": "lost", "text": "x" * 200})
+            directory.log(Warned(message="x" * 200))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    directory.log({"event": "last"})
+    directory.log(Warned(message="last"))
     assert len(warnings) == 1
     assert "events.jsonl: File too large" in warnings[0]
-    assert [event["event"] for event in directory.events()] == ["first", "last"]
+    assert [event.record()["message"] for event in directory.events()] == ["first", "last"]
     directory.close()

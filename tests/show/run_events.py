@@ -1,10 +1,25 @@
-"""Events of made-up runs, as the driver emits them."""
+"""Events of made-up runs, as a log has them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from daskcnn.events import parsed
+from daskcnn.show import report_tables, summary
+from daskcnn.show.report_tables import Report
+
 Event = dict[str, Any]
+
+
+def tables(log: Iterable[Event]) -> Report:
+    """The report of a log."""
+    return report_tables.tables(parsed(log))
+
+
+def worker_totals(log: Iterable[Event]) -> list[dict[str, Any]]:
+    """The totals of a log."""
+    return summary.worker_totals(parsed(log))
 
 
 def start(**changes: Any) -> Event:

@@ -7,11 +7,11 @@ import re
 from typing import Any
 
 import pytest
-from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start
+from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, tables
 
 from daskcnn.runs.files import jsonable
 from daskcnn.show.comparison import Comparison, Line, compare, format_comparison
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.report_tables import Report
 from daskcnn.show.report_text import MOST, format_report
 
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
 
+from daskcnn.events import Warned, parse
 from daskcnn.show.board import Board
 from daskcnn.show.live import TerminalProgress
 from daskcnn.show.progress import PlainProgress, choose
@@ -37,7 +38,7 @@ class Screen:
     def show(self, *events: Any, every: float = 10.0) -> str:
         for event in events:
             self.now += every
-            self.progress.handle(event)
+            self.progress.handle(parse(event))
         return self.frame()
 
     def frame(self) -> str:
@@ -171,16 +172,16 @@ def test_time_left_after_a_resume_counts_only_what_was_done_since(first: Any) ->
     second = calibration("w0") if first is RESUME else RESUME
     board = Board()
     for now, event in [(0.0, start()), (5.0, first), (6.0, second), (10.0, round_of("w0", epoch=8.0))]:
-        board.apply(event, now)
+        board.apply(parse(event), now)
     assert board.remaining(10.0) is None
-    board.apply(round_of("w0", epoch=9.0), 40.0)
+    board.apply(parse(round_of("w0", epoch=9.0)), 40.0)
     assert board.remaining(40.0) == pytest.approx(30.0)
 
 
 def test_an_event_that_is_no_advance_leaves_the_time_left_alone() -> None:
     board = Board()
     for now, event in [(0.0, start()), (0.0, calibration("w0")), (10.0, round_of("w0", epoch=5.0)), (15.0, CHECKPOINT)]:
-        board.apply(event, now)
+        board.apply(parse(event), now)
     assert board.remaining(15.0) == pytest.approx(5.0)
 
 
@@ -209,7 +210,7 @@ def test_plain_lines_hold_no_control_characters() -> None:
     stream = io.StringIO()
     with PlainProgress(stream) as progress:
         for event in [start(run=EVIL), calibration(EVIL), WARNING, {"event": "end", "status": EVIL}]:
-            progress.handle(event)
+            progress.handle(parse(event))
     lines = stream.getvalue().split("\n")
     assert len(lines) == 5
     assert all(line.isprintable() for line in lines)
@@ -222,7 +223,7 @@ def plain(*events: Any) -> list[str]:
     stream = io.StringIO()
     with PlainProgress(stream) as progress:
         for event in events:
-            progress.handle(event)
+            progress.handle(parse(event))
     return stream.getvalue().splitlines()
 
 
@@ -255,7 +256,7 @@ def test_a_plain_layer_sharded_run_shows_its_steps() -> None:
 
 def test_a_stream_of_few_characters_gets_question_marks() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
-    PlainProgress(stream).handle({"event": "warning", "message": "γ is 0"})
+    PlainProgress(stream).handle(Warned(message="γ is 0"))
     assert stream.buffer.getvalue() == b"warning: ? is 0\n"  # type: ignore[attr-defined]
 
 
@@ -266,10 +267,10 @@ class FullDisk(io.StringIO):
 
 def test_a_stream_that_fails_ends_no_run() -> None:
     with PlainProgress(FullDisk()) as plain_progress:
-        plain_progress.handle(WARNING)
+        plain_progress.handle(parse(WARNING))
     terminal = TerminalProgress(Console(file=FullDisk(), force_terminal=True))
-    terminal.handle(WARNING)
-    terminal.handle(round_of("w0"))
+    terminal.handle(parse(WARNING))
+    terminal.handle(parse(round_of("w0")))
 
 
 # --- live ---
@@ -279,7 +280,7 @@ def test_the_live_display_ends_with_its_last_state_and_gives_the_cursor_back() -
     screen = Screen()
     with screen.progress as progress:
         for event in [*data_parallel(), WARNING, CHECKPOINT, END]:
-            progress.handle(event)
+            progress.handle(parse(event))
     written = screen.file.getvalue()
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
     final = screen.console.export_text()
@@ -330,7 +331,7 @@ def test_a_file_gets_lines(tmp_path: Any) -> None:
 
 def test_with_json_stdout_stays_empty(terminal: io.TextIOWrapper, capsys: pytest.CaptureFixture[str]) -> None:
     with choose(sys.stdout, True) as progress:
-        progress.handle(WARNING)
+        progress.handle(parse(WARNING))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("warning: killed")

@@ -9,13 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start
+from run_events import (
+    Event,
+    asynchronous,
+    calibration,
+    data_parallel,
+    epoch,
+    layer_sharded,
+    round_of,
+    start,
+    tables,
+    worker_totals,
+)
 
 from daskcnn.errors import DataError
 from daskcnn.runs.files import jsonable
-from daskcnn.show.report_tables import UNFINISHED, Report, StepParts, tables
+from daskcnn.show.report_tables import UNFINISHED, Report, StepParts
 from daskcnn.show.report_text import format_report
-from daskcnn.show.summary import worker_totals
 
 VECTOR = 1000
 Busy = list[list[float]]

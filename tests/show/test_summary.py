@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import pytest
-from run_events import calibration, data_parallel, round_of
+from run_events import calibration, data_parallel, round_of, worker_totals
 
 from daskcnn.show import text
-from daskcnn.show.summary import build_summary, format_summary, worker_totals
+from daskcnn.show.summary import build_summary, format_summary
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def test_the_summary_is_strict_json() -> None:
 
 def test_totals_add_up_over_rounds_and_a_resume() -> None:
     resumed = [calibration("w0", "w1"), round_of("w0"), round_of("w0", samples=500)]
-    first, second = worker_totals([*resumed, {"event": "resume"}, *resumed, {"event": "end"}])
+    first, second = worker_totals(
+        [*resumed, {"event": "resume", "step": 3}, *resumed, {"event": "end", "status": "done"}]
+    )
     assert (first["samples"], first["bytes_up"], first["bytes_down"]) == (25_000, 4000, 8000)
     assert first["busy"] == pytest.approx(4 * 9.7)
     assert second == {**second, "name": "w1", "device": "cpu", "samples": 0, "busy": 0.0}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from daskcnn.events import Event
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import Cluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
-
-Event = dict[str, Any]
 
 WITHIN: dict[str, dict[str, Any]] = {
     "bsp": {"every": 3},
@@ -45,8 +44,9 @@ def run(work: Workload, on: Cluster, **options: Any) -> tuple[Simulation, list[E
     return simulation, events
 
 
-def of(kind: str, events: list[Event]) -> list[Event]:
-    return [event for event in events if event["event"] == kind]
+def of(model: type[Event], events: list[Event]) -> list[Any]:
+    """The events of a kind; of a simulation they have all numbers that a log may lack."""
+    return [event for event in events if isinstance(event, model)]
 
 
 def seconds(work: Workload, on: Cluster) -> float:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sim_cases import cluster, of, run, seconds, workload
 
+from daskcnn.events import RoundEnded
 from daskcnn.ps import RULES, Push
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
@@ -76,7 +77,7 @@ def test_a_shared_link_makes_another_worker_useless_where_the_formula_says(bandw
     def round_seconds(workers: int) -> float:
         on = cluster(*[100_000] * workers, server={"bandwidth": bandwidth}, evaluations_per_second=AT_ONCE)
         joined = workers * work.nbytes / bandwidth
-        return float(of("round", run(work, on)[1])[-1]["at"]) - joined
+        return float(of(RoundEnded, run(work, on)[1])[-1].at) - joined
 
     near = range(best - 4, best + 5)
     times = {k: round_seconds(k) for k in (best // 4, best // 2, *near, 2 * best, 4 * best)}

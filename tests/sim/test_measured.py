@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from sim_cases import WITHIN, cluster, run, workload
 
 from daskcnn.errors import DataError
+from daskcnn.events import (
+    CalibratedWorker,
+    EpochEnded,
+    LinkSpeed,
+    LinkSpeeds,
+    RoundEnded,
+    StepsEnded,
+    WorkersCalibrated,
+    parsed,
+)
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import parse_cluster, to_toml
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds, weighted_median
@@ -49,7 +58,8 @@ def test_times_of_a_log_are_dates() -> None:
     work = workload("sgwu", epochs=3)
     events = run(work, cluster(10, 30, costs={"dispatch": 0.2}))[1]
     begun = datetime(2026, 11, 21, tzinfo=UTC)
-    dated = [{**event, "at": (begun + timedelta(seconds=event["at"])).isoformat()} for event in events]
+    records = [(event.record(), timedelta(seconds=event.at or 0.0)) for event in events]
+    dated = list(parsed({**record, "at": (begun + after).isoformat()} for record, after in records))
     exact, found = measured_cluster(events, work), measured_cluster(dated, work)
     assert found.costs.dispatch == pytest.approx(exact.costs.dispatch, abs=1e-5)
     assert found.worker == exact.worker
@@ -66,7 +76,7 @@ def test_a_measured_cluster_can_be_written_and_gone_on_with() -> None:
 def test_a_worker_that_ended_no_round_is_left_out() -> None:
     work = workload("agwu", epochs=3)
     events = run(work, cluster(10, 30))[1]
-    only = [event for event in events if event.get("worker") != "w0"]
+    only = [event for event in events if getattr(event, "worker", "") != "w0"]
     assert [worker.name for worker in measured_cluster(only, work).worker] == ["w1"]
 
 
@@ -76,7 +86,7 @@ def test_a_worker_that_ended_no_round_is_left_out() -> None:
 )
 def test_a_log_without_measurements_is_refused(kinds: tuple[str, ...], problem: str) -> None:
     work = workload("sgwu")
-    events = [event for event in run(work, cluster(10))[1] if event["event"] not in kinds]
+    events = [event for event in run(work, cluster(10))[1] if event.kind not in kinds]
     with pytest.raises(DataError, match=problem):
         measured_cluster(events, work)
 
@@ -85,9 +95,9 @@ def test_who_never_judged_is_known_to_have_judged_nothing() -> None:
     """The look at the center follows the report of who has judged it; clocks read twice are no judging."""
     work = workload("easgd", epochs=2, samples=200)
     events = run(work, cluster(10, 30, evaluations_per_second=50))[1]
-    unseen = [e for e in events if e["event"] != "epoch"]
+    unseen = [e for e in events if not isinstance(e, EpochEnded)]
     assert {worker.evaluations_per_second for worker in measured_cluster(unseen, work).worker} == {None}
-    judges = {a["worker"] for a, b in pairwise(events) if b["event"] == "epoch"}
+    judges = {a.worker for a, b in pairwise(events) if isinstance(a, RoundEnded) and isinstance(b, EpochEnded)}
     for worker in measured_cluster(events, work).worker:
         assert worker.evaluations_per_second == (pytest.approx(50) if worker.name in judges else None)
 
@@ -100,30 +110,29 @@ def test_the_weighted_median_is_that_of_the_weight() -> None:
 
 
 def test_a_sharded_run_s_workers_have_the_links_it_measured_last() -> None:
-    rows = [{"name": n, "device": "cpu", "threads": 1, "images_per_second": 10.0, "conv_seconds": {}} for n in "ab"]
+    rows = [CalibratedWorker(name=n, device="cpu", threads=1, images_per_second=10.0) for n in "ab"]
     links = [
-        {
-            "event": "links",
-            "task": speed / 1000,
-            "workers": [
-                {"name": "a", "bandwidth": speed, "latency": 0.01},
-                {"name": "c", **dict.fromkeys(("bandwidth", "latency"), 1.0)},
+        LinkSpeeds(
+            task=speed / 1000,
+            workers=[
+                LinkSpeed(name="a", bandwidth=speed, latency=0.01),
+                LinkSpeed(name="c", bandwidth=1.0, latency=1.0),
             ],
-        }
+        )
         for speed in (9.0, 5.0)
     ]
-    found = sharded_cluster([{"event": "calibration", "workers": rows}, *links])
+    found = sharded_cluster([WorkersCalibrated(workers=rows), *links])
     a, b = found.worker
     assert found.costs.task == 0.005
     assert (a.bandwidth, a.latency) == (5.0, 0.01)
     assert (b.bandwidth, b.latency) == (None, 0.0)
-    assert sharded_cluster([{"event": "calibration", "workers": rows}]).costs.task == 0.0
+    assert sharded_cluster([WorkersCalibrated(workers=rows)]).costs.task == 0.0
 
 
 def test_a_step_s_seconds_leave_the_first_out() -> None:
-    def steps(seconds: float) -> dict[str, Any]:
-        return {"event": "steps", "seconds_per_step": seconds}
+    def steps(seconds: float) -> StepsEnded:
+        return StepsEnded(step=1, epoch=1.0, seconds_per_step=seconds)
 
-    assert step_seconds([steps(9.0), {"event": "epoch"}, steps(1.0), steps(2.0), steps(3.0)]) == 2.0
+    assert step_seconds([steps(9.0), EpochEnded(epoch=1.0, step=1), steps(1.0), steps(2.0), steps(3.0)]) == 2.0
     assert step_seconds([steps(9.0)]) == 9.0
     assert step_seconds([]) is None

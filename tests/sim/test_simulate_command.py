@@ -16,6 +16,7 @@ from PIL import Image
 
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import DataError
+from daskcnn.events import KernelsSharded
 from daskcnn.launch import draw as pictures
 from daskcnn.launch import paper_figures as figures
 from daskcnn.launch import plan as planning
@@ -128,7 +129,7 @@ def test_a_simulated_run_is_kept_for_report_and_simulated_again_from_it() -> Non
     report = invoke("report", "runs/tried")
     assert report.exit_code == 0, report.output
     assert "run         runs/tried" in report.stdout
-    assert read_events(Path("runs/tried/events.jsonl"))[-1]["status"] == "done"
+    assert read_events(Path("runs/tried/events.jsonl"))[-1].record()["status"] == "done"
     again = invoke("simulate", "runs/tried", "--json")
     assert again.exit_code == 0, again.output
     first, second = json.loads(simulate("--json"))["report"], json.loads(again.stdout)["report"]
@@ -310,7 +311,7 @@ def test_bars_stand_on_one_another_and_rates_go_in_powers_of_ten(curve: Figure) 
 
 def test_a_log_without_an_epoch_of_sharded_layers_has_no_breakdown() -> None:
     with pytest.raises(DataError, match="give a run of strategy 'layer' that ended one"):
-        figures.breakdown([{"event": "shards", "home": "w0"}])
+        figures.breakdown([KernelsSharded(home="w0", kernels={})])
 
 
 def test_figures_go_into_a_folder_that_is_made(curve: Figure, monkeypatch: pytest.MonkeyPatch) -> None:

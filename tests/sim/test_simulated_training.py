@@ -10,6 +10,7 @@ import pytest
 from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
+from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.tables import Job
 from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
@@ -34,7 +35,7 @@ def replica_of(job: Job) -> Replica:
     return Replica(job, dataset, Device.of("cpu"), clock=lambda: 0.0)
 
 
-def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[dict[str, Any]]]:
+def trained(job: Job, *speeds: float, **worker: Any) -> tuple[Simulation, list[Event]]:
     work = Workload.of(job, samples=SAMPLES, numbers=replica_of(job).layout.size)
     return run(work, cluster(*speeds, **worker), learner=lambda: Training(replica_of(job), work.rule))
 
@@ -60,11 +61,13 @@ def test_one_worker_trains_as_a_loop_does(name: str) -> None:
 @every
 def test_replicas_learn_by_every_rule(name: str) -> None:
     _, events = trained(job_of(name, epochs=12), 100.0, 150.0, 300.0, latency=0.01)
-    accuracies = [event["validation"]["accuracy"] for event in of("epoch", events)]
+    accuracies = [event.validation.accuracy for event in of(EpochEnded, events)]
     assert accuracies[-1] > 0.15  # of ten classes
     assert accuracies[-1] > accuracies[0] or len(accuracies) == 1
-    rounds = of("round", events)
-    assert all(event["loss"] > 0 and 0 <= event["accuracy"] <= 1 and event["lr"] > 0 for event in rounds)
+    assert all(event.validation.auc is not None for event in of(EpochEnded, events))
+    assert 0.5 < of(EpochEnded, events)[-1].validation.auc <= 1
+    rounds = of(RoundEnded, events)
+    assert all(event.loss > 0 and 0 <= event.accuracy <= 1 and event.lr > 0 for event in rounds)
 
 
 @every
@@ -74,10 +77,12 @@ def test_time_does_not_depend_on_whether_anything_is_learnt(name: str) -> None:
     on = cluster(100, 150, 300, latency=0.01, server={"bandwidth": 1e6, "merge_rate": 1e6})
     learnt = run(work, on, learner=lambda: Training(replica_of(job), work.rule))[1]
     only_timed = run(work, on)[1]
-    timing = ("event", "at", "worker", "round", "samples", "busy", "wait", "communication", "evaluation", "pushes")
+    timing = ("kind", "at", "worker", "round", "samples", "busy", "wait", "communication", "evaluation", "pushes")
     moved = ("bytes_up", "bytes_down", "staleness", "version", "base_version", "step", "epoch")
     for a, b in zip(learnt, only_timed, strict=True):
-        assert [a.get(key) for key in (*timing, *moved)] == [b.get(key) for key in (*timing, *moved)]
+        assert [getattr(a, key, None) for key in (*timing, *moved)] == [
+            getattr(b, key, None) for key in (*timing, *moved)
+        ]
 
 
 @every
@@ -89,9 +94,9 @@ def test_real_arithmetic_is_the_same_every_time(name: str) -> None:
 
 def test_early_stopping_ends_a_simulation_as_it_ends_a_run() -> None:
     events = trained(job_of("sgwu", epochs=40, early_stopping=2), 100, 100)[1]
-    best, accuracies = 0.0, [event["validation"]["accuracy"] for event in of("epoch", events)]
+    best, accuracies = 0.0, [event.validation.accuracy for event in of(EpochEnded, events)]
     worse = [best := max(best, accuracy) for accuracy in accuracies]
-    assert of("epoch", events)[-1]["epoch"] < 40
+    assert of(EpochEnded, events)[-1].epoch < 40
     assert worse[-3] == worse[-1]
 
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_cases import WITHIN, cluster, of, run, seconds, workload
 
+from daskcnn.events import RoundEnded
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Round
@@ -79,8 +80,8 @@ def test_a_round_s_event_has_the_keys_of_a_cluster_s(name: str) -> None:
     values = dict.fromkeys((f.name for f in fields(RoundReport)), 1)
     known: Any = {"round": Round("w0", 0, ((0, 10),), 10, (0.0, 1.0)), "score": Score(1.0, 5, 10)}
     expected = RoundReport(**{**values, **known}).event(1.0)
-    for event in of("round", run(workload(name), cluster(10, 20))[1]):
-        assert event.keys() - {"at"} == expected.keys()
+    for event in of(RoundEnded, run(workload(name), cluster(10, 20))[1]):
+        assert event.record().keys() - {"at"} == expected.record().keys()
 
 
 @every

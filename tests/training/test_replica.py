@@ -399,8 +399,10 @@ def test_other_weights_are_judged_without_the_replica_s_own(device: Device, data
 
 def test_parts_of_an_evaluation_add_up(dataset: Dataset) -> None:
     replica = _replica(dataset)
-    parts = [replica.evaluate(dataset.test, lo, hi) for lo, hi in ((0, 13), (13, 13), (13, 40))]
-    whole, total = replica.evaluate(dataset.test, 0, 40), reduce(Score.__add__, parts)
+    parts = [replica.evaluate(dataset.test, lo, hi, whole=40) for lo, hi in ((0, 13), (13, 13), (13, 40))]
+    whole, total = replica.evaluate(dataset.test, 0, 40, whole=40), reduce(Score.__add__, parts)
+    assert total.judged.auc == whole.judged.auc is not None
+    assert replica.evaluate(dataset.test, 0, 40).classes is None, "nobody asked"
     assert (total.correct, total.samples) == (whole.correct, whole.samples)
     assert total.loss == pytest.approx(whole.loss, rel=1e-12)
 

@@ -23,7 +23,7 @@ from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.work import Work
 from daskcnn.errors import Diverged
-from daskcnn.events import GroupMember
+from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.nn.score import Score
 from daskcnn.ps import UpdateRule
@@ -49,12 +49,17 @@ class Group:
     def members(self) -> tuple[str, ...]:
         return tuple(self.context.alive)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> FormedGroup:
         """Of the log."""
         kinds = [member.kind for member in self.context.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        speed = {"device": device, "images_per_second": 1 / self.seconds}
-        return {"name": self.name, "home": self.graph.home, "members": list(self.members), **speed}
+        return FormedGroup(
+            name=self.name,
+            home=self.graph.home,
+            members=list(self.members),
+            device=device,
+            images_per_second=1 / self.seconds,
+        )
 
 
 class GroupRound:
@@ -163,12 +168,11 @@ class GroupReplicas:
         """Make the groups and log them. Raises WorkersLost where one of their workers goes meanwhile."""
         self._groups = {name: self._group(name, members) for name, members in order.groups.items()}
         rows = [group.row() for group in self._groups.values()]
-        self._context.emit({"event": "groups", "groups": rows, "left_out": list(order.left_out)})
+        self._context.emit(GroupsFormed(groups=rows, left_out=list(order.left_out)))
         graphs = [group.graph for group in self._groups.values()]
         kernels = {w: own for graph in graphs for w, own in graph.by_worker().items()}
         divided = {w: own for graph in graphs for w, own in graph.divided().items()}
-        sharded = {"home": "", "kernels": kernels, "divided": divided, "of": graphs[0].of()}
-        self._context.emit({"event": "shards", **sharded})
+        self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=graphs[0].of()))
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:
         part = self._context.within(members)

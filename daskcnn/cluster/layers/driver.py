@@ -28,6 +28,7 @@ from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.run_context import NotYet, RunContext, WorkersLost
 from daskcnn.cluster.session.session import Counters
 from daskcnn.errors import Diverged, Interrupted, Lost
+from daskcnn.events import EpochEnded, EpochWorker, KernelsSharded, StepsEnded, StepWorker, Warned
 from daskcnn.job.network import initial_weights, network_of, rate_of
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
@@ -93,7 +94,7 @@ class LayerSharded:
 
     def _go_back(self, repeated: OutOfStep) -> None:
         """To the last snapshot. Raises Lost where that did not help so many times on end."""
-        self.context.emit({"event": "warning", "message": f"{repeated}: back to step {self.state.step}"})
+        self.context.emit(Warned(message=f"{repeated}: back to step {self.state.step}"))
         self._gone_back.append(self.state.step)
         if len(self._gone_back) == GO_BACK and len(set(self._gone_back)) == 1:
             self._save_what_is_new()
@@ -113,7 +114,7 @@ class LayerSharded:
         for name in names:
             self.context.lose(name, "connection lost")
         message = f"back to the snapshot of step {self.state.step}, on {len(self.context.alive)} workers"
-        self.context.emit({"event": "warning", "message": message})
+        self.context.emit(Warned(message=message))
 
     def _go_on(self) -> None:
         """From the present state, a snapshot at a time, on the workers that are alive; until kernels have to move."""
@@ -144,14 +145,20 @@ class LayerSharded:
     def _share_out(self) -> None:
         """Cut the kernels over the workers by what is known of them now."""
         self.graph = LayerGraph(self.context, self.stages, self.layout, generation=self._generation)
-        kernels = self.graph.by_worker()
-        cut = {"kernels": kernels, "divided": self.graph.divided(), "of": self.graph.of(), "eq2": self._eq2}
-        self.context.emit({"event": "shards", "home": self.graph.home, **cut})
+        self.context.emit(
+            KernelsSharded(
+                home=self.graph.home,
+                kernels=self.graph.by_worker(),
+                divided=self.graph.divided(),
+                of=self.graph.of(),
+                eq2=self._eq2,
+            )
+        )
         idle = self.graph.balance.idle(self.graph.kernels)
         for (worker, layer), reason in idle.items():
             if (worker, layer) not in self._idle:
                 message = f"worker {worker} gets no kernels of {layer}: {reason}"
-                self.context.emit({"event": "warning", "message": message})
+                self.context.emit(Warned(message=message))
         self._idle = idle.keys()
         self._drift = Drift(self.graph.balance, self.graph.kernels)
         self._move = None
@@ -227,15 +234,14 @@ class LayerSharded:
             return
         self._rated = (time.monotonic(), done)
         self.context.emit(
-            {
-                "event": "steps",
-                "step": done,
-                "epoch": done / self.steps_per_epoch,
-                "loss": score.loss,
-                "lr": step.lr,
-                "seconds_per_step": (self._rated[0] - since) / (done - rated),
-                "workers": [{"name": w, "kernels": own} for w, own in self.graph.by_worker().items()],
-            }
+            StepsEnded(
+                step=done,
+                epoch=done / self.steps_per_epoch,
+                loss=score.loss,
+                lr=step.lr,
+                seconds_per_step=(self._rated[0] - since) / (done - rated),
+                workers=[StepWorker(name=w, kernels=own) for w, own in self.graph.by_worker().items()],
+            )
         )
         if not self._asked:
             self._ask_for_counters()
@@ -255,7 +261,7 @@ class LayerSharded:
         if self._submitted - self._shared_out >= BETWEEN_MOVES and self._move is None:
             self._move = self._drift.move()
             if self._move is not None:
-                self.context.emit({"event": "warning", "message": f"after step {self._submitted}: {self._move}"})
+                self.context.emit(Warned(message=f"after step {self._submitted}: {self._move}"))
 
     # --- snapshots ---
 
@@ -300,31 +306,30 @@ class LayerSharded:
         workers = self._counters(trained.samples, now - begun)
         self._begin_epoch()
         self.context.emit(
-            {
-                "event": "epoch",
-                "epoch": step / self.steps_per_epoch,
-                "epochs": self.job.train.epochs,
-                "step": step,
-                "loss": trained.loss,
-                "accuracy": trained.accuracy,
-                "validation": {"loss": validation.loss, "accuracy": validation.accuracy},
-                "samples_per_second": trained.samples / (now - begun),
-                "lr": self._step(step - 1).lr,
-                "seconds": now - begun,
-                "workers": workers,
-            }
+            EpochEnded(
+                epoch=step / self.steps_per_epoch,
+                epochs=self.job.train.epochs,
+                step=step,
+                loss=trained.loss,
+                accuracy=trained.accuracy,
+                validation=validation.judged,
+                samples_per_second=trained.samples / (now - begun),
+                lr=self._step(step - 1).lr,
+                seconds=now - begun,
+                workers=workers,
+            )
         )
 
     def _begin_epoch(self) -> None:
         self._epoch = (time.monotonic(), Score(0.0, 0, 0))
         self._spent, self._asked = {}, {}
 
-    def _counters(self, samples: int, seconds: float) -> list[dict[str, Any]]:
+    def _counters(self, samples: int, seconds: float) -> list[EpochWorker]:
         """What every worker spent and moved since the last epoch; its wait is all that it did not compute in."""
         self._take_counters()
         self._ask_for_counters()
         self._take_counters()
         return [
-            {"name": w, "samples": samples, "wait": max(0.0, seconds - own.busy), "communication": 0.0, **asdict(own)}
+            EpochWorker(name=w, samples=samples, wait=max(0.0, seconds - own.busy), communication=0.0, **asdict(own))
             for w, own in self._spent.items()
         ]

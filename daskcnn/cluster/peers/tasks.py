@@ -307,7 +307,7 @@ def _judge(session: Session, peer: Peer) -> None:
     """Judge the center if that is ordered: the replica's weights are the center's now."""
     now, replica = peer.now, session.replica
     if isinstance(now.order, JudgeCenter):
-        begun = time.perf_counter()
-        score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped)
+        begun, whole = time.perf_counter(), replica.job.data.validation
+        score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped, whole=whole)
         now.order = peer.exchange.judged(score, begun=begun, at=time.perf_counter())
     assert isinstance(now.order, Report)

@@ -67,8 +67,8 @@ class Callers:
             match instruction:
                 case Reply():
                     waiting.set_result(answer)
-                case Refuse(reason=reason):
-                    waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}"))
+                case Refuse(code=code, reason=reason):
+                    waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
 
 
 def _key(message: Any) -> Key:

@@ -21,7 +21,7 @@ from distributed.protocol import to_serialize
 
 from daskcnn.cluster.server.actor import Callers, Cast, Link, use_memory_again
 from daskcnn.errors import PushRefused
-from daskcnn.ps import Event, Leave, Push, Reply, Snapshot, UpdateRule, Vector
+from daskcnn.ps import Code, Event, Leave, Push, Reply, Snapshot, UpdateRule, Vector
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Objection, Order, Part, Range, Sequencer, joined_snapshot
 
@@ -67,7 +67,7 @@ class RangeActor:
         try:
             return await self._run(lambda: self._cast(self._range.answer(worker, number)))
         except LookupError as error:
-            raise PushRefused(str(error)) from error
+            raise PushRefused(str(error), Code.SEQ) from error
 
     async def kept(self, number: int) -> Part:
         """This range's part of the snapshot of this number."""

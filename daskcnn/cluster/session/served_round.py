@@ -123,7 +123,10 @@ class ServedRound:
 
     def _judge(self, order: JudgeLocal | JudgeCenter, weights: Array | None) -> Order:
         begun, replica = time.perf_counter(), self._replica
-        score = replica.evaluate(replica.dataset.train, order.lo, order.hi, stopped, weights=weights)
+        split, whole = replica.dataset.train, None  # of the center the AUC is wanted too
+        if isinstance(order, JudgeCenter):
+            whole = replica.job.data.validation
+        score = replica.evaluate(split, order.lo, order.hi, stopped, weights=weights, whole=whole)
         return self._exchange.judged(score, begun=begun, at=time.perf_counter())
 
     # --- calls ---

@@ -49,7 +49,9 @@ def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Sco
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
-        return replica.evaluate(getattr(replica.dataset, split), lo, hi, stopped, weights=theirs)
+        part = getattr(replica.dataset, split)
+        whole = len(part) if split == "test" else replica.job.data.validation
+        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole)
 
 
 def join_run(order: RoundOrder) -> bool:

@@ -51,7 +51,7 @@ class Cifar10:
             contents = read_tar_gz(archive, FOLDER, EXPECTED, lambda done, total: progress("unpack", done, total))
         if missing := [name for name in _NEEDED if name not in contents]:
             raise DataError(
-                f"{archive}: {', '.join(missing)} missing; give the official archive or its folder {FOLDER}"
+                archive, f"{', '.join(missing)} missing", f"give the official archive or its folder {FOLDER}"
             )
         return _source(archive, contents, sources)
 
@@ -82,7 +82,7 @@ def _source(archive: Path, contents: Mapping[str, bytes], sources: dict[str, str
 def _classes(archive: Path, content: bytes) -> tuple[str, ...]:
     names = tuple(content.decode("ascii", "replace").split())
     if len(names) != 10:
-        raise DataError(f"{archive}: {CLASSES_FILE} names {len(names)} classes instead of 10; get the archive again")
+        raise DataError(archive, f"{CLASSES_FILE} names {len(names)} classes instead of 10", "get the archive again")
     return names
 
 
@@ -91,11 +91,13 @@ def _parse(where: str, content: bytes) -> tuple[Images, Images]:
     count, rest = divmod(len(content), RECORD)
     if rest or not count:
         raise DataError(
-            f"{where}, record {count}: {rest} bytes instead of {RECORD}, the file is truncated or empty; get it again"
+            f"{where}, record {count}",
+            f"{rest} bytes instead of {RECORD}, the file is truncated or empty",
+            "get it again",
         )
     records = np.frombuffer(content, np.uint8).reshape(count, RECORD)
     labels = records[:, 0].copy()
     if (bad := np.flatnonzero(labels > 9)).size:
-        raise DataError(f"{where}, record {bad[0]}: label {labels[bad[0]]}, labels are 0 to 9; get the file again")
+        raise DataError(f"{where}, record {bad[0]}", f"label {labels[bad[0]]}, labels are 0 to 9", "get the file again")
     planes = records[:, 1:].reshape(count, 3, 32, 32)
     return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels

@@ -29,7 +29,7 @@ class Mnist:
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Not offered: there is no official address left to download from."""
         names = ", ".join(name for pair in FILES.values() for name in pair)
-        raise DataError(f"mnist is not downloaded; give --archive FOLDER holding {names} (.gz or not)")
+        raise DataError(reason="mnist is not downloaded", remedy=f"give --archive FOLDER holding {names} (.gz or not)")
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read the four files of a folder. Raises DataError naming file and value."""
@@ -48,16 +48,16 @@ def _content(folder: Path, name: str, sources: dict[str, str]) -> tuple[Path, by
             content = read_gzip_or_plain(path, _MOST)
             sources[name] = sha256(content)
             return path, content
-    raise DataError(f"{folder}: {name} or {name}.gz missing; give the folder that holds the four IDX files")
+    raise DataError(folder, f"{name} or {name}.gz missing", "give the folder that holds the four IDX files")
 
 
 def _pair(images: tuple[Path, bytes], labels: tuple[Path, bytes]) -> tuple[Images, Images]:
     """Images (N, 28, 28, 1) and labels (N,), counts equal, labels at most 9."""
     x, y = _idx(*images, (_SIDE, _SIDE)), _idx(*labels, ())
     if len(x) != len(y):
-        raise DataError(f"{labels[0]}: {len(y)} labels for {len(x)} images; get both files again")
+        raise DataError(labels[0], f"{len(y)} labels for {len(x)} images", "get both files again")
     if (bad := np.flatnonzero(y > 9)).size:
-        raise DataError(f"{labels[0]}, record {bad[0]}: label {y[bad[0]]}, labels are 0 to 9; get the file again")
+        raise DataError(f"{labels[0]}, record {bad[0]}", f"label {y[bad[0]]}, labels are 0 to 9", "get the file again")
     return x[..., None], y
 
 
@@ -67,15 +67,15 @@ def _idx(path: Path, content: bytes, item: tuple[int, ...]) -> Images:
     magic = bytes((0, 0, 8, dimensions))
     if content[:4] != magic:
         raise DataError(
-            f"{path}: starts with {content[:4].hex()} instead of {magic.hex()}; not the IDX file it should be"
+            path, f"starts with {content[:4].hex()} instead of {magic.hex()}", "not the IDX file it should be"
         )
     head = 4 + 4 * dimensions
     if len(content) < head:
-        raise DataError(f"{path}: {len(content)} bytes, less than its header's {head}, truncated; get it again")
+        raise DataError(path, f"{len(content)} bytes, less than its header's {head}, truncated", "get it again")
     sizes = [int.from_bytes(content[i : i + 4], "big") for i in range(4, head, 4)]
     if tuple(sizes[1:]) != item:
-        raise DataError(f"{path}: images of {sizes[1:]} instead of {list(item)} pixels; not the IDX file it should be")
+        raise DataError(path, f"images of {sizes[1:]} instead of {list(item)} pixels", "not the IDX file it should be")
     expected = head + sizes[0] * int(np.prod(item))
     if len(content) != expected or not sizes[0]:
-        raise DataError(f"{path}: {len(content)} bytes instead of {expected}, truncated or empty; get it again")
+        raise DataError(path, f"{len(content)} bytes instead of {expected}, truncated or empty", "get it again")
     return np.frombuffer(content, np.uint8, offset=head).reshape(sizes[0], *item)

@@ -49,7 +49,7 @@ class Synthetic:
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Nothing to fetch."""
-        raise DataError("synthetic is built in; there is nothing to download")
+        raise DataError(reason="synthetic is built in", remedy="there is nothing to download")
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Make the images; always the same ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from daskcnn.events import EpochEnded, Judged
+from daskcnn.events import EpochEnded
 from daskcnn.nn.score import Score
 from daskcnn.training.reports import RoundReport
 
@@ -29,14 +29,14 @@ class Look:
 
     def event(self, *, epoch: float, epochs: float, step: int, lr: float | None) -> EpochEnded:
         """The interval as it is logged."""
-        trained, center = judged(self.trained), judged(self.center)
+        trained = self.trained.judged
         return EpochEnded(
             epoch=epoch,
             epochs=epochs,
             step=step,
             loss=trained.loss,
             accuracy=trained.accuracy,
-            validation=center,
+            validation=self.center.judged,
             samples_per_second=self.samples / self.seconds if self.seconds else 0.0,
             lr=lr,
             seconds=self.seconds,
@@ -91,8 +91,3 @@ class Looks:
             self.best, self.worse = max(self.best, found.center.accuracy), 0 if better else self.worse + 1
         self._begin(now)
         return found, better
-
-
-def judged(score: Score) -> Judged:
-    """A score as it is logged; empty where nothing was judged."""
-    return Judged(accuracy=score.accuracy, loss=score.loss) if score.samples else Judged()

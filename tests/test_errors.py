@@ -1,0 +1,51 @@
+"""Errors say value, reason and remedy, as one line and as fields, also when they come from a worker."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from daskcnn.errors import ClusterError, DataError, Interrupted, JobError, PushRefused, UserError, told
+from daskcnn.ps import Code
+
+
+def travelled(error: UserError) -> UserError:
+    found: UserError = pickle.loads(pickle.dumps(error))  # noqa: S301
+    return found
+
+
+@pytest.mark.parametrize("kind", [UserError, DataError, ClusterError])
+def test_the_three_parts_are_one_line_and_fields_wherever_the_error_goes(kind: type[UserError]) -> None:
+    error = kind(Path("a: b"), "is 3; not 4", "make it 4; or 5")
+    for found in (error, travelled(error)):
+        assert type(found) is kind
+        assert str(found) == "a: b: is 3; not 4; make it 4; or 5"
+        assert (found.value, found.reason, found.remedy) == ("a: b", "is 3; not 4", "make it 4; or 5")
+
+
+def test_a_message_alone_is_the_reason() -> None:
+    for found in (DataError("it is late"), travelled(DataError("it is late"))):
+        assert (str(found), found.value, found.reason, found.remedy) == ("it is late", "", "it is late", "")
+    assert str(DataError(reason="it is late", remedy="wait")) == "it is late; wait"
+    assert DataError("x", OSError("no room"), "tidy up").reason == "no room"
+
+
+def test_errors_with_a_message_of_their_own_keep_it() -> None:
+    error = JobError(["one", "two"])
+    assert str(error) == "the job has 2 problems:\n  one\n  two" == str(travelled(error)) == error.reason
+    assert Interrupted("stopped", 2).exit_code == 130
+
+
+def test_parts_that_are_empty_leave_no_separator() -> None:
+    assert told("", "it is late", "") == "it is late"
+    assert told("w0", "it is late", "") == "w0: it is late"
+    assert told("", "it is late", "wait") == "it is late; wait"
+
+
+@pytest.mark.parametrize("code", Code)
+def test_a_refused_push_keeps_its_code_over_the_wire(code: Code) -> None:
+    found = pickle.loads(pickle.dumps(PushRefused("w0: payload: holds NaN", code)))  # noqa: S301
+    assert (str(found), found.code) == ("w0: payload: holds NaN", code)
+    assert isinstance(found.code, Code)
