@@ -7,7 +7,6 @@ from typing import Any
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
-from daskcnn.cluster.server.split import SplitServerAt
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
@@ -24,7 +23,7 @@ class RoundOrder:
     epoch: int
     worker: str
     session: int
-    server: ServerAt | SplitServerAt
+    server: ServerAt
     round: Round | None = None
     score: tuple[int, int] | None = None
     velocity: Array | None = None

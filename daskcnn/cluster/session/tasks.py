@@ -24,7 +24,7 @@ from daskcnn.arrays import (
     single_threaded_blas,
 )
 from daskcnn.cluster.protocol import Calibration, RoundOrder, RoundReport
-from daskcnn.cluster.server.actor import Link
+from daskcnn.cluster.server.link import ServerLink
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
@@ -198,7 +198,7 @@ def train_round(order: RoundOrder) -> RoundReport | None:
         return None
 
 
-def _link(order: RoundOrder, session: Session) -> Link:
+def _link(order: RoundOrder, session: Session) -> ServerLink:
     cluster = session.replica.job.cluster
     return order.server.link(wire=cluster.wire, stopped=stop_signal())
 
@@ -228,7 +228,7 @@ class Exchanges:
     added by then is added to what the reply brings.
     """
 
-    def __init__(self, order: RoundOrder, session: Session, link: Link) -> None:
+    def __init__(self, order: RoundOrder, session: Session, link: ServerLink) -> None:
         assert session.local is not None, "joined before its first round"
         self.order, self.session, self.link, self.local = order, session, link, session.local
         self.rule = _rule(session.replica.job)
@@ -347,7 +347,7 @@ class Exchanges:
         )
 
 
-def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
+def _round(order: RoundOrder, session: Session, link: ServerLink) -> RoundReport:
     replica, round_ = session.replica, order.round
     assert round_ is not None, "an order to join only"
     exchanges = Exchanges(order, session, link)
