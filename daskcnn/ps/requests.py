@@ -1,4 +1,4 @@
-"""Requests that the server handles: plain frozen data. `at` is the time on the clock of the server's host, in seconds."""
+"""Requests that the server handles: plain frozen data. `at` is in seconds, by the clock of the server's host."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from daskcnn.ps.rule import Merge, RuleState, UpdateRule, View
 from daskcnn.ps.snapshot import Snapshot
 
 _Refusal: TypeAlias = tuple[Code, str] | None
-_OVERFLOW = "merge: would hold NaN or infinity, as finite pushes may in {dtype}; lower the learning rate"
+_OVERFLOW = "merge of finite pushes: would hold NaN or infinity in {dtype}; lower the learning rate"
 
 
 class Vectors(Protocol):
@@ -181,6 +181,7 @@ class Sequencer:
         if member is None or leave.session < member.session:
             # a join of that session may still be on its way: it would come from the dead
             self._sessions[leave.worker] = max(self._sessions.get(leave.worker, leave.session), leave.session)
+            self._vectors.drop(leave.worker, leave.session)
             return []
         return self._remove(leave.worker, Code.LEFT, "the worker left")
 

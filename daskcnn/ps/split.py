@@ -283,6 +283,7 @@ class OrderedRange:
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}
+        self._over: dict[str, float] = {}  # each worker's last session that was dropped
         self._proposed: tuple[MergeOrder, Merge | None] | None = None
         self._voted: tuple[int, Vote] | None = None
         self._kept: tuple[int, Snapshot] | None = None
@@ -301,6 +302,8 @@ class OrderedRange:
         """
         if objection := self._range.objection(push):
             return objection
+        if push.session <= self._over.get(push.worker, -math.inf):  # the sequencer will refuse the push
+            return None
         self._staged.setdefault(push.worker, {})[ticket] = _Piece(push.session, push.seq, push.payload)
         return None
 
@@ -344,9 +347,12 @@ class OrderedRange:
             assert answers.read <= answers.vectors.keys()
 
     @property
-    def staged(self) -> list[str]:
-        """The tickets of the pieces that are kept."""
-        return [ticket for pieces in self._staged.values() for ticket in pieces]
+    def kept_for(self) -> dict[str, tuple[int, int]]:
+        """The pieces and the answers that are kept for each worker."""
+        workers = self._staged.keys() | self._answers.keys()
+        return {
+            w: (len(self._staged.get(w, ())), len(a.vectors) if (a := self._answers.get(w)) else 0) for w in workers
+        }
 
     def _carry_out(self, order: RangeOrder) -> None:
         match order:
@@ -399,6 +405,7 @@ class OrderedRange:
     def _drop(self, worker: str, session: int) -> None:
         if (answers := self._answers.get(worker)) and answers.session <= session:
             del self._answers[worker]
+        self._over[worker] = max(session, self._over.get(worker, session))
         self._unstage(worker, until=(session, math.inf))
 
     def _unstage(self, worker: str, *, ticket: str = "", until: tuple[float, float] = _NONE) -> None:

@@ -12,7 +12,7 @@ import pytest
 from daskcnn.arrays import NUMPY
 from daskcnn.cluster.session.tasks import Exchanges, Session
 from daskcnn.nn.score import Score
-from daskcnn.ps import RULES, Event, Join, Local, ParameterServer, Reply
+from daskcnn.ps import RULES, Join, Local, ParameterServer, Reply, Request
 from daskcnn.training.replica import Trained
 
 
@@ -24,7 +24,7 @@ class SlowLink:
         self.bytes_up = self.bytes_down = 0
         self.threads: set[str] = set()
 
-    def call(self, event: Event) -> Reply:
+    def call(self, event: Request) -> Reply:
         self.answers.acquire()
         self.threads.add(threading.current_thread().name)
         (reply,) = self.server.handle(event)

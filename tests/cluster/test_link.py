@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from daskcnn.cluster.server.split import Placed, RangeAt, SplitLink
 from distributed.protocol import dumps, loads, to_serialize
 
 from daskcnn.cluster.server.actor import Link
-from daskcnn.cluster.server.split import Placed, RangeAt, SplitLink
 from daskcnn.errors import PushRefused
 from daskcnn.ps import RULES, Join, Pull, Push, Reply, Snapshot
 from daskcnn.ps.split import Objection, Range, Sequencer, split_snapshot
