@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
-from daskcnn.cluster.server.split import SplitServerAt
 from daskcnn.partition.rounds import Round
 
 
@@ -22,7 +21,7 @@ class RoundOrder:
     epoch: int
     worker: str
     session: int
-    server: ServerAt | SplitServerAt
+    server: ServerAt
     round: Round | None = None
     score: tuple[int, int] | None = None
     velocity: Array | None = None

@@ -7,10 +7,11 @@ from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
-from daskcnn.ps.events import Event, Join, Leave, Pull, Push, Tick, Vector
-from daskcnn.ps.instructions import Code, Evict, Instruction, Refuse, Reply
+from daskcnn.ps.instructions import Code, Instruction, Refuse, Reply
 from daskcnn.ps.parallel_sgd import ParallelSGD
+from daskcnn.ps.requests import Join, Leave, Pull, Push, Request, Vector
 from daskcnn.ps.rule import AccuracyWeighted, Action, Asynchronous, Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.server import ParameterServer
 from daskcnn.ps.sgwu import SGWU
 from daskcnn.ps.snapshot import Snapshot
@@ -31,8 +32,6 @@ __all__ = [
     "Action",
     "Asynchronous",
     "Code",
-    "Event",
-    "Evict",
     "Instruction",
     "Join",
     "Leave",
@@ -43,9 +42,10 @@ __all__ = [
     "Push",
     "Refuse",
     "Reply",
+    "Request",
     "RuleState",
+    "Sequencer",
     "Snapshot",
-    "Tick",
     "UpdateRule",
     "Vector",
     "View",

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, RuleState, View
 from daskcnn.ps.vectors import add_scaled
 

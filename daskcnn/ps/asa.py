@@ -15,8 +15,8 @@ import numpy as np
 
 from daskcnn.ps.bases import Bases
 from daskcnn.ps.bsp import BSP
-from daskcnn.ps.events import Push, Vector
 from daskcnn.ps.half import cast
+from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import Local, View
 from daskcnn.ps.split import Span
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
 from daskcnn.ps.vectors import sample_weights, weighted_sum
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.ps.events import Vector
+from daskcnn.ps.requests import Vector
 
 _BLOCK = 1 << 15  # elements
 _FINITE = np.uint32((127 + 16) << 23)  # bits of 2^16: below, no float16 is infinite before rounding

@@ -1,4 +1,4 @@
-"""What the server wants done. Plain frozen data; whoever hosts the server carries it out."""
+"""Instructions of the server: plain frozen data. The host of the server carries them out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from daskcnn.ps.events import Vector
+from daskcnn.ps.requests import Vector
 
 
 class Code(StrEnum):
-    """Why an event was refused; the server counts them."""
+    """The reason of a refusal. The server counts refusals by their codes."""
 
     EPOCH = "epoch"
     WORKER = "worker"
@@ -26,12 +26,30 @@ class Code(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a request cannot be granted. reason: value, reason and remedy in words."""
+
+    code: Code
+    reason: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """The answer to the join, pull or push with this (worker, session, seq).
 
-    weights: what the rule's `adopt` takes, mostly the center; read-only, and never written again. version: the
-    center's. The rest is for the record of a push: staleness in versions, seconds waited for the others, and the
-    attenuation γ (1 where the rule has none); a join's or pull's are the defaults.
+    Attributes
+    ----------
+    weights
+        What the rule's `adopt` takes, mostly the center. Read-only, and never written again. Where the ranges of the
+        center lie elsewhere, a `StoredVector` stands for it until its pieces are read.
+    version
+        The center's version after the merge.
+    staleness
+        Versions between the push's base and the center that it was merged into; 0 for a join or pull.
+    gamma
+        The rule's attenuation γ of the push; 1 where the rule has none.
+    waited
+        Seconds between the push and its merge.
     """
 
     epoch: int
@@ -50,7 +68,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The event with this (worker, session, seq) changed nothing. reason: value, reason and remedy in words."""
+    """The request with this (worker, session, seq) changed nothing. reason: value, reason and remedy in words."""
 
     worker: str
     session: int
@@ -59,12 +77,4 @@ class Refuse:
     reason: str = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """The worker was silent for too long and is no longer part of the run; it may join again as a new session."""
-
-    worker: str
-    session: int
-
-
-Instruction: TypeAlias = Reply | Refuse | Evict
+Instruction: TypeAlias = Reply | Refuse

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from daskcnn.ps.bases import Array, Bases
 from daskcnn.ps.clocks import Clocks
-from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.requests import Push, Vector
 
 RuleState: TypeAlias = dict[str, Vector]
 """What a rule keeps on the server between merges, by name (an Adagrad server's sums of squares); most keep nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from daskcnn.ps.events import Push, Vector
+from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, RuleState, View
 from daskcnn.ps.vectors import weighted_sum
 

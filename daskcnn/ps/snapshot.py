@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from daskcnn.ps.events import Vector
+from daskcnn.ps.requests import Vector
 from daskcnn.ps.rule import RuleState
 
 

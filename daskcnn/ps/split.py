@@ -1,47 +1,104 @@
-"""The parameter server split over ranges of the vector, without I/O: one sequencer, and a store for each range.
+"""The center split over ranges on several machines: orders that a sequencer gives, and ranges that carry them out.
 
-Theory of operation. The `Sequencer` runs the state machine of `server` on pushes whose payloads it does not see, so
-that order, version and γ are decided once. What it decides that concerns the vectors it writes down as *orders*,
-numbered without gaps. Every `Range` holds its part of the center and carries out all orders by their numbers, with the
-rule's own `merge`; so all ranges go through the very same versions, whenever the orders reach them.
+Theory of operation. A `SplitCenter` stands beside the sequencer in place of the vectors. It turns what the sequencer
+wants done into orders, which are numbered without gaps. Every `OrderedRange` holds its part of the center and carries
+out all orders by their numbers. So all ranges go through the very same versions, whenever the orders reach them.
 
-Pushes. A payload is cut into pieces, which are *staged* in the ranges first and checked there; then the sequencer is
-told of the push, and of the objection of any range. It refuses such a push as a whole; a staged piece changes nothing.
+Pushes. A payload is cut into pieces, which are *staged* in the ranges first, under a ticket that is new for every try,
+and checked there. Then the sequencer is told of the push, with a `StagedPayload` in place of the payload. An order to
+merge names the tickets. So a piece that was staged takes part only if the sequencer accepted the very push that it
+was staged for; pieces of refused and repeated pushes are ordered away.
 
-Answers. Each is what the ranges hold for a worker after the order of one number, which the sequencer gives. Who takes
-the pieces of the same number from all ranges cannot have parts of two versions, and takes them when it likes: a range
-keeps each worker's last answer of a push and of a pull. Nothing that was given out is ever written to.
+Merges. A merge is made in two steps, as any range may find that its part would not be finite. First every range works
+the merge out and votes. If all votes are for it, every range is ordered to adopt it; else every range drops it.
+
+Answers. The weights of a reply are what the ranges hold for the worker after the order of one number; a `StoredVector`
+with that number stands for them. A worker that reads the pieces of the same number from all ranges cannot have parts of
+two versions. A range keeps an answer until it was read and a later one was given to the worker. It keeps the answer to
+the worker's last push, which may be repeated. Nothing that was given out is ever written to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskcnn.ps.events import Event, Leave, Push, Vector
-from daskcnn.ps.instructions import Code, Evict, Instruction, Refuse, Reply
+from daskcnn.ps.center import CenterRange
+from daskcnn.ps.instructions import Code, Objection
+from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import Merge, RuleState, UpdateRule, View
-from daskcnn.ps.server import ParameterServer
 from daskcnn.ps.snapshot import Snapshot
-from daskcnn.ps.vectors import all_finite, misfit
+from daskcnn.ps.vectors import wrong_shape
 
 Span: TypeAlias = tuple[int, int]
+_NONE = (-math.inf, 0.0)  # before every session
+
+
+def spans(size: int, parts: int) -> tuple[Span, ...]:
+    """A vector's length cut into ranges, equal within one. Raises ValueError where one would be empty."""
+    if not 1 <= parts <= size:
+        raise ValueError(f"ps_shards={parts}: a vector of {size} numbers has 1 to {size} ranges; set cluster.ps_shards")
+    return tuple((size * i // parts, size * (i + 1) // parts) for i in range(parts))
+
+
+def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
+    """The snapshot of each range: copies, so that a piece does not keep the whole."""
+    state = snapshot.state or {}
+    return [
+        replace(
+            snapshot,
+            center=snapshot.center[lo:hi].copy(),
+            state={name: vector[lo:hi].copy() for name, vector in state.items()},
+        )
+        for lo, hi in cuts
+    ]
+
+
+def joined_snapshot(snapshot: Snapshot, pieces: Sequence[Snapshot]) -> Snapshot:
+    """The sequencer's snapshot with the vectors that the ranges kept for it."""
+    state = {name: np.concatenate([(piece.state or {})[name] for piece in pieces]) for name in pieces[0].state or {}}
+    return replace(snapshot, center=np.concatenate([piece.center for piece in pieces]), state=state)
+
+
+# --- what stands for vectors that lie in the ranges ---
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
-    """Why a range cannot take its piece of a push."""
+class StagedPayload:
+    """Stands for the payload of a push, whose pieces were staged.
 
-    code: Code
-    reason: str
+    Attributes
+    ----------
+    ticket
+        Names the pieces. Every try to push has its own.
+    shape
+        The payload's.
+    objection
+        The first of those that the ranges have.
+    """
+
+    ticket: str
+    shape: tuple[int, ...]
+    objection: Objection | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """These pushes (without payloads) are merged, with this view of the server: each answer is the rule's."""
+class StoredVector:
+    """Stands for weights whose pieces lie in the ranges once these have carried out the order of this number."""
+
+    number: int
+
+
+# --- orders ---
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOrder:
+    """Work out the merge of these pushes, whose payloads are staged, with this view of the server, and vote on it."""
 
     number: int
     pushes: tuple[Push, ...]
@@ -49,8 +106,16 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """The worker is given the center."""
+class SettleOrder:
+    """Adopt the merge that was worked out last, or drop it."""
+
+    number: int
+    adopt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandOrder:
+    """Keep the center as it is now, for this session of the worker to read."""
 
     number: int
     worker: str
@@ -58,148 +123,134 @@ class Handed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Center and state are to be kept as they are now, for a snapshot."""
+class KeepOrder:
+    """Keep center and state as they are now, for a snapshot."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
-    """The worker's session is over: nothing of it need be held any longer."""
+class ForgetOrder:
+    """Drop the piece that was staged under this ticket."""
+
+    number: int
+    worker: str
+    ticket: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropOrder:
+    """Drop everything that is kept for this session of the worker and for earlier ones."""
 
     number: int
     worker: str
     session: int
 
 
-Order: TypeAlias = Merged | Handed | Kept | Dropped
+RangeOrder: TypeAlias = MergeOrder | SettleOrder | HandOrder | KeepOrder | ForgetOrder | DropOrder
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What is to be done now; after which order's number the weights of a reply lie in the ranges (-1: none do)."""
+class Vote:
+    """A range's opinion of a merge. finite: whether its part would be. gamma: the rule's γ of each push."""
 
-    instruction: Instruction
-    number: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What follows from an event: orders for every range, and answers, whose weights are only a witness."""
-
-    orders: tuple[Order, ...]
-    answers: tuple[Answer, ...]
+    finite: bool
+    gamma: Mapping[str, float] = field(default_factory=dict)
 
 
-def spans(size: int, parts: int) -> tuple[Span, ...]:
-    """A vector's length cut into so many ranges, equal within one. Raises ValueError where one would be empty."""
-    if not 1 <= parts <= size:
-        raise ValueError(f"ps_shards={parts}: a vector of {size} numbers has 1 to {size} ranges; set cluster.ps_shards")
-    return tuple((size * i // parts, size * (i + 1) // parts) for i in range(parts))
+# --- beside the sequencer ---
 
 
-class _Witnessed(ParameterServer):
-    """The state machine, which remembers what it merged and what it knew then."""
+class SplitCenter:
+    """The vectors of a sequencer whose ranges lie elsewhere.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.merges: list[tuple[tuple[Push, ...], View]] = []
+    Parameters
+    ----------
+    like
+        An array of the center's dtype.
+    size
+        The center's length.
+    send
+        Sends an order to every range, and does not wait. Orders may arrive in any order, and more than once.
+    ask
+        Sends an order to merge to every range, and returns all their votes.
+    """
 
-    def _apply(self, merge: Merge, batch: tuple[Push, ...], at: float) -> list[Instruction]:
-        view = self._view()
-        bases = view.bases.known_to(push.worker for push in batch)
-        self.merges.append((batch, View(view.version, view.expected, bases)))  # the clocks have said who is ready
-        return super()._apply(merge, batch, at)
-
-
-class Sequencer:
-    """Decides for all ranges. snapshot: of the last server; its vectors are not looked at but for the dtype."""
-
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, epoch: int) -> None:
-        self._dtype = snapshot.center.dtype
-        witness = replace(snapshot, center=np.zeros(1, self._dtype), state=None)
-        self._server = _Witnessed.restore(rule, witness, epoch=epoch)
+    def __init__(
+        self,
+        rule: UpdateRule,
+        like: Vector,
+        size: int,
+        *,
+        send: Callable[[RangeOrder], None],
+        ask: Callable[[MergeOrder], Sequence[Vote]],
+    ) -> None:
+        self.dtype = like.dtype.name
+        self._rule, self._nothing, self._shape = rule, like[:0].copy(), (size,)
+        self._send, self._ask = send, ask
         self._numbers = 0
-        self._pushed: dict[str, tuple[int, int, int]] = {}  # each worker's session, seq and order, last merged
 
-    def handle(self, event: Event, objection: Objection | None = None) -> Decision:
-        """Take an event in; a push once all of its pieces are staged, with the objection of a range, if one has any."""
-        if isinstance(event, Push):
-            event = replace(event, payload=self._witness(objection))
-        instructions = self._server.handle(event)
-        assert isinstance(self._server, _Witnessed)
-        merges, self._server.merges = self._server.merges, []
-        orders: list[Order] = []
-        answers = [self._answer(i, event, merges, orders, objection) for i in instructions]
-        if isinstance(event, Leave):
-            orders.append(Dropped(self._number(), event.worker, event.session))
-        return Decision(tuple(orders), tuple(answers))
+    def objection(self, push: Push) -> Objection | None:
+        """Why the payload cannot be merged into the center."""
+        staged = _staged(push)
+        if staged.shape != self._shape and not (staged.objection and staged.objection.code == Code.DTYPE):
+            return Objection(Code.LENGTH, wrong_shape(staged.shape, self._shape))
+        return staged.objection
 
-    def snapshot(self) -> tuple[Snapshot, Kept]:
-        """All of a snapshot but its vectors, and the order after which the ranges hold those."""
-        return self._server.snapshot(), Kept(self._number())
+    def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
+        """Merge the pushes in all ranges, or in none if the result would not be finite in one of them."""
+        bases = view.bases.known_to(push.worker for push in pushes)  # clocks only say which pushes are ready
+        votes = self._ask(MergeOrder(self._number(), tuple(pushes), View(view.version, view.expected, bases)))
+        settled = SettleOrder(self._number(), adopt=all(vote.finite for vote in votes))
+        self._send(settled)
+        if not settled.adopt:
+            return None
+        if self._rule.answers == "nothing":
+            replies = dict.fromkeys((push.worker for push in pushes), self._nothing)
+            return Merge(self._nothing, replies=replies, gamma=votes[0].gamma)
+        weights: Any = StoredVector(settled.number)
+        return Merge(weights, gamma=votes[0].gamma)
+
+    def given(self, worker: str, session: int) -> Vector:
+        """The center as it is now, for this session of the worker."""
+        weights: Any = StoredVector(self._number())
+        self._send(HandOrder(weights.number, worker, session))
+        return weights
+
+    def forget(self, push: Push) -> None:
+        """The push will not be merged: its pieces are dropped."""
+        self._send(ForgetOrder(self._number(), push.worker, _staged(push).ticket))
+
+    def drop(self, worker: str, session: int) -> None:
+        """The session is over: nothing is kept for it any longer."""
+        self._send(DropOrder(self._number(), worker, session))
+
+    def kept(self) -> tuple[Vector, RuleState]:
+        """What stands for the center; each range keeps its snapshot under that number."""
+        center: Any = StoredVector(self._number())
+        self._send(KeepOrder(center.number))
+        return center, {}
 
     def validate(self) -> None:
-        """Assert every invariant that holds between two events."""
-        self._server.validate()
-        assert isinstance(self._server, _Witnessed)
-        assert not self._server.merges, "merges that no range was told of"
-
-    def _answer(
-        self,
-        instruction: Instruction,
-        event: Event,
-        merges: list[tuple[tuple[Push, ...], View]],
-        orders: list[Order],
-        objection: Objection | None,
-    ) -> Answer:
-        """The answer, with the orders that come before it put at the end of those."""
-        match instruction:
-            case Refuse(code=code) if objection is not None and code == objection.code:
-                return Answer(replace(instruction, reason=objection.reason))
-            case Evict(worker=worker, session=session):
-                orders.append(Dropped(self._number(), worker, session))
-            case Reply():
-                while merges and merges[0][1].version < instruction.version:
-                    orders.append(self._merged(*merges.pop(0)))
-                return Answer(instruction, self._place(instruction, event, orders))
-        return Answer(instruction)
-
-    def _merged(self, batch: tuple[Push, ...], view: View) -> Merged:
-        order = Merged(self._number(), batch, view)
-        for push in batch:
-            self._pushed[push.worker] = (push.session, push.seq, order.number)
-        return order
-
-    def _place(self, reply: Reply, event: Event, orders: list[Order]) -> int:
-        """The order after which the ranges hold the reply's weights; one of its own where it answers no push."""
-        session, seq, number = self._pushed.get(reply.worker, (0, 0, -1))
-        now = any(order.number == number for order in orders)
-        if (session, seq) == (reply.session, reply.seq) and (now or isinstance(event, Push)):
-            return number
-        orders.append(Handed(self._number(), reply.worker, reply.session))
-        return orders[-1].number
-
-    def _witness(self, objection: Objection | None) -> Vector:
-        """Stands for a payload, and is wrong in the way that the payload was."""
-        match objection and objection.code:
-            case None:
-                return np.zeros(1, self._dtype)
-            case Code.LENGTH:
-                return np.zeros(2, self._dtype)
-            case Code.DTYPE:
-                return np.zeros(1, bool)
-        return np.full(1, np.nan, self._dtype)
+        """Nothing here changes but the number of the next order."""
 
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers - 1
 
 
-@dataclass(slots=True)
+def _staged(push: Push) -> StagedPayload:
+    payload: Any = push.payload
+    assert isinstance(payload, StagedPayload), "a push to a split server has its payload in the ranges"
+    return payload
+
+
+# --- where the vectors are ---
+
+
+@dataclass(frozen=True, slots=True)
 class _Piece:
-    """Of a push that waits: its piece."""
+    """A push's piece that was staged."""
 
     session: int
     seq: int
@@ -207,133 +258,159 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Held:
-    """What a worker's session may still ask for, each with its order's number."""
+class _Answers:
+    """What a session of a worker may read, by the orders' numbers. pushed: the answer to its last push."""
 
     session: int
-    pushed: tuple[int, Vector] | None = None
-    handed: tuple[int, Vector] | None = None
+    vectors: dict[int, Vector] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+    pushed: int = -1
+
+    def add(self, number: int, vector: Vector, *, pushed: bool) -> None:
+        if pushed:
+            self.pushed = number
+        for old in self.read - {self.pushed}:
+            del self.vectors[old]
+        self.read &= {self.pushed}
+        self.vectors[number] = vector
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A range's part of a snapshot."""
+class OrderedRange:
+    """One range of the center, which carries out numbered orders. center, state: as for `CenterRange`."""
 
-    center: Vector = field(repr=False)
-    state: Mapping[str, Vector] = field(repr=False)
-
-
-class Range:
-    """One range of the center: 1-D and finite, taken over and never written again. state: the rule's, of this range."""
-
-    def __init__(self, rule: UpdateRule, center: Vector, state: Mapping[str, Vector] | None = None) -> None:
-        self._rule, self._center = rule, _sealed(center)
-        self._state: RuleState = dict(state) if state else rule.init(self._center)
-        self._orders: dict[int, Order] = {}  # that came before their turn
-        self._staged: dict[str, _Piece] = {}
-        self._held: dict[str, _Held] = {}
-        self._kept: tuple[int, Part] | None = None
-        self.done = 0  # the number of the next order
+    def __init__(self, rule: UpdateRule, center: Vector, state: RuleState | None = None) -> None:
+        self._range, self._like = CenterRange(rule, center, state), center[:0]
+        self._orders: dict[int, RangeOrder] = {}  # that came before their turn
+        self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
+        self._answers: dict[str, _Answers] = {}
+        self._over: dict[str, float] = {}  # each worker's last session that was dropped
+        self._proposed: tuple[MergeOrder, Merge | None] | None = None
+        self._voted: tuple[int, Vote] | None = None
+        self._kept: tuple[int, Snapshot] | None = None
+        self.done = 0
+        """The number of the next order."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The center's; what is staged has to have it."""
-        return self._center.dtype
+        """The center's. Pieces that are staged have to have it."""
+        return self._like.dtype
 
-    def stage(self, worker: str, session: int, seq: int, values: Vector) -> Objection | None:
-        """Keep the piece of a push until it is ordered to be merged. It must not be written to any more."""
-        if objection := misfit(values, self._center):
-            return Objection(*objection)
-        known = self._staged.get(worker)
-        if known is None or (known.session, known.seq) <= (session, seq):
-            self._staged[worker] = _Piece(session, seq, values)
+    def stage(self, push: Push, ticket: str) -> Objection | None:
+        """Keep this range's piece of a push, its payload, until an order says what becomes of it.
+
+        The piece must not be written to any more. Returns why the range cannot take it.
+        """
+        if objection := self._range.objection(push):
+            return objection
+        if push.session <= self._over.get(push.worker, -math.inf):  # the sequencer will refuse the push
+            return None
+        self._staged.setdefault(push.worker, {})[ticket] = _Piece(push.session, push.seq, push.payload)
         return None
 
-    def take(self, orders: Iterable[Order]) -> None:
+    def take(self, orders: Iterable[RangeOrder]) -> None:
         """Carry out these orders, each in its turn. They may come in any order, and more than once."""
         self._orders |= {order.number: order for order in orders if order.number >= self.done}
-        while (order := self._orders.get(self.done)) is not None:
+        while (order := self._orders.pop(self.done, None)) is not None:
             self._carry_out(order)
-            del self._orders[self.done]
             self.done += 1
 
+    def vote(self, number: int) -> Vote:
+        """The vote on the merge of this number, which was worked out last."""
+        assert self._voted is not None
+        assert self._voted[0] == number, f"merge {number}: the last that was voted on is {self._voted[0]}"
+        return self._voted[1]
+
     def answer(self, worker: str, number: int) -> Vector:
-        """The piece of the answer that was given to the worker by the order of this number, which was carried out.
+        """The piece of the answer that the order of this number gave to the worker; the order was carried out.
 
-        Read-only. Raises LookupError where the worker has had a later one since.
+        Read-only. Raises LookupError if the worker has read it and had a later one since, or has left.
         """
-        held = self._held.get(worker)
-        for known in (held.pushed, held.handed) if held else ():
-            if known is not None and known[0] == number:
-                return known[1]
-        raise LookupError(f"answer {number}: {worker} has had a later one, or has left; join again as a new session")
+        answers = self._answers.get(worker)
+        if answers is None or number not in answers.vectors:
+            raise LookupError(
+                f"answer {number}: {worker} has had a later one, or has left; join again as a new session"
+            )
+        answers.read.add(number)
+        return answers.vectors[number]
 
-    def kept(self, number: int) -> Part:
-        """What the order of this number kept. Raises LookupError where a later one took its place."""
+    def kept(self, number: int) -> Snapshot:
+        """This range's part of a snapshot. Raises LookupError if a later one took its place."""
         if self._kept is None or self._kept[0] != number:
             raise LookupError(f"snapshot {number}: a later one took its place; ask for another")
         return self._kept[1]
 
     def validate(self) -> None:
         """Assert every invariant that holds between two calls."""
-        assert all_finite(self._center)
-        assert not self._center.flags.writeable
+        self._range.validate()
         assert all(number > self.done for number in self._orders), "an order was not carried out in its turn"
+        for answers in self._answers.values():
+            assert answers.read <= answers.vectors.keys()
 
-    def _carry_out(self, order: Order) -> None:
+    @property
+    def kept_for(self) -> dict[str, tuple[int, int]]:
+        """The pieces and the answers that are kept for each worker."""
+        workers = self._staged.keys() | self._answers.keys()
+        return {
+            w: (len(self._staged.get(w, ())), len(a.vectors) if (a := self._answers.get(w)) else 0) for w in workers
+        }
+
+    def _carry_out(self, order: RangeOrder) -> None:
         match order:
-            case Merged():
-                self._merge(order)
-            case Handed(number=number, worker=worker, session=session):
-                self._holds(worker, session).handed = (number, self._center)
-            case Kept(number=number):
-                self._kept = (number, Part(self._center, dict(self._state)))
-            case Dropped(worker=worker, session=session):
+            case MergeOrder():
+                self._propose(order)
+            case SettleOrder():
+                self._settle(order)
+            case HandOrder(number=number, worker=worker, session=session):
+                self._give(worker, session, number, self._range.kept()[0], pushed=False)
+            case KeepOrder(number=number):
+                center, state = self._range.kept()
+                self._kept = number, Snapshot(center, state=dict(state))
+            case ForgetOrder(worker=worker, ticket=ticket):
+                self._unstage(worker, ticket=ticket)
+            case DropOrder(worker=worker, session=session):
                 self._drop(worker, session)
 
-    def _merge(self, order: Merged) -> None:
-        pushes = [replace(push, payload=self._piece_of(push)) for push in order.pushes]
-        merge = self._rule.merge(self._center, self._state, pushes, order.view)
-        self._center, self._state = _sealed(merge.center), merge.state
-        for push in pushes:
-            answer = self._center if merge.replies is None else _sealed(merge.replies[push.worker])
-            self._holds(push.worker, push.session).pushed = (order.number, answer)
-            del self._staged[push.worker]
+    def _propose(self, order: MergeOrder) -> None:
+        pushes = [replace(push, payload=self._piece(push)) for push in order.pushes]
+        merge = self._range.proposed(pushes, order.view)
+        self._proposed = order, merge
+        self._voted = order.number, Vote(merge is not None, merge.gamma if merge else {})
 
-    def _piece_of(self, push: Push) -> Vector:
-        piece = self._staged.get(push.worker)
+    def _settle(self, order: SettleOrder) -> None:
+        assert self._proposed is not None, "no merge was worked out"
+        (proposed, merge), self._proposed = self._proposed, None
+        if order.adopt:
+            assert merge is not None, "a merge that is not finite"
+            self._range.adopt(merge)
+            for push in proposed.pushes:
+                answer = merge.center if merge.replies is None else merge.replies[push.worker]
+                if answer.size:
+                    self._give(push.worker, push.session, order.number, answer, pushed=True)
+        for push in proposed.pushes:
+            # once it is merged, no earlier push of the worker can be accepted
+            until: tuple[float, float] = (push.session, push.seq) if order.adopt else _NONE
+            self._unstage(push.worker, ticket=_staged(push).ticket, until=until)
+
+    def _piece(self, push: Push) -> Vector:
+        piece = self._staged.get(push.worker, {}).get(_staged(push).ticket)
         assert piece is not None, f"no piece of {push}"
-        assert (piece.session, piece.seq) == (push.session, push.seq), f"the piece of {push} is another's"
         return piece.values
 
-    def _holds(self, worker: str, session: int) -> _Held:
-        held = self._held.get(worker)
-        if held is None or held.session < session:
-            held = self._held[worker] = _Held(session)
-        return held
+    def _give(self, worker: str, session: int, number: int, vector: Vector, *, pushed: bool) -> None:
+        answers = self._answers.get(worker)
+        if answers is None or answers.session < session:
+            answers = self._answers[worker] = _Answers(session)
+        answers.add(number, vector, pushed=pushed)
 
     def _drop(self, worker: str, session: int) -> None:
-        if (held := self._held.get(worker)) and held.session <= session:
-            del self._held[worker]
-        if (piece := self._staged.get(worker)) and piece.session <= session:
-            del self._staged[worker]
+        if (answers := self._answers.get(worker)) and answers.session <= session:
+            del self._answers[worker]
+        self._over[worker] = max(session, self._over.get(worker, session))
+        self._unstage(worker, until=(session, math.inf))
 
-
-def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Part]:
-    """The part of each range: copies, so that a part does not keep the whole."""
-    state = snapshot.state or {}
-    return [
-        Part(snapshot.center[lo:hi].copy(), {name: vector[lo:hi].copy() for name, vector in state.items()})
-        for lo, hi in cuts
-    ]
-
-
-def joined_snapshot(snapshot: Snapshot, parts: Sequence[Part]) -> Snapshot:
-    """The snapshot with the vectors that the ranges kept for it."""
-    state = {name: np.concatenate([part.state[name] for part in parts]) for name in parts[0].state}
-    return replace(snapshot, center=np.concatenate([part.center for part in parts]), state=state)
-
-
-def _sealed(vector: Vector) -> Vector:
-    vector.flags.writeable = False
-    return vector
+    def _unstage(self, worker: str, *, ticket: str = "", until: tuple[float, float] = _NONE) -> None:
+        """Drop the worker's piece of this ticket, and those up to this session and seq."""
+        pieces = self._staged.pop(worker, {})
+        left = {t: piece for t, piece in pieces.items() if t != ticket and (piece.session, piece.seq) > until}
+        if left:
+            self._staged[worker] = left

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from daskcnn.errors import Diverged
-from daskcnn.ps import Code, Event, Instruction, Join, Leave, ParameterServer, Pull, Push, Refuse, Reply, Vector
+from daskcnn.ps import Code, Instruction, Join, Leave, ParameterServer, Pull, Push, Reply, Request, Vector
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import Costs, Server
 from daskcnn.sim.links import Line, Link
@@ -91,7 +91,7 @@ class Host:
         caller.received += nbytes
         return caller.link.arrival(ready, nbytes, self._down)
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: Request) -> None:
         instructions = self.server.handle(event)
         if instructions:
             ready = self._merged(instructions) if self._seconds_a_push else self._agenda.now
@@ -108,7 +108,7 @@ class Host:
         if isinstance(instruction, Reply):
             caller = self._callers[instruction.worker]
             self._agenda.at(self._delivered(caller, ready, instruction), caller.answered, instruction)
-        elif isinstance(instruction, Refuse) and instruction.code == Code.FINITE:
+        elif instruction.code == Code.FINITE:
             raise Diverged(f"push of {instruction.worker}: {instruction.reason}")
         else:
             raise AssertionError(f"the server is not to say {instruction}")

@@ -15,11 +15,11 @@ import cloudpickle
 import numpy as np
 import pytest
 from cluster_jobs import Watch, kill_worker, run, small_job
+from daskcnn.cluster.peers.driver import PeerToPeer
 from distributed import Client
 
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.peers import driver as peer
-from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server import hosts as hosting
 from daskcnn.cluster.server.hosts import Hosted, host_server
@@ -227,21 +227,25 @@ def push_and_read(at: Any, worker: str, value: float, rounds: int, size: int) ->
     return torn
 
 
-def push_nan(at: Any, size: int) -> tuple[str, Any]:
-    """What the server says to a push with one number that is none, and the center after it."""
+def push_bad(at: Any, size: int) -> tuple[list[str], Any]:
+    """What the server says to a merge that overflows and to a push that is not finite; the center after both.
+
+    The middle of the vector is 0 then.
+    """
     from daskcnn.errors import PushRefused
     from daskcnn.ps import Join, Pull, Push
 
-    link, payload = at.link(wire="float32", stopped=lambda: False), np.ones(size, np.float32)
+    link, largest, said = at.link(wire="float32", stopped=lambda: False), np.finfo(np.float32).max, []
     link.call(Join(1, "bad", 1))
-    payload[size // 2] = np.nan
-    try:
-        link.call(Push(1, "bad", 1, 1, 0, payload, 1, 0.5))
-    except PushRefused as error:
-        said = str(error)
+    for seq, value in ((1, largest), (2, largest), (2, np.nan), (2, -largest)):
+        payload = np.zeros(size, np.float32)
+        payload[size // 2] = value
+        try:
+            link.call(Push(1, "bad", 1, seq, 0, payload, 1, 0.5))
+        except PushRefused as error:
+            said.append(str(error))
     center = link.call(Pull(1, "bad", 1)).weights
-    payload[size // 2] = 1.0
-    link.call(Push(1, "bad", 1, 1, 0, payload, 1, 0.5))
+    link.call(Push(1, "bad", 1, 3, 0, np.ones(size, np.float32), 1, 0.5))
     return said, center
 
 
@@ -256,12 +260,14 @@ def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_work
             for name, value, address in zip("abc", (1.0, -3.0, 0.25), addresses, strict=True)
         ]
         assert three_workers.gather(futures) == [0, 0, 0]
-        said, center = three_workers.submit(push_nan, server.at, size, pure=False).result()
+        said, center = three_workers.submit(push_bad, server.at, size, pure=False).result()
         snapshot = server.handle.snapshot().result(timeout=60)
-    assert said.startswith("bad: payload: holds NaN or infinity")
-    np.testing.assert_array_equal(center, np.full(size, rounds * -1.75, np.float32))
+    assert [words.partition(":")[2].partition(":")[0] for words in said] == [" merge of finite pushes", " payload"]
+    expected = np.full(size, rounds * -1.75, np.float32)
+    expected[size // 2] = 0.0
+    np.testing.assert_array_equal(center, expected)
     np.testing.assert_array_equal(snapshot.center, center + 1)
-    assert (snapshot.version, snapshot.refused) == (3 * rounds + 1, {"finite": 1})
+    assert (snapshot.version, snapshot.refused) == (3 * rounds + 3, {"finite": 2})
 
 
 # --- half precision, for every rule ---
@@ -300,8 +306,8 @@ class Recorded(hosting.ServerActor):
 
     path = ""
 
-    def __init__(self, rule: Any, snapshot: Any, *, epoch: int, wire: str) -> None:
-        super().__init__(rule, snapshot, epoch=epoch, wire=wire)
+    def __init__(self, rule: Any, snapshot: Any, *, epoch: int, **options: Any) -> None:
+        super().__init__(rule, snapshot, epoch=epoch, **options)
         handle = self._server.handle
         out = open(self.path, "wb")  # noqa: SIM115
         pickle.dump((snapshot, epoch), out)

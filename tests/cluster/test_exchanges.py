@@ -15,7 +15,7 @@ from daskcnn.cluster.session.served_round import ServedRound, join_server
 from daskcnn.cluster.session.session import Session
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import RULES, Event, ParameterServer, Push, Reply
+from daskcnn.ps import RULES, ParameterServer, Push, Reply, Request
 from daskcnn.training.replica import Stopped, Trained
 
 
@@ -28,7 +28,7 @@ class SlowLink:
         self.threads: set[str] = set()
         self.pushes: list[Push] = []
 
-    def call(self, event: Event) -> Reply:
+    def call(self, event: Request) -> Reply:
         self.answers.acquire()
         self.threads.add(threading.current_thread().name)
         self.pushes += [event] if isinstance(event, Push) else []

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
 from distributed.protocol import dumps, loads, to_serialize
 
-from daskcnn.cluster.server.actor import Link
-from daskcnn.cluster.server.split import Placed, RangeAt, SplitLink
+from daskcnn.cluster.server import ranges as server_ranges
+from daskcnn.cluster.server.link import ServerLink
+from daskcnn.cluster.server.ranges import RangeAt, RangeLines
 from daskcnn.errors import PushRefused
-from daskcnn.ps import RULES, Join, Pull, Push, Reply, Snapshot
-from daskcnn.ps.split import Objection, Range, Sequencer, split_snapshot
+from daskcnn.ps import RULES, Join, Pull, Push, Refuse, Reply, Sequencer, Snapshot
+from daskcnn.ps.split import (
+    HandOrder,
+    MergeOrder,
+    OrderedRange,
+    RangeOrder,
+    SettleOrder,
+    SplitCenter,
+    StagedPayload,
+    Vote,
+    split_snapshot,
+)
 from daskcnn.training.replica import Stopped
 
 JOIN = Join(1, "cpu-0", 1)
@@ -42,7 +58,7 @@ class FakeServer:
 
 def call(server: FakeServer, *stopped: bool) -> Reply:
     answers = iter(stopped)
-    return Link(lambda: server, wire="float32", stopped=lambda: next(answers)).call(JOIN)
+    return ServerLink(lambda: server, wire="float32", stopped=lambda: next(answers)).call(JOIN)
 
 
 def test_waits_for_a_late_answer() -> None:
@@ -72,7 +88,7 @@ def test_gives_up_a_server_that_dask_knows_to_be_gone() -> None:
         raise RuntimeError("Worker holding Actor was lost.  Status: cancelled")
 
     with pytest.raises(ConnectionError, match="is gone"):
-        Link(lost, wire="float32", stopped=lambda: False).call(JOIN)
+        ServerLink(lost, wire="float32", stopped=lambda: False).call(JOIN)
 
 
 # --- messages, as Dask sends them ---
@@ -110,26 +126,34 @@ def test_a_push_and_its_reply_carry_the_vector_and_less_than_a_kilobyte_each(wir
 
 def test_the_messages_of_a_split_server_carry_the_vector_and_less_than_a_kilobyte_each() -> None:
     """A push of 16 workers over two ranges: pieces, their answers, and what goes by the sequencer."""
-    snapshot, update = Snapshot(NUMBERS), RULES["agwu"]()
-    sequencer = Sequencer(update, snapshot, epoch=1)
+    update, orders = RULES["agwu"](), list[RangeOrder]()
+
+    def ask(order: MergeOrder) -> list[Vote]:
+        orders.append(order)
+        return [Vote(True, {"cpu-3": 0.5})] * 2
+
+    sequencer = Sequencer(update, SplitCenter(update, NUMBERS, NUMBERS.size, send=orders.append, ask=ask), epoch=1)
     for i in range(16):
         sequencer.handle(Join(1, f"cpu-{i}", 1))
-    push = Push(1, "cpu-3", 1, 1, 0, NUMBERS[:0], 50_000, 0.625)
-    decision = sequencer.handle(push)
-    (answer,) = decision.answers
-    assert isinstance(answer.instruction, Reply)
+    staged: Any = StagedPayload(uuid4().hex, NUMBERS.shape)
+    push = Push(1, "cpu-3", 1, 1, 0, staged, 50_000, 0.625)
+    (reply,) = sequencer.handle(push)
+    assert isinstance(reply, Reply)
+    assert [type(order) for order in orders[15:]] == [HandOrder, MergeOrder, SettleOrder]
     piece = NUMBERS[:100_000]
     for message, payload in [
-        (sent("stage", "cpu-3", 1, 1, piece), piece.nbytes),
+        (sent("stage", replace(push, payload=piece), uuid4().hex), piece.nbytes),
         (answered(None), 0),
-        (sent("handle", push, None), 0),
-        (sent("take", decision.orders), 0),
-        (answered(Placed(answer.instruction, answer.number)), 0),
+        (sent("handle", push), 0),
+        (sent("propose", orders[-2]), 0),
+        (answered(Vote(True, {"cpu-3": 0.5})), 0),
+        (sent("take", orders[-1:]), 0),
+        (answered(reply), 0),
         (sent("read", "cpu-3", 12345), 0),
         (answered(piece), piece.nbytes),
     ]:
         assert 0 < over_the_wire(message) - payload < 1024
-    assert loads(dumps(sent("take", decision.orders)))["args"]
+    assert loads(dumps(sent("propose", orders[-2])))["args"]
 
 
 # --- a split server, without a cluster ---
@@ -148,22 +172,35 @@ class Done:
 
 
 class HereAndNow:
-    """Sequencer and ranges as handles of actors, in this process; calls of a range named in `broken` fail once each."""
+    """Sequencer and ranges as handles of actors, in this process; a call named in `broken` fails once.
+
+    `lost`: the call was carried out, and only its answer is lost.
+    """
 
     def __init__(self, cuts: list[tuple[int, int]], center: Any) -> None:
         update, snapshot = RULES["agwu"](), Snapshot(center)
-        self.sequencer = Sequencer(update, snapshot, epoch=1)
-        self.ranges = [Range(update, part.center) for part in split_snapshot(snapshot, cuts)]
+        vectors = SplitCenter(update, center, center.size, send=self.send, ask=self.ask)
+        self.sequencer = Sequencer(update, vectors, epoch=1)
+        self.ranges = [OrderedRange(update, part.center) for part in split_snapshot(snapshot, cuts)]
         self.broken: list[tuple[int, str]] = []
+        self.lost = False
 
-    def handle(self, event: Any, objection: Objection | None) -> Done:
-        decision = self.sequencer.handle(event, objection)
+    def send(self, order: RangeOrder) -> None:
         for each in self.ranges:
-            each.take(decision.orders)
-        answer = decision.answers[0]
-        if isinstance(answer.instruction, Reply):
-            return Done(Placed(answer.instruction, answer.number))
-        return Done(PushRefused(answer.instruction.reason, answer.instruction.code))  # type: ignore[union-attr]
+            each.take([order])
+
+    def ask(self, order: MergeOrder) -> list[Vote]:
+        self.send(order)
+        return [each.vote(order.number) for each in self.ranges]
+
+    def handle(self, request: Any) -> Done:
+        (instruction,) = self.sequencer.handle(request)
+        if self.lost:
+            self.lost = False
+            return Done(GONE)
+        return Done(
+            PushRefused(instruction.reason, instruction.code) if isinstance(instruction, Refuse) else instruction
+        )
 
     def of_range(self, i: int, name: str, call: Callable[..., Any]) -> Callable[..., Done]:
         def called(*args: Any) -> Done:
@@ -187,11 +224,11 @@ class RangeHere(RangeAt):
         return type("Handle", (), {n: staticmethod(self.server.of_range(self.number, n, c)) for n, c in names.items()})
 
 
-def split_link(size: int = 10) -> tuple[HereAndNow, SplitLink]:
+def split_link(size: int = 10) -> tuple[HereAndNow, ServerLink]:
     cuts = [(0, 4), (4, size)]
     server = HereAndNow(cuts, np.zeros(size, np.float32))
     ranges = [RangeHere("", KEY, lo, hi, server, i) for i, (lo, hi) in enumerate(cuts)]
-    return server, SplitLink(lambda: server, ranges, wire="float32", stopped=lambda: False)
+    return server, ServerLink(lambda: server, ranges, wire="float32", stopped=lambda: False)
 
 
 def split_push(seq: int, payload: Any) -> Push:
@@ -214,8 +251,40 @@ def test_split_link_sends_only_the_broken_piece_again(broken: list[tuple[int, st
     server.broken = broken
     step = np.ones(10, np.float32)
     np.testing.assert_array_equal(link.call(split_push(1, step)).weights, step / 2)
-    assert server.sequencer.snapshot()[0].merged == 1
+    assert server.sequencer.snapshot().merged == 1
     assert not server.broken
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 2.0], ids=["merged", "refused"])
+def test_split_link_stages_again_when_the_answer_to_a_push_is_lost(accuracy: float) -> None:
+    """The pieces of a refused push are gone by then, and those of a merged one too."""
+    server, link = split_link()
+    link.call(Join(1, "cpu-0", 1))
+    server.lost = True
+    push = replace(split_push(1, np.ones(10, np.float32)), accuracy=accuracy)
+    if accuracy > 1:
+        with pytest.raises(PushRefused, match="must lie in"):
+            link.call(push)
+    else:
+        np.testing.assert_array_equal(link.call(push).weights, 0.5)
+    counted = server.sequencer.snapshot()
+    assert (counted.merged, counted.repeated, sum(counted.refused.values())) == (
+        (1, 1, 0) if accuracy < 1 else (0, 0, 2)
+    )
+    assert [each.kept_for["cpu-0"][0] for each in server.ranges] == [0, 0]
+
+
+def test_split_link_passes_on_that_the_merge_would_overflow() -> None:
+    """The push is finite, and so is the first range's part of the merge."""
+    _, link = split_link()
+    link.call(Join(1, "cpu-0", 1))
+    step = np.zeros(10, np.float32)
+    step[-1] = np.finfo(np.float32).max
+    pushes = [replace(split_push(seq, step), accuracy=1.0) for seq in (1, 2)]
+    center = link.call(pushes[0]).weights
+    with pytest.raises(PushRefused, match="would hold NaN or infinity"):
+        link.call(pushes[1])
+    np.testing.assert_array_equal(link.call(Pull(1, "cpu-0", 1)).weights, center)
 
 
 @pytest.mark.parametrize(
@@ -234,4 +303,76 @@ def test_split_server_refuses_the_whole_push_for_one_piece(payload: Any, reason:
         link.call(split_push(1, payload))
     assert not link.call(Pull(1, "cpu-0", 1)).weights.any()
     assert link.call(split_push(1, np.ones(10, np.float32))).version == 1
-    assert sum(server.sequencer.snapshot()[0].refused.values()) == 1
+    assert sum(server.sequencer.snapshot().refused.values()) == 1
+
+
+# --- from the sequencer to the ranges ---
+
+
+class Answers:
+    """A range's worker: its answers to calls, in turn. None: it never answers."""
+
+    def __init__(self, *outcomes: Any) -> None:
+        self.outcomes = list(outcomes)
+
+    async def actor_execute(self, **call: Any) -> Any:
+        outcome = self.outcomes.pop(0)
+        if outcome is None:
+            await asyncio.sleep(60)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return {"status": "OK", "result": outcome}
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A worker's event loop, on a thread of its own."""
+    made = asyncio.new_event_loop()
+    thread = threading.Thread(target=made.run_forever)
+    thread.start()
+    yield made
+    made.call_soon_threadsafe(made.stop)
+    thread.join()
+    made.close()
+
+
+def lines(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, limit: float, **workers: Answers
+) -> tuple[RangeLines, queue.SimpleQueue[Exception]]:
+    here = SimpleNamespace(rpc=workers.__getitem__, loop=SimpleNamespace(asyncio_loop=loop))
+    monkeypatch.setattr(server_ranges, "get_worker", lambda: here)
+    lost: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    ranges = [RangeAt(address, KEY, i, i + 1) for i, address in enumerate(workers)]
+    return RangeLines(ranges, limit=limit, lost=lost.put), lost
+
+
+MERGE = MergeOrder(0, (), None)  # type: ignore[arg-type]
+
+
+def test_votes_come_from_every_range_after_a_broken_connection_too(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, lost = lines(loop, monkeypatch, 60.0, one=Answers(Vote(True)), other=Answers(GONE, GONE, Vote(False)))
+    assert [vote.finite for vote in made.ask(MERGE)] == [True, False]
+    assert lost.empty()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason"),
+    [([None], "no answer within 0.05 s"), ([GONE] * 3, "Unable to contact")],
+    ids=["hangs", "gone"],
+)
+def test_a_range_that_does_not_vote_is_named(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch, outcomes: list[Any], reason: str
+) -> None:
+    made, _ = lines(loop, monkeypatch, 0.05, one=Answers(Vote(True)), other=Answers(*outcomes))
+    with pytest.raises(ConnectionError, match=rf"on other, is gone: {reason}"):
+        made.ask(MERGE)
+
+
+def test_an_order_that_does_not_arrive_is_told_of(
+    loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, lost = lines(loop, monkeypatch, 60.0, one=Answers(None), other=Answers(*[GONE] * 3))
+    made.send(HandOrder(0, "a", 1))
+    assert "on other, is gone" in str(lost.get(timeout=60))

@@ -16,7 +16,6 @@ from daskcnn.ps import (
     RULES,
     Action,
     Asynchronous,
-    Event,
     Join,
     Leave,
     Local,
@@ -24,6 +23,7 @@ from daskcnn.ps import (
     Pull,
     Push,
     Reply,
+    Request,
     UpdateRule,
     Vector,
     View,
@@ -31,7 +31,7 @@ from daskcnn.ps import (
 from daskcnn.ps.bases import Bases
 
 Gradient: TypeAlias = Callable[[Vector], Vector]
-Life: TypeAlias = Generator[Event, Reply, None]
+Life: TypeAlias = Generator[Request, Reply, None]
 PLAIN, MOMENTUM = SGD(), SGD(momentum=0.9, nesterov=True, weight_decay=0.01)
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -165,7 +165,7 @@ class Cluster:
 
     def __init__(self, server: ParameterServer, replicas: Iterable[Replica]) -> None:
         self.server, self.now = server, 0.0
-        self.events: list[Event] = []
+        self.events: list[Request] = []
         self.replies: list[Reply] = []
         self.centers: list[Vector] = [server.snapshot().center]
         self.lives = {replica.worker: replica.life() for replica in replicas}

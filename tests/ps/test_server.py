@@ -14,7 +14,6 @@ import pytest
 from daskcnn.ps import (
     RULES,
     Code,
-    Evict,
     Instruction,
     Join,
     Leave,
@@ -25,14 +24,13 @@ from daskcnn.ps import (
     Refuse,
     Reply,
     Snapshot,
-    Tick,
     UpdateRule,
 )
 
 
-def server(name: str, *workers: str, rule: dict[str, Any] | None = None, **options: Any) -> ParameterServer:
+def server(name: str, *workers: str, rule: dict[str, Any] | None = None) -> ParameterServer:
     """With these workers in it, center (0, 0)."""
-    made = ParameterServer(RULES[name](**rule or {}), np.zeros(2, "float32"), **options)
+    made = ParameterServer(RULES[name](**rule or {}), np.zeros(2, "float32"))
     for worker in workers:
         made.handle(Join(made.snapshot().epoch, worker, 1))
     return made
@@ -254,13 +252,11 @@ def test_leaving_frees_those_who_wait_for_the_slowest() -> None:
     assert [r.worker for r in handle(s, Leave("c", 1, at=3.0))] == ["a", "b"]
 
 
-def test_the_silent_do_not_hold_up_those_who_wait_for_ever() -> None:
-    s = server("agwu", "a", "b", rule={"max_staleness": 0}, stall_timeout=10.0)
+def test_a_worker_that_leaves_frees_the_one_that_waits_for_it_at_that_time() -> None:
+    s = server("agwu", "a", "b", rule={"max_staleness": 0})
     handle(s, push("a", at=1.0))
     assert handle(s, push("a", 2, base=1, at=2.0)) == []
-    evicted, freed = handle(s, Tick(20.0))
-    assert evicted == Evict("b", 1)
-    assert freed == merged("a", 2, 2, base=1, waited=18.0)
+    assert handle(s, Leave("b", 1, at=20.0)) == [merged("a", 2, 2, base=1, waited=18.0)]
 
 
 def test_who_comes_late_begins_with_the_slowest_and_holds_nobody_up() -> None:
@@ -381,28 +377,12 @@ def test_a_worker_gone_no_longer_attenuates_the_others() -> None:
     assert only == merged("a", 1, 1, base=0, gamma=1.0)
 
 
-def test_the_silent_are_evicted_and_those_who_wait_for_them_go_on() -> None:
-    s = server("sgwu", "a", "b", stall_timeout=10.0)
+def test_a_worker_that_left_a_round_may_join_again() -> None:
+    s = server("sgwu", "a", "b")
     assert handle(s, push("a", at=5.0)) == []
-    assert handle(s, Tick(10.0)) == []
-    assert handle(s, Tick(10.5)) == [Evict("b", 1), merged("a", 1, 1, base=0, waited=5.5)]
+    assert handle(s, Leave("b", 1, at=10.5)) == [merged("a", 1, 1, base=0, waited=5.5)]
     assert handle(s, push("b", at=11.0)) == [refusal("b", 1, Code.WORKER)]
     assert handle(s, Join(0, "b", 2, at=12.0)) == [reply("b", 0, 1, session=2)]
-    assert handle(s, Tick(20.0)) == []  # a was answered at 10.5
-
-
-def test_who_waits_for_others_is_not_silent() -> None:
-    s = server("sgwu", "a", "b", stall_timeout=10.0)
-    handle(s, push("a", at=1.0))
-    handle(s, Join(0, "c", 1, at=1.0))
-    handle(s, Pull(0, "b", 1, at=100.0))
-    assert handle(s, Tick(105.0)) == []
-    assert len(handle(s, push("b", at=106.0))) == 3
-
-
-def test_nobody_is_evicted_unless_asked_for() -> None:
-    s = server("agwu", "a")
-    assert handle(s, Tick(1e12)) == []
 
 
 @pytest.mark.parametrize("name", RULES)

@@ -1,66 +1,63 @@
-"""The parameter server as a Dask Actor, and the worker's side of talking to it.
+"""The parameter server as a Dask actor, whole or split, and its address.
 
-The state machine of `ps` runs on one executor thread, event after event. The methods are coroutines on the host's
-event loop: a push behind a barrier waits there for its reply without holding a thread, so any number can wait.
-`ranges` has the server that is split over several actors.
+The state machine of `ps` runs on one executor thread, request after request. The methods are coroutines on the host's
+event loop: a push behind a barrier waits there for its reply without holding a thread, so any number can wait. A whole
+server holds the center on that thread too. The ranges of a split one are actors of their own (`ranges`). When the host
+of any of these actors is lost, the server is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from distributed import Actor
 
-from daskcnn.arrays import keep_freed_memory, release_freed_memory
+from daskcnn.cluster.server.link import ServerLink
+from daskcnn.cluster.server.ranges import Cast, RangeAt, RangeLines, use_memory_again
 from daskcnn.errors import PushRefused
 from daskcnn.ps import (
-    Event,
-    Evict,
     Instruction,
     Leave,
     ParameterServer,
     Push,
     Refuse,
     Reply,
+    Request,
+    Sequencer,
     Snapshot,
     UpdateRule,
-    Vector,
 )
 from daskcnn.ps.half import cast
-from daskcnn.training.replica import Stopped
+from daskcnn.ps.split import SplitCenter, StagedPayload, StoredVector
 
 Key = tuple[str, int, int]
-TURN = 0.5  # seconds
 
 
 class Callers:
-    """Who waits for the answer to an event, on the event loop."""
+    """Workers that wait for the answer to a request, on the event loop. lost: why no answer will come any more."""
 
     def __init__(self) -> None:
         self._waiting: dict[Key, list[asyncio.Future[Any]]] = {}
+        self.lost: Exception | None = None
 
     @property
     def workers(self) -> list[str]:
         return [worker for worker, _, _ in self._waiting]
 
-    def expect(self, event: Event) -> asyncio.Future[Any]:
-        """The answer to come: a repeated event gets that of the first."""
+    def expect(self, request: Request) -> asyncio.Future[Any]:
+        """The answer to come: a repeated request gets that of the first."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(_key(event), []).append(answer)
+        self._waiting.setdefault(_key(request), []).append(answer)
         return answer
 
     def tell(self, instruction: Instruction, answer: Any) -> None:
-        """Give whoever waits for it the answer that the instruction stands for."""
-        if isinstance(instruction, Evict):  # no Tick is sent: the driver sees who is gone and says Leave
-            return
+        """Give everyone who waits for it the answer that the instruction stands for."""
         for waiting in self._waiting.pop(_key(instruction), []):
             if waiting.done():
                 continue
@@ -70,83 +67,120 @@ class Callers:
                 case Refuse(code=code, reason=reason):
                     waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
 
+    def lose(self, error: Exception) -> None:
+        """A part of the server is gone: nobody who waits will be answered."""
+        self.lost = self.lost or error
+        for answers in self._waiting.values():
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(ConnectionError(str(error)))
+        self._waiting.clear()
+
 
 def _key(message: Any) -> Key:
     return message.worker, message.session, message.seq
 
 
-class Cast:
-    """Vectors as they go over the wire. All workers behind a barrier are sent the same one: it is cast once."""
-
-    def __init__(self, wire: str) -> None:
-        self._wire = np.dtype(wire)
-        self._last: tuple[Any, Any] = (None, None)
-
-    def __call__(self, vector: Vector) -> Vector:
-        if self._last[0] is not vector:
-            self._last = vector, cast(vector, self._wire)
-        sent: Vector = self._last[1]
-        return sent
-
-
-def use_memory_again(server: object) -> None:
-    """While the server is there its process keeps what it frees: a push takes as much as the one before."""
-    keep_freed_memory()
-    weakref.finalize(server, release_freed_memory)
-
-
 class ServerActor:
-    """Holds the center. One a run, on a worker that does nothing else."""
+    """The server: one a run, on a worker that does nothing else.
 
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, epoch: int, wire: str) -> None:
+    Parameters
+    ----------
+    snapshot
+        What it goes on from. A split server looks at no vector of it but for the center's dtype.
+    wire
+        The dtype that vectors travel in.
+    ranges
+        The ranges of a split server, in the vector's order. None: it holds the center itself.
+    limit
+        Seconds after which a range that has not answered counts as lost.
+    """
+
+    def __init__(
+        self,
+        rule: UpdateRule,
+        snapshot: Snapshot,
+        *,
+        epoch: int,
+        wire: str,
+        ranges: Sequence[RangeAt] = (),
+        limit: float = 300.0,
+    ) -> None:
         use_memory_again(self)
-        self._server = ParameterServer.restore(rule, snapshot, epoch=epoch)
-        self._cast = Cast(wire)
-        self._dtype = snapshot.center.dtype
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._callers = Callers()
+        self._server = _sequencer(rule, snapshot, epoch, ranges, limit, self._callers.lose)
+        self._cast, self._dtype = Cast(wire), snapshot.center.dtype
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
 
-    async def handle(self, event: Event) -> Reply:
+    async def handle(self, request: Request) -> Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
 
-        Raises PushRefused where the server refuses the event. A repeated event gets the reply of the first.
+        Raises PushRefused where the server refuses the request, or ConnectionError where a range of it is gone. A
+        repeated request gets the reply of the first.
         """
-        reply = self._callers.expect(event)
-        await self._run(event)
+        reply = self._callers.expect(request)
+        with suppress(ConnectionError):  # every caller is told of it, this one too
+            await self._run(request)
         answer: Reply = await reply
         return answer
 
     async def leave(self, worker: str, session: int) -> None:
         """A worker is gone or sits out: it frees its place at the barrier."""
-        await self._run(Leave(worker=worker, session=session, at=time.monotonic()))
+        await self._run(Leave(worker=worker, session=session))
 
     async def snapshot(self) -> Snapshot:
-        """A copy of the center and everything a new server needs to go on."""
+        """Everything a new server needs to go on; of a split one, its ranges have the vectors."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._server.snapshot)
 
     async def waiting(self) -> list[str]:
         """Workers that wait for an answer now."""
         return self._callers.workers
 
-    async def _run(self, event: Event) -> None:
-        event = replace(event, at=time.monotonic())  # on the one clock that all events share
+    async def _run(self, request: Request) -> None:
+        request = replace(request, at=time.monotonic())  # on the one clock that all requests share
         run = asyncio.get_running_loop().run_in_executor
-        for instruction, answer in await run(self._thread, self._handle, event):
-            self._callers.tell(instruction, answer)
+        try:
+            for instruction, answer in await run(self._thread, self._handle, request):
+                self._callers.tell(instruction, answer)
+        except ConnectionError as error:
+            self._callers.lose(error)
+            raise
 
-    def _handle(self, event: Event) -> list[tuple[Instruction, Reply | None]]:
+    def _handle(self, request: Request) -> list[tuple[Instruction, Reply | None]]:
         """What follows, and replies as they go over the wire."""
-        if isinstance(event, Push):
-            event = replace(event, payload=cast(event.payload, self._dtype))
-        return [(each, self._sent(each)) for each in self._server.handle(event)]
+        if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
+            raise ConnectionError(str(lost)) from lost
+        if isinstance(request, Push) and not isinstance(request.payload, StagedPayload):
+            request = replace(request, payload=cast(request.payload, self._dtype))
+        return [(each, self._sent(each)) for each in self._server.handle(request)]
 
     def _sent(self, instruction: Instruction) -> Reply | None:
-        return replace(instruction, weights=self._cast(instruction.weights)) if isinstance(instruction, Reply) else None
+        if isinstance(instruction, Refuse):
+            return None
+        if isinstance(instruction.weights, StoredVector):
+            return instruction
+        return replace(instruction, weights=self._cast(instruction.weights))
+
+
+def _sequencer(
+    rule: UpdateRule,
+    snapshot: Snapshot,
+    epoch: int,
+    ranges: Sequence[RangeAt],
+    limit: float,
+    lost: Callable[[Exception], None],
+) -> Sequencer:
+    """The state machine: with the center beside it, or with lines to its ranges."""
+    if not ranges:
+        return ParameterServer.restore(rule, snapshot, epoch=epoch)
+    lines = RangeLines(ranges, limit=limit, lost=lost)
+    vectors = SplitCenter(rule, snapshot.center, lines.size, send=lines.send, ask=lines.ask)
+    return Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)
 
 
 @dataclass(frozen=True)
 class ServerAt:
-    """Where the server lives: its worker's address and the actor's key. Tasks are sent this in place of the actor.
+    """The address of a server: its worker's, the actor's key, and the ranges of a split one. Tasks are sent this.
 
     A task with an actor among its arguments depends on it. When the actor's host is lost, Dask's scheduler takes all
     such tasks for failed and forgets where they run: the workers are not told, not even when they are cancelled later.
@@ -154,81 +188,12 @@ class ServerAt:
 
     address: str
     key: tuple[str, int]
+    ranges: tuple[RangeAt, ...] = ()
 
     def actor(self) -> Any:
         """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
         return Actor(ServerActor, self.address, self.key)
 
-    def link(self, *, wire: str, stopped: Callable[[], bool]) -> Link:
+    def link(self, *, wire: str, stopped: Callable[[], bool]) -> ServerLink:
         """A worker's connection to it."""
-        return Link(self.actor, wire=wire, stopped=stopped)
-
-
-@dataclass(frozen=True)
-class NoAnswer:
-    """The answer to a call that could not be made."""
-
-    cause: Exception
-
-    def result(self, timeout: float) -> Any:
-        raise ConnectionError("the parameter server's worker is gone") from self.cause
-
-
-class Link:
-    """A worker's connection to the server: sends one event at a time and counts the bytes of both directions.
-
-    actor: gives a handle of the server. stopped: whether the driver has given up the task that waits.
-    """
-
-    def __init__(self, actor: Callable[[], Any], *, wire: str, stopped: Callable[[], bool], tries: int = 3) -> None:
-        self._actor, self._wire, self._stopped, self._tries = actor, np.dtype(wire), stopped, tries
-        self.bytes_up = 0
-        self.bytes_down = 0
-
-    def call(self, event: Event) -> Reply:
-        """Send the event, wait for the reply. After a broken connection again: the server knows repeats.
-
-        Raises PushRefused, Stopped when the run was stopped meanwhile, or OSError where the server is gone.
-        """
-        if isinstance(event, Push):
-            event = replace(event, payload=cast(event.payload, self._wire))
-            self.bytes_up += event.payload.nbytes
-        reply = self._send(event)
-        self.bytes_down += reply.weights.nbytes
-        return reply
-
-    def _send(self, event: Event) -> Reply:
-        (reply,) = self._ask([lambda: self._actor().handle(event)])
-        return reply
-
-    def _ask(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The answers to calls of actors, which are all under way at the same time."""
-        begun = [self._begun(call) for call in calls]
-        return [self._answer(call, answer) for call, answer in zip(calls, begun, strict=True)]
-
-    def _begun(self, call: Callable[[], Any]) -> Any:
-        """The answer to come."""
-        try:
-            return call()
-        except (OSError, RuntimeError) as error:  # Dask raises the latter where it knows that the actor is gone
-            return NoAnswer(error)
-
-    def _answer(self, call: Callable[[], Any], begun: Any) -> Any:
-        """Raises the last try's OSError where all have failed."""
-        for _ in range(self._tries - 1):
-            with suppress(OSError):
-                return self._wait(begun)
-            begun = self._begun(call)
-        return self._wait(begun)
-
-    def _wait(self, answer: Any) -> Any:
-        """The answer, waited for in short turns until the driver says stop: it judges how long that takes.
-
-        Dask does not wake who waits on an actor that is gone.
-        """
-        while True:
-            try:
-                return answer.result(timeout=TURN)
-            except TimeoutError:
-                if self._stopped():
-                    raise Stopped from None
+        return ServerLink(self.actor, self.ranges, wire=wire, stopped=stopped)

@@ -1,8 +1,9 @@
-"""Where the parameter server goes: whole to one worker, or split over several."""
+"""Hosts of the parameter server: it goes whole to one worker, or split over several. The driver's side of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
@@ -12,17 +13,62 @@ from distributed import Future
 from daskcnn.cluster.members import RESOURCES, Member
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
-from daskcnn.cluster.server.split import RangeActor, RangeAt, SequencerActor, SplitServer, SplitServerAt
+from daskcnn.cluster.server.ranges import RangeActor, RangeAt
 from daskcnn.ps import Snapshot, UpdateRule
-from daskcnn.ps.split import spans, split_snapshot
+from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
+
+
+class ServerHandle:
+    """The driver's handle of a server. Each method returns an answer to come, as an actor's do.
+
+    Parameters
+    ----------
+    actor
+        Of the server.
+    ranges
+        The actors of a split server's ranges, in the vector's order.
+    """
+
+    def __init__(self, actor: Any, ranges: Sequence[Any] = ()) -> None:
+        self._actor, self._ranges = actor, ranges
+
+    def leave(self, worker: str, session: int) -> Any:
+        """The worker is gone or sits out."""
+        return self._actor.leave(worker, session)
+
+    def waiting(self) -> Any:
+        """Workers that wait for an answer now."""
+        return self._actor.waiting()
+
+    def snapshot(self) -> ComingSnapshot:
+        """Everything a new server needs to go on."""
+        return ComingSnapshot(self._actor.snapshot(), self._ranges)
+
+
+@dataclass(frozen=True)
+class ComingSnapshot:
+    """A snapshot to come, as an actor's answer is."""
+
+    answer: Any
+    ranges: Sequence[Any]
+
+    def result(self, timeout: float) -> Snapshot:
+        """The whole of it. Raises OSError where a part of the server does not answer within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        snapshot: Snapshot = self.answer.result(timeout=timeout)
+        if not isinstance(snapshot.center, StoredVector):
+            return snapshot
+        pieces = [each.kept(snapshot.center.number) for each in self.ranges]
+        left = [piece.result(timeout=max(0.0, deadline - time.monotonic())) for piece in pieces]
+        return joined_snapshot(snapshot, left)
 
 
 @dataclass(frozen=True)
 class Hosted:
     """A server that runs. at: for the workers' tasks; handle: for the driver. It ends with its futures."""
 
-    at: ServerAt | SplitServerAt
-    handle: Any
+    at: ServerAt
+    handle: ServerHandle
     futures: tuple[Future, ...]
     hosts: frozenset[str]
 
@@ -32,37 +78,34 @@ class Hosted:
 
 
 def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, epoch: int) -> Hosted:
-    """Start a server of this epoch that goes on from the snapshot. Raises ServerLost or WorkersLost."""
-    if context.job.cluster.ps_shards == 1:
-        return _whole(context, rule, snapshot, epoch)
-    return _split(context, rule, snapshot, epoch)
+    """Start a server of this epoch that goes on from the snapshot. Raises ServerLost or WorkersLost.
+
+    The ranges of a split server go to the server's worker, to others set apart for it, and then to the run's own, in
+    turn.
+    """
+    server, cluster = context.members.server, context.job.cluster
+    ranges, futures = _start_ranges(context, rule, snapshot) if cluster.ps_shards > 1 else ((), [])
+    at = ServerAt(server.address, context.key("parameter-server"), ranges)
+    sent = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
+    held = context.send_to(sent, [server.address])
+    options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
+    futures.append(_start(context, server, at.key, ServerActor, rule, held, **options))
+    *parts, actor = context.gather(dict(enumerate(futures))).values()
+    hosts = frozenset([server.address, *(each.address for each in ranges)])
+    return Hosted(at, ServerHandle(actor, parts), tuple(futures), hosts)
 
 
-def _whole(context: RunContext, rule: UpdateRule, snapshot: Snapshot, epoch: int) -> Hosted:
-    server, wire = context.members.server, context.job.cluster.wire
-    at = ServerAt(server.address, context.key("parameter-server"))
-    held = context.send_to(snapshot, [server.address])
-    future = _start(context, server, at.key, ServerActor, rule, held, epoch=epoch, wire=wire)
-    handle = context.gather({server.name: future})[server.name]
-    return Hosted(at, handle, (future,), frozenset([server.address]))
-
-
-def _split(context: RunContext, rule: UpdateRule, snapshot: Snapshot, epoch: int) -> Hosted:
-    """The ranges go to the server's worker, to others set apart for it, and then to the run's own, in turn."""
-    server, wire = context.members.server, context.job.cluster.wire
+def _start_ranges(
+    context: RunContext, rule: UpdateRule, snapshot: Snapshot
+) -> tuple[tuple[RangeAt, ...], list[Future]]:
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
     ranges, futures = [], []
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), _hosts(context, len(cuts)), strict=True):
         at = RangeAt(host.address, context.key("parameter-range"), lo, hi)
         held = context.send_to(part, [host.address])
-        futures.append(_start(context, host, at.key, RangeActor, rule, held, wire=wire))
+        futures.append(_start(context, host, at.key, RangeActor, rule, held, wire=context.job.cluster.wire))
         ranges.append(at)
-    empty = replace(snapshot, center=snapshot.center[:0].copy(), state=None)
-    where = SplitServerAt(server.address, context.key("parameter-server"), tuple(ranges))
-    futures.append(_start(context, server, where.key, SequencerActor, rule, empty, epoch=epoch, ranges=where.ranges))
-    *parts, sequencer = context.gather(dict(enumerate(futures))).values()
-    hosts = frozenset([server.address, *(at.address for at in ranges)])
-    return Hosted(where, SplitServer(sequencer, parts), tuple(futures), hosts)
+    return tuple(ranges), futures
 
 
 def _hosts(context: RunContext, count: int) -> list[Member]:

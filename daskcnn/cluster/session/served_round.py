@@ -9,7 +9,7 @@ from contextlib import closing
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.server.actor import Link
+from daskcnn.cluster.server.link import ServerLink
 from daskcnn.cluster.session.session import Session
 from daskcnn.cluster.session.stopping import stopped
 from daskcnn.ps import RULES, Join, Local, Pull, Push, Reply, UpdateRule
@@ -163,7 +163,7 @@ class ServedRound:
         return self._exchange.replied(answers, time.perf_counter())
 
 
-def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> Link:
+def _link(order: RoundOrder, session: Session, stop: Callable[[], bool]) -> ServerLink:
     return order.server.link(wire=session.replica.job.cluster.wire, stopped=stop)
 
 

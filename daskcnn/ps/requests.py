@@ -1,4 +1,4 @@
-"""What the server is told. Plain frozen data; `at` is the time on the server's own clock, given by its host."""
+"""Requests that the server handles: plain frozen data. `at` is in seconds, by the clock of the server's host."""
 
 from __future__ import annotations
 
@@ -60,11 +60,4 @@ class Leave:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-    at: float
-
-
-Event: TypeAlias = Join | Pull | Push | Leave | Tick
+Request: TypeAlias = Join | Pull | Push | Leave

@@ -1,0 +1,363 @@
+"""The sequencer decides for a parameter server; it touches no vector. A state machine without I/O.
+
+Theory of operation. `handle` takes one request and returns the instructions that follow from it, to any worker. The
+host of the server (an actor, the simulator, a test) calls it from one thread, one request after the other, carries out
+the instructions, and puts the time into the requests. Nothing else changes the state. The vectors lie behind the
+interface `Vectors`: in one range beside the sequencer (`server`), or in ranges on other machines (`split`).
+
+Workers. A Join begins a life of a worker, its session. A newer session supersedes the older one, whose waiting push is
+dropped and whose later ones are refused. A join is a first pull as well: its reply brings the center. Every request
+but Leave ends in exactly one Reply or Refuse.
+
+Pushes. (epoch, worker, session, seq) is applied once. The key last merged is answered again with the same reply. A key
+that still waits is not answered twice: its one reply is addressed to the key. A refused push changes nothing but the
+counters, and its seq may be used again.
+
+Barriers. A rule with a barrier merges when every expected worker has pushed. A worker is expected if it joined before
+the first push of the round. A worker that joins later takes part from the next round: its join is answered, with the
+merged center, when this round ends. So all members have to join before the first of them pushes. Leave and a newer
+session take a worker's slot (and its push, if it waits) out of the barrier, which may open it.
+
+Bounded staleness. A rule without a barrier may hold a push back until the slowest worker has caught up; the sequencer
+counts the merged pushes of each worker for that. After every request it looks again for a push that may go on. The
+slowest worker's own push always may. A worker that leaves frees the pushes that wait for it. A worker that comes late
+begins with the count of the slowest.
+
+Overflow. Finite pushes may have a merge that is not finite. Such a merge is not made: center, rule state, version and
+clocks stay as they are, and every push of the merge is refused with Code.FINITE. Under a barrier these are all pushes
+of the round, as a sum has no culprit. The round ends with the refusals: workers that joined late are given the center,
+and every refused worker may push its seq again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeAlias
+
+from daskcnn.ps.bases import Bases
+from daskcnn.ps.clocks import Clocks
+from daskcnn.ps.instructions import Code, Instruction, Objection, Refuse, Reply
+from daskcnn.ps.requests import Join, Leave, Pull, Push, Request, Vector
+from daskcnn.ps.rule import Merge, RuleState, UpdateRule, View
+from daskcnn.ps.snapshot import Snapshot
+
+_Refusal: TypeAlias = tuple[Code, str] | None
+_OVERFLOW = "merge of finite pushes: would hold NaN or infinity in {dtype}; lower the learning rate"
+
+
+class Vectors(Protocol):
+    """Center and rule state, whole or in ranges. Each method takes effect before the next one's."""
+
+    dtype: str
+
+    def objection(self, push: Push) -> Objection | None:
+        """Why the payload cannot be merged into the center: dtype, length, or a number that is not finite."""
+
+    def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
+        """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
+
+    def given(self, worker: str, session: int) -> Vector:
+        """The center as it is now, for this session of the worker."""
+
+    def forget(self, push: Push) -> None:
+        """The push will not be merged: what was kept of its payload may go."""
+
+    def drop(self, worker: str, session: int) -> None:
+        """The session is over: nothing is kept for it any longer."""
+
+    def kept(self) -> tuple[Vector, RuleState]:
+        """Center and rule state as they are now. They are never written again."""
+
+    def validate(self) -> None:
+        """Assert every invariant that holds between two calls."""
+
+
+@dataclass(slots=True)
+class _Joined:
+    """A worker in its present session.
+
+    Attributes
+    ----------
+    late
+        Whether it joined into a round that is under way.
+    seq
+        Of its push last merged; 0 before the first.
+    base
+        The version that it was given last; None before the first.
+    asked
+        The seqs of its joins and pulls that wait for the round's end.
+    reply
+        To its push last merged.
+    """
+
+    session: int
+    late: bool
+    seq: int = 0
+    base: int | None = None
+    asked: tuple[int, ...] = ()
+    reply: Reply | None = None
+
+
+class Sequencer:
+    """Decides on order, versions, staleness and refusals. See the module's text for how it works."""
+
+    def __init__(self, rule: UpdateRule, vectors: Vectors, *, epoch: int = 0, version: int = 0) -> None:
+        self._rule, self._vectors, self._epoch, self._version = rule, vectors, epoch, version
+        self._members: dict[str, _Joined] = {}
+        self._late: dict[str, None] = {}  # an ordered set
+        self._sessions: dict[str, int] = {}  # the highest ever seen, also of those that left
+        self._pending: dict[str, Push] = {}
+        self._bases, self._clocks = Bases(), Clocks()
+        self._seen = View(version, 0, self._bases, self._clocks)
+        self._merged = self._repeated = 0
+        self._refused: Counter[str] = Counter()
+
+    def resume(self, snapshot: Snapshot) -> Self:
+        """Go on counting from the snapshot. Returns this sequencer."""
+        self._merged, self._repeated = snapshot.merged, snapshot.repeated
+        self._refused.update(snapshot.refused)
+        return self
+
+    def snapshot(self) -> Snapshot:
+        """Everything that a new server needs. The vectors are shared, not copied."""
+        center, state = self._vectors.kept()
+        return Snapshot(center, self._version, self._epoch, state, self._merged, self._repeated, dict(self._refused))
+
+    def handle(self, request: Request) -> list[Instruction]:
+        """Take the request in. Returns the instructions that follow from it, in order."""
+        match request:
+            case Push():
+                instructions = self._on_push(request)
+            case Pull():
+                instructions = self._on_pull(request)
+            case Join():
+                instructions = self._on_join(request)
+            case Leave():
+                instructions = self._on_leave(request)
+        if self._pending:
+            instructions += self._merges(request.at)
+        if self._late and not self._pending:
+            instructions += self._let_in()
+        return instructions
+
+    # --- requests ---
+
+    def _on_join(self, join: Join) -> list[Instruction]:
+        if refusal := self._wrong_epoch(join) or self._old_life(join):
+            return [self._refuse(join, *refusal)]
+        dropped: list[Instruction] = []
+        member = self._members.get(join.worker)
+        if member is None or member.session < join.session:
+            dropped = self._remove(join.worker, Code.SESSION, f"session {join.session} took its place")
+            self._admit(join)
+        return dropped + self._hand_out(join)
+
+    def _on_pull(self, pull: Pull) -> list[Instruction]:
+        if refusal := self._stranger(pull):
+            return [self._refuse(pull, *refusal)]
+        return self._hand_out(pull)
+
+    def _on_push(self, push: Push) -> list[Instruction]:
+        if refusal := self._stranger(push):
+            return [self._refuse_push(push, *refusal)]
+        worker, seq = push.worker, push.seq
+        member, waiting = self._members[worker], self._pending.get(worker)
+        if seq == member.seq and member.reply is not None:
+            self._repeat(push)
+            return [member.reply]
+        if waiting is not None and seq == waiting.seq:
+            self._repeat(push)
+            return []
+        if refusal := self._out_of_turn(push, member) or self._unfit(push):
+            return [self._refuse_push(push, *refusal)]
+        self._pending[worker] = push
+        return []
+
+    def _on_leave(self, leave: Leave) -> list[Instruction]:
+        member = self._members.get(leave.worker)
+        if member is None or leave.session < member.session:
+            # a join of that session may still be on its way: it would come from the dead
+            self._sessions[leave.worker] = max(self._sessions.get(leave.worker, leave.session), leave.session)
+            self._vectors.drop(leave.worker, leave.session)
+            return []
+        return self._remove(leave.worker, Code.LEFT, "the worker left")
+
+    # --- changes of state ---
+
+    def _admit(self, join: Join) -> None:
+        late = self._rule.barrier and bool(self._pending)
+        self._members[join.worker] = _Joined(join.session, late)
+        self._sessions[join.worker] = join.session
+        self._clocks.join(join.worker)
+        if late:
+            self._late[join.worker] = None
+
+    def _hand_out(self, request: Join | Pull) -> list[Instruction]:
+        """The center, now or when the round that the worker is late for has ended."""
+        member = self._members[request.worker]
+        if member.late:
+            member.asked = tuple(dict.fromkeys((*member.asked, request.seq)))
+            return []
+        return [self._center_for(request.worker, member, request.seq)]
+
+    def _center_for(self, worker: str, member: _Joined, seq: int) -> Reply:
+        self._set_base(worker, member)
+        weights = self._vectors.given(worker, member.session)
+        return Reply(self._epoch, worker, member.session, seq, weights, self._version, self._version)
+
+    def _set_base(self, worker: str, member: _Joined) -> None:
+        member.base = self._version
+        self._bases.set(worker, self._version)
+
+    def _remove(self, worker: str, code: Code, reason: str) -> list[Instruction]:
+        """Take the worker out. What it waits for is refused, so that no caller waits for ever."""
+        member, push = self._members.pop(worker, None), self._pending.pop(worker, None)
+        if member is None:
+            return []
+        self._late.pop(worker, None)
+        self._clocks.remove(worker)
+        if member.base is not None:
+            self._bases.remove(worker)
+        self._vectors.drop(worker, member.session)
+        seqs = (*member.asked, push.seq) if push else member.asked
+        remedy = "join again as a new session"
+        return [self._refused_as(worker, member.session, seq, code, f"{reason}; {remedy}") for seq in seqs]
+
+    def _merges(self, at: float) -> list[Instruction]:
+        """Make every merge that may be made now."""
+        instructions: list[Instruction] = []
+        while self._pending and (batch := self._rule.ready(self._pending, view := self._view())):
+            merge = self._vectors.merge(batch, view)
+            for push in batch:
+                del self._pending[push.worker]
+            if merge is None:
+                reason = _OVERFLOW.format(dtype=self._vectors.dtype)
+                instructions += [self._refuse(push, Code.FINITE, reason) for push in batch]
+                continue
+            before, self._version = self._version, self._version + 1
+            self._merged += len(batch)
+            instructions += [self._answer(push, merge, before, at) for push in batch]
+        return instructions
+
+    def _let_in(self) -> list[Instruction]:
+        """The round has ended: those who came late to it are given the center."""
+        instructions: list[Instruction] = []
+        for worker in self._late:
+            member = self._members[worker]
+            instructions += [self._center_for(worker, member, seq) for seq in member.asked]
+            member.late, member.asked = False, ()
+        self._late.clear()
+        return instructions
+
+    def _answer(self, push: Push, merge: Merge, before: int, at: float) -> Reply:
+        worker = push.worker
+        member = self._members[worker]
+        member.seq = push.seq
+        self._clocks.tick(worker)
+        if self._rule.answers != "nothing":
+            self._set_base(worker, member)
+        reply = member.reply = Reply(
+            self._epoch,
+            worker,
+            push.session,
+            push.seq,
+            merge.center if merge.replies is None else merge.replies[worker],
+            self._version,
+            push.base_version,
+            before - push.base_version,
+            merge.gamma.get(worker, 1.0),
+            push.accuracy,
+            push.n_samples,
+            max(0.0, at - push.at),
+        )
+        return reply
+
+    def _repeat(self, push: Push) -> None:
+        self._repeated += 1
+        self._vectors.forget(push)
+
+    def _refuse_push(self, push: Push, code: Code, reason: str) -> Refuse:
+        self._vectors.forget(push)
+        return self._refuse(push, code, reason)
+
+    def _refuse(self, request: Join | Pull | Push, code: Code, reason: str) -> Refuse:
+        return self._refused_as(request.worker, request.session, request.seq, code, reason)
+
+    def _refused_as(self, worker: str, session: int, seq: int, code: Code, reason: str) -> Refuse:
+        self._refused[code.value] += 1
+        return Refuse(worker, session, seq, code, reason)
+
+    # --- checks; none changes what follows ---
+
+    def _view(self) -> View:
+        expected = len(self._members) - len(self._late)
+        if self._seen.expected != expected or self._seen.version != self._version:
+            self._seen = View(self._version, expected, self._bases, self._clocks)
+        return self._seen
+
+    def _wrong_epoch(self, request: Join | Pull | Push) -> _Refusal:
+        if request.epoch == self._epoch:
+            return None
+        return Code.EPOCH, f"epoch={request.epoch}: this server's is {self._epoch}; join it anew"
+
+    def _old_life(self, join: Join) -> _Refusal:
+        newest, member = self._sessions.get(join.worker, -math.inf), self._members.get(join.worker)
+        if join.session > newest or (member is not None and join.session == member.session):
+            return None
+        return Code.SESSION, f"session={join.session}: {join.worker} has had {newest}; join with a higher one"
+
+    def _stranger(self, request: Pull | Push) -> _Refusal:
+        if request.epoch != self._epoch:
+            return self._wrong_epoch(request)
+        member = self._members.get(request.worker)
+        if member is None:
+            return Code.WORKER, f"worker={request.worker!r}: has not joined, or has left; join first, as a new session"
+        if request.session != member.session:
+            return (
+                Code.SESSION,
+                f"session={request.session}: {request.worker} is in {member.session}; join as a new one",
+            )
+        return None
+
+    def _out_of_turn(self, push: Push, member: _Joined) -> _Refusal:
+        waits = push.worker in self._pending
+        if waits or push.seq != member.seq + 1:
+            following = member.seq + 1 + waits
+            return Code.SEQ, f"seq={push.seq}: {push.worker}'s next is {following}; push in turn, each seq once"
+        if member.base is None or not 0 <= push.base_version <= member.base:
+            return Code.BASE, f"base_version={push.base_version}: {push.worker} was given {member.base}; pull first"
+        return None
+
+    def _unfit(self, push: Push) -> _Refusal:
+        if objection := self._vectors.objection(push):
+            return objection.code, objection.reason
+        if push.n_samples < 1:
+            return Code.SAMPLES, f"n_samples={push.n_samples}: a push stands for at least one; train before pushing"
+        if not 0.0 <= push.accuracy <= 1.0:  # so is NaN
+            return Code.ACCURACY, f"accuracy={push.accuracy}: must lie in [0, 1]; evaluate the local weights again"
+        return None
+
+    def validate(self) -> None:
+        """Assert every invariant that holds between two requests."""
+        self._vectors.validate()
+        assert self._pending.keys() <= self._members.keys() - self._late.keys()
+        assert not (self._pending and self._rule.ready(self._pending, self._view())), "a merge was not made"
+        assert not self._late or self._pending, f"late for no round: {list(self._late)}"
+        for worker, member in self._members.items():
+            assert member.late == (worker in self._late) == (member.base is None), f"{worker}: {member}"
+            assert member.late or not member.asked, f"{worker} waits for nothing"
+            assert member.base is None or 0 <= member.base <= self._version
+            assert self._sessions[worker] == member.session
+            assert (member.seq == 0) == (member.reply is None)
+            assert member.reply is None or (member.reply.session, member.reply.seq) == (member.session, member.seq)
+        for worker, push in self._pending.items():
+            member = self._members[worker]
+            assert (push.epoch, push.session, push.seq) == (self._epoch, member.session, member.seq + 1)
+        known = {w: m.base for w, m in self._members.items() if m.base is not None}
+        assert self._bases.as_dict() == known
+        clocks = self._clocks.as_dict()
+        assert clocks.keys() == self._members.keys()
+        assert self._clocks.lowest == min(clocks.values(), default=0)
