@@ -22,7 +22,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Step:
-    """Times `factor` after every so many epochs (Theano-MPI §5)."""
+    """Times `factor` after every so many epochs (Theano-MPI §4)."""
 
     every: float
     factor: float = 0.1
@@ -39,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Poly:
-    """lr · (1 - progress)^power: Theano-MPI's 0.5 by default; 1 falls linearly."""
+    """lr · (1 - progress)^power: the 0.5 of Theano-MPI §4 by default; 1 falls linearly."""
 
     power: float = 0.5
 
