@@ -1,4 +1,4 @@
-"""What a network makes of some samples."""
+"""The result of judging a network on some samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Summed loss and right answers over `samples`; adds up over parts of a split."""
+    """Summed loss and number of right answers over `samples`. Scores of parts of a split can be added."""
 
     loss_sum: float
     correct: int
@@ -19,8 +19,10 @@ class Score:
 
     @property
     def loss(self) -> float:
+        """Mean loss of a sample; NaN without samples."""
         return self.loss_sum / self.samples if self.samples else math.nan
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers; 0 without samples."""
         return self.correct / self.samples if self.samples else 0.0
