@@ -120,7 +120,7 @@ class Block:
         return self.arena.take(shape, self.dtype if dtype is None else dtype)
 
     def result(self, shape: Shape, free: Array | None = None) -> Array:
-        """Return where the layer writes its result: the map itself, else `free` (memory without other use), or a new one."""
+        """Return where the layer writes its result: the map itself, else `free` (unused memory), or a new array."""
         if self.target is not None:
             return self.target
         return self.take(shape) if free is None or isinstance(free, View) else free
