@@ -16,15 +16,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BLOCKS = 2
-"""How many of the backend's `block_bytes` a block has here. Longer steps make up for the slower cache: NumPy needs a
-microsecond to start one, and threads wait for each other's turn in the interpreter between them."""
+"""A block has this many times the backend's `block_bytes`. Longer steps make up for the slower cache: NumPy needs a
+microsecond to start one, and between steps threads wait for their turn in the interpreter."""
 
 ARENA_BLOCKS = 6
-"""How many blocks a thread's scratch memory holds: what it takes to go back through ReLU, LRN and max pooling."""
+"""Blocks in a thread's scratch memory: enough for the backward pass through ReLU, LRN and max pooling."""
 
 
 THREAD_ITEMS = 3
-"""Items for each thread at least, of a few tenths of a millisecond each: about what it takes to wake one."""
+"""Fewest items for each thread. An item takes a few tenths of a millisecond, about as long as waking a thread."""
 
 
 class Arena:

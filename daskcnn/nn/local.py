@@ -107,9 +107,9 @@ class Block:
         self.arena = arena(ctx.device, x.nbytes)
         self.link: Link
         self.target: Any = None
-        """Where the result of the layer at hand belongs, if it is the last one."""
+        """Where the current layer writes its result, if it is the last one."""
         self.ends = True
-        """Whether the layer at hand is the last one: its result matters to no other layer."""
+        """Whether the current layer is the last one: no other layer needs its result."""
         self.part: Part
         self.keys: Array | None = None
         self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = []

@@ -15,7 +15,7 @@ from daskcnn.nn.layer import Params, Shape, State
 from daskcnn.nn.tree import leaves
 
 _LARGE = 1 << 20
-"""Bytes from which it takes longer to copy an array than to hand the work to threads."""
+"""From this size in bytes, copying an array takes longer than handing the work to threads."""
 
 
 @dataclass(frozen=True)

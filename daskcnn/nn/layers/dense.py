@@ -13,7 +13,7 @@ from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
 
 _PIECE = 512
-"""Inputs in a piece of a long vector: enough for BLAS to be at its full speed."""
+"""Inputs in a piece of a long vector: enough for BLAS's full speed."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class _Pool(Local):
 
     size: int
     stride: int | None = None
-    """None: the size."""
+    """Pixels from one window to the next; None for the size."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "size")
