@@ -45,7 +45,7 @@ class Backend:
     to_host: Callable[[Array], npt.NDArray[Any]]
     synchronize: Callable[[], None]
     block_bytes: int = sys.maxsize
-    """Bytes of an array that one step of a pass works on, so that they stay in a core's cache. A GPU takes all at once."""
+    """Bytes of an array that one step of a pass works on, so that they stay in a core's cache; a GPU takes all."""
 
     def scalar(self, x: Any) -> float:
         """Return the Python number in an array of one element; this waits for the device."""
