@@ -1,7 +1,8 @@
 """Draw `run.svg` from the event logs of two runs: `python docs/pictures/draw.py`. Needs matplotlib.
 
 The logs beside this file are those of two real runs on one machine with two cores, whose workers were throttled
-(`DASKCNN_THROTTLE`) to speeds of 4, 2 and 1:
+(`DASKCNN_THROTTLE`) to speeds of 4, 2 and 1. Other programs ran on the machine at times, so seconds of the two runs
+cannot be compared; the shares of waiting can. The commands, with data set and run directory left at their defaults:
 
     dask worker tcp://127.0.0.1:8786 --name fast --nthreads 1 --resources CPU=1
     DASKCNN_THROTTLE=2 dask worker tcp://127.0.0.1:8786 --name middle --nthreads 1 --resources CPU=1
@@ -38,10 +39,12 @@ def main() -> None:
     figure, axes = plt.subplots(3, 1, figsize=(8.6, 4.8), sharex=True, height_ratios=[3, 3, 3.2], layout="constrained")
     for (name, title), ax in zip(RUNS.items(), axes, strict=False):
         lanes(ax, runs[name])
-        ax.set_title(f"{title}: {seconds(runs[name], runs[name][-1]):.0f} s", loc="left", fontsize=9.5)
+        ax.set_title(
+            f"{title}: a worker waits up to {longest_wait(runs[name]):.0%} of its time", loc="left", fontsize=9.5
+        )
     handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in (TRAINS, JUDGES, WAITS)]
     names = ["trains", "is judged, exchanges", "waits"]
-    axes[0].legend(handles, names, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), frameon=False, borderaxespad=0.2)
+    axes[1].legend(handles, names, loc="center right", frameon=False)
     accuracy(axes[2], runs)
     axes[2].set_xlim(0, end * 1.01)
     axes[2].set_xlabel("seconds since calibration")
@@ -60,6 +63,13 @@ def seconds(events: list[dict[str, Any]], event: dict[str, Any]) -> float:
     return (datetime.fromisoformat(event["at"]) - datetime.fromisoformat(begin)).total_seconds()
 
 
+def longest_wait(events: list[dict[str, Any]]) -> float:
+    """The largest share of its time that a worker waits."""
+    rounds = {worker: [e for e in events if e["event"] == "round" and e["worker"] == worker] for worker in WORKERS}
+    parts = ("busy", "wait", "evaluation", "communication")
+    return max(sum(e["wait"] for e in own) / sum(e[part] for e in own for part in parts) for own in rounds.values())
+
+
 def lanes(ax: plt.Axes, events: list[dict[str, Any]]) -> None:
     """One lane for each worker: what it did in each round, back from the round's end."""
     for event in events:
@@ -74,7 +84,9 @@ def lanes(ax: plt.Axes, events: list[dict[str, Any]]) -> None:
                 ax.barh(lane, taken, left=at - taken, height=0.72, color=colour, linewidth=0)
                 at -= taken
             ax.plot([at, at], [lane - 0.36, lane + 0.36], color="white", linewidth=0.8)
-    ax.set_yticks(range(len(WORKERS)), list(WORKERS.values()))
+    samples = [sum(e["samples"] for e in events if e["event"] == "round" and e["worker"] == w) for w in WORKERS]
+    labels = [f"{name}: {number:,} samples" for name, number in zip(WORKERS.values(), samples, strict=True)]
+    ax.set_yticks(range(len(WORKERS)), labels)
     ax.invert_yaxis()
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.tick_params(axis="y", length=0)
