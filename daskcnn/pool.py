@@ -1,7 +1,7 @@
 """The threads of one worker, and the tasks of the inner layer: a graph with priorities.
 
-BPT-CNN, Alg. 4.1 and 4.2: a pass is decomposed into tasks. A task is ready when those it depends on are done. Of the
-ready tasks the first levels of the graph go first, each to the least loaded thread, which is the next idle one.
+BPT-CNN, Alg. 4.1 and 4.2: a pass is decomposed into tasks. A task is ready when those it depends on are done. Ready
+tasks of the first levels of the graph go first, each to the least loaded thread, which is the next idle one.
 """
 
 from __future__ import annotations
