@@ -252,7 +252,14 @@ def plots(results: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure("rules-auc-by-epoch", title, like, "epoch", "AUC of the validation samples", _curves(rules, 1, 4, 1))
     yield Figure("rules-accuracy-by-time", title, f"{like}, over time", "seconds", accuracy, _curves(rules, 0, 3, 100))
     title = "SGWU and AGWU on CIFAR-10, two workers of speeds 1:3"
-    yield Figure("partitions-accuracy-by-time", title, "BPT-CNN fig. 14", "seconds", accuracy, _curves(key, 0, 3, 100))
+    yield Figure(
+        "partitions-accuracy-by-time",
+        title,
+        "the strategies of BPT-CNN fig. 14",
+        "seconds",
+        accuracy,
+        _curves(key, 0, 3, 100),
+    )
 
 
 def _kept(results: Mapping[str, Any], part: Part) -> Mapping[str, Any] | None:

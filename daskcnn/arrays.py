@@ -22,19 +22,22 @@ from daskcnn.errors import ClusterError
 from daskcnn.pool import Pool as Pool
 
 LINE = 64
-"""Bytes of a cache line: scratch arrays start at one, as loads of vectors that cross one cost twice."""
+"""Bytes of a cache line. Scratch arrays start at one, because vector loads that cross a line cost twice."""
 ROUNDING = 64 * LINE
-"""What that adds to the bytes of a pass, at most."""
+"""The most that alignment adds to the bytes of a pass."""
 
 Array: TypeAlias = npt.NDArray[Any]
-"""An array of the backend in use; CuPy's have the same interface as far as we use it."""
+"""An array of the backend in use. CuPy's have the same interface as far as it is used here."""
 
 DeviceKind = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One array library: its namespace and the two ways across the host's border. Host arrays are NumPy's."""
+    """One array library: its namespace and the two conversions between its arrays and the host's.
+
+    Host arrays are NumPy's.
+    """
 
     name: str
     xp: Any
@@ -42,10 +45,10 @@ class Backend:
     to_host: Callable[[Array], npt.NDArray[Any]]
     synchronize: Callable[[], None]
     block_bytes: int = sys.maxsize
-    """Of an array that one step of a pass works on: what stays in a core's cache; on a GPU all, for few launches."""
+    """Bytes of an array that one step of a pass works on, so that they stay in a core's cache; a GPU takes all."""
 
     def scalar(self, x: Any) -> float:
-        """The Python number in an array of one element; waits for the device."""
+        """Return the Python number in an array of one element; this waits for the device."""
         return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
 
 
@@ -76,14 +79,15 @@ BACKENDS: dict[str, Callable[[], Backend]] = {"cpu": lambda: NUMPY, "gpu": _cupy
 
 
 def backend(kind: DeviceKind) -> Backend:
-    """The backend for a kind of device. Raises ClusterError where there is no such device or library."""
+    """Return the backend for a kind of device. Raises ClusterError if there is no such device or library."""
     return BACKENDS[kind]()
 
 
 class Workspace:
-    """Scratch arrays by name, cut off one slab that every pass uses again: held is what the largest pass takes.
+    """Scratch arrays by name, cut off one slab that every pass uses again: it holds what the largest pass takes.
 
-    A pass begins with `recycle`. What does not fit the slab is newly made, and the slab enlarged for the next pass.
+    A pass begins with `recycle`. An array that does not fit the slab is newly allocated, and the slab is enlarged for
+    the next pass.
     """
 
     def __init__(self, xp: Any = np) -> None:
@@ -95,7 +99,7 @@ class Workspace:
         self._lock = threading.Lock()
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array of this shape. A later `take` of the same name returns the same memory."""
+        """Return an uninitialised array of this shape. A later `take` of the same name returns the same memory."""
         dtype = np.dtype(dtype)
         key, size = (name, dtype.str), int(np.prod(shape, dtype=np.int64))
         with self._lock:
@@ -114,7 +118,10 @@ class Workspace:
         return _aligned(self._xp, nbytes).view(dtype)
 
     def recycle(self, nbytes: int = 0) -> None:
-        """All that was taken may be given out again: nobody uses it any more. The next pass takes so many bytes."""
+        """Make all memory available again: no earlier array may be used any more.
+
+        `nbytes` is what the next pass takes.
+        """
         with self._lock:
             self._taken.clear()
             beside = sum(n + LINE for n in self._beside.values())
@@ -135,7 +142,7 @@ class Workspace:
 
 
 def _aligned(xp: Any, nbytes: int) -> Array:
-    """Uninitialised memory, (nbytes,) uint8, that starts at a cache line."""
+    """Return uninitialised memory, (nbytes,) uint8, that starts at a cache line."""
     memory = xp.empty(nbytes + LINE, np.uint8)
     address = getattr(memory, "__array_interface__", {"data": (0,)})["data"][0]  # a GPU's memory is aligned
     start = -address % LINE
@@ -144,7 +151,7 @@ def _aligned(xp: Any, nbytes: int) -> Array:
 
 @dataclass
 class Device:
-    """A worker's means: backend, threads, scratch memory and how much of it a layer may plan with (bytes)."""
+    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with."""
 
     backend: Backend = NUMPY
     pool: Pool = field(default_factory=Pool)
@@ -153,18 +160,27 @@ class Device:
 
     @classmethod
     def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30) -> Device:
-        """A device of this kind. On a GPU the pool has one thread: the device itself runs things side by side."""
+        """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
         return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit)
 
     @property
     def xp(self) -> Any:
+        """The backend's array namespace."""
         return self.backend.xp
 
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What a worker says of itself: kind, processor's name, threads, memory in bytes."""
+    """A worker's description of itself.
+
+    Attributes
+    ----------
+    kind : "cpu" or "gpu"
+    name : the processor's or the GPU's name
+    threads : threads it computes with
+    memory : bytes
+    """
 
     kind: DeviceKind
     name: str
@@ -173,7 +189,7 @@ class DeviceProfile:
 
 
 def device_profile(kind: DeviceKind, threads: int) -> DeviceProfile:
-    """Describe this machine's device of the given kind."""
+    """Return the description of this machine's device of the given kind."""
     if kind == "gpu":
         xp = backend("gpu").xp
         properties = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)
@@ -192,22 +208,25 @@ def _processor() -> str:
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
-    """BLAS runs one thread inside; our own pool does the rest. Without it two threads fight over the same cores."""
+    """Let BLAS run one thread inside; the pool does the rest.
+
+    Otherwise two kinds of threads compete for the same cores.
+    """
     with _libraries().limit(limits=1, user_api="blas"):
         yield
 
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """NumPy's BLAS among others; to look for them costs as much as a small task of a step."""
+    """Return NumPy's BLAS among others. Looking for them costs as much as a small task of a step."""
     return ThreadpoolController()
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what arrays free for the next step, rather than give it back to the system.
+    """Let the C library keep freed memory for the next step instead of returning it to the system.
 
-    A step takes and frees the same hundreds of MiB as the one before; fresh pages can cost as much as what is done with
-    them. For this process, and glibc only, until `release_freed_memory`.
+    A step takes and frees the same hundreds of MiB as the step before, and fresh pages can cost as much as the work on
+    them. Applies to this process and to glibc only, until `release_freed_memory`.
     """
     if mallopt := _libc_function("mallopt"):
         mallopt(_M_MMAP_MAX, 0)
@@ -215,7 +234,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Give the system back what was kept, and what is freed from now on, as the C library does by default."""
+    """Return kept memory to the system, and memory freed from now on, as the C library does by default."""
     if mallopt := _libc_function("mallopt"):
         mallopt(_M_MMAP_MAX, _MMAP_MAX)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
@@ -228,35 +247,35 @@ _TRIM_THRESHOLD, _MMAP_MAX = 128 << 10, 65536  # glibc's defaults
 
 
 def _libc_function(name: str) -> Any:
-    """A function of the C library, None where it has none of this name."""
+    """Return a function of the C library, None if it has none of this name."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def cpu_count() -> int:
-    """Cores this process may use (its affinity, not the machine's total)."""
+    """Return the cores this process may use (its affinity, not the machine's total)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-# --- random numbers keyed by what they are for, so that they do not depend on who draws them, or in what order ---
+# --- random numbers keyed by their purpose, so that they depend neither on the worker nor on the order of drawing ---
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
 def mix64(xp: Any, x: Array) -> Array:
-    """Finalizer of SplitMix64 over a uint64 array: every bit of the result depends on every bit of x."""
+    """Apply SplitMix64's finalizer to a uint64 array: every bit of the result depends on every bit of x."""
     x = (x ^ (x >> xp.uint64(30))) * xp.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> xp.uint64(27))) * xp.uint64(0x94D049BB133111EB)
     return x ^ (x >> xp.uint64(31))
 
 
 def derive(xp: Any, keys: Array, salt: int) -> Array:
-    """New independent uint64 keys from old ones and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate."""
+    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate."""
     return mix64(xp, keys + xp.uint64((_GOLDEN * (2 * salt + 1)) & _MASK))
 
 
 def uniform(xp: Any, keys: Array) -> Array:
-    """Float32 numbers in [0, 1), one a key."""
+    """Return float32 numbers in [0, 1), one per key."""
     return (keys >> xp.uint64(40)).astype(xp.float32) * xp.float32(2.0**-24)

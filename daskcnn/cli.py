@@ -45,13 +45,13 @@ def data() -> None:
 
 @data.command(cls=Command)
 @click.argument("name")
-@click.option("--archive", metavar="FILE", help="The data set's own archive or folder. None: download it.")
-@click.option("--out", metavar="PATH", help="Where to write the zarr store.  [default: data/NAME.zarr]")
+@click.option("--archive", metavar="FILE", help="The data set's own archive or folder.  [default: download it]")
+@click.option("--out", metavar="PATH", help="Path of the zarr store to write.  [default: data/NAME.zarr]")
 @click.option("--order", type=click.Choice(["shuffled", "stored"]), default="shuffled", show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the shuffle.")
 @verbose
 def prepare(name: str, archive: str | None, out: str | None, order: str, seed: int, **_: Any) -> None:
-    """Write data set NAME (cifar10, mnist, synthetic) as chunks that workers can read."""
+    """Prepare data set NAME (cifar10, mnist, synthetic): write it in chunks that workers can read."""
     click.echo(tools.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
 
 
@@ -70,7 +70,7 @@ def verify(path: str, **_: Any) -> None:
 @as_json
 @verbose
 def evaluate(run: str, checkpoint: tools.Which, path: str | None, as_json: bool, **_: Any) -> None:
-    """Measure a trained network of RUN on its test samples."""
+    """Print accuracy, loss and AUC of RUN's network on the test samples."""
     result = tools.evaluate(run, which=checkpoint, path=path, say=say)
     click.echo(json.dumps(result, indent=2) if as_json else tools.readable_evaluation(result))
 
@@ -79,11 +79,11 @@ def evaluate(run: str, checkpoint: tools.Which, path: str | None, as_json: bool,
 @click.argument("run")
 @click.argument("images", nargs=-1, required=True)
 @click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
-@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="Classes to name.")
+@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="Number of classes to print.")
 @as_json
 @verbose
 def predict(run: str, images: tuple[str, ...], checkpoint: tools.Which, top: int, as_json: bool, **_: Any) -> None:
-    """Say what the network of RUN sees in IMAGES."""
+    """Print the likeliest classes of IMAGES by RUN's network."""
     result = tools.predict(run, images, which=checkpoint, top=top, say=say)
     click.echo(json.dumps(result, indent=2) if as_json else tools.readable_predictions(result))
 
@@ -102,14 +102,18 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
 @click.argument("model")
 @click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
 @click.option(
-    "--dataset", metavar="NAME|HxWxC", default="cifar10", show_default=True, help="Whose images, or their size."
+    "--dataset",
+    metavar="NAME|HxWxC",
+    default="cifar10",
+    show_default=True,
+    help="A data set, or the size of its images.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of a worker.  [default: all cores]")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
 @click.option("--workspace-limit", metavar="SIZE", default="1GiB", show_default=True, callback=_bytes)
 @click.option(
-    "--measure/--no-measure", default=False, show_default=True, help="Run the candidates first, and remember the times."
+    "--measure/--no-measure", default=False, show_default=True, help="Run the candidates first and remember the times."
 )
 @as_json
 @verbose
@@ -133,12 +137,14 @@ def plan_conv(
 
 @main.command(cls=Command)
 @click.argument("run")
-@click.option("--rounds", is_flag=True, help="Every worker's rounds too, and no table shortened.")
-@click.option("--csv", "csv_file", metavar="FILE", help="Write every worker's rounds to FILE instead (-: stdout).")
+@click.option("--rounds", is_flag=True, help="Print every round of every worker; shorten no table.")
+@click.option(
+    "--csv", "csv_file", metavar="FILE", help="Write every round of every worker to FILE instead (-: stdout)."
+)
 @as_json
 @verbose
 def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any) -> None:
-    """Print the tables of RUN: workers, balance, waiting, traffic, accuracy. It may still be going on."""
+    """Print the tables of RUN: workers, balance, waiting, traffic, accuracy. RUN may still be going on."""
     if csv_file and as_json:
         raise click.UsageError("--json and --csv: each is a form of its own; give one of them")
     found = reporting.report(run)
@@ -152,7 +158,13 @@ def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any
 
 @main.command(cls=Command)
 @click.argument("runs", nargs=-1, required=True)
-@click.option("--out", metavar="FILE", default="breakdown.svg", show_default=True, help="SVG or PNG, by its ending.")
+@click.option(
+    "--out",
+    metavar="FILE",
+    default="breakdown.svg",
+    show_default=True,
+    help="File to write; its ending says SVG or PNG.",
+)
 @verbose
 def plot(runs: tuple[str, ...], out: str, **_: Any) -> None:
     """Draw what a step of layer-sharded RUNS is made of: communication, convolutions, the rest."""
@@ -177,12 +189,12 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
     default="0.5,0.6,0.7",
     show_default=True,
     callback=_accuracies,
-    help="Validation accuracies to reach: the time, epochs and rounds to each.",
+    help="Print time, epochs and rounds until each of these validation accuracies.",
 )
 @as_json
 @verbose
 def compare(runs: tuple[str, ...], targets: tuple[float, ...], as_json: bool, **_: Any) -> None:
-    """Set RUNS side by side; the best of each line is marked."""
+    """Print RUNS side by side; the best value of each line is marked."""
     result = reporting.compare(runs, targets)
     click.echo(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
 
@@ -193,10 +205,10 @@ def _scenario_options(function: Any) -> Any:
         click.option(
             "--cluster",
             metavar="FILE|RUN",
-            help="A cluster file, or a run whose measured cluster to take.  [the run's own]",
+            help="A cluster file, or a run; a run gives the cluster that it measured.  [default: the run's own]",
         ),
         click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job."),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of speeds that vary."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of varying speeds."),
     )[::-1]:
         function = option(function)
     return function
@@ -205,11 +217,13 @@ def _scenario_options(function: Any) -> Any:
 @main.command(cls=Command)
 @click.argument("job", metavar="JOB.toml|RUN")
 @_scenario_options
-@click.option("--train", is_flag=True, help="Compute the very numbers too, on the job's data, in this process.")
-@click.option("--figures", metavar="FOLDER", help="Draw the papers' figures for this job there.")
+@click.option(
+    "--train", is_flag=True, help="Train for real too, on the job's data, in this process: the result has accuracies."
+)
+@click.option("--figures", metavar="FOLDER", help="Draw the papers' figures for this job in FOLDER.")
 @click.option("--format", "suffix", type=click.Choice(["svg", "png"]), default="svg", show_default=True)
-@click.option("--keep", metavar="FOLDER", help="Write the simulated run there, for report and compare.")
-@click.option("--write-cluster", metavar="FILE", help="Write the cluster there as a cluster file, to go on with.")
+@click.option("--keep", metavar="FOLDER", help="Write the simulated run to FOLDER, for report and compare.")
+@click.option("--write-cluster", metavar="FILE", help="Write the cluster to FILE as a cluster file.")
 @as_json
 @verbose
 def simulate(
@@ -225,7 +239,7 @@ def simulate(
     as_json: bool,
     **_: Any,
 ) -> None:
-    """Run JOB in simulated time, on a cluster of a file or as a run has measured it."""
+    """Run JOB in simulated time, on a cluster from a file or as measured by a run."""
     if figures:
         pictures.need_matplotlib()
     chosen = simulating.scenario(job, cluster, settings)
@@ -255,16 +269,16 @@ def _additions(ctx: click.Context, parameter: click.Parameter, text: str) -> dic
 def plan(
     job: str, cluster: str | None, settings: tuple[str, ...], seed: int, add: dict[str, int], as_json: bool, **_: Any
 ) -> None:
-    """Say what more workers would bring JOB: time an epoch, communication, balance, and where another stops paying."""
+    """Print what more workers would bring JOB: time per epoch, traffic, balance, and when another stops paying."""
     found = planning.plan(simulating.scenario(job, cluster, settings), add, seed=seed)
     click.echo(dumps(found.to_dict(), indent=2) if as_json else planning.readable_plan(found))
 
 
 @main.command(cls=Command)
-@click.option("--scheduler", metavar="ADDRESS", help="Look at this cluster too.")
-@click.option("--scheduler-file", metavar="FILE", help="The file the scheduler wrote its address to.")
-@click.option("--workers", metavar="cpu=N,gpu=N", help="Workers a job would ask for.  [default: one of any kind]")
-@click.option("--data", metavar="PATH", help="A data set that all must see, under the same path.")
+@click.option("--scheduler", metavar="ADDRESS", help="Check this cluster too.")
+@click.option("--scheduler-file", metavar="FILE", help="The file to which the scheduler wrote its address.")
+@click.option("--workers", metavar="cpu=N,gpu=N", help="Workers that a job would ask for.  [default: one of any kind]")
+@click.option("--data", metavar="PATH", help="A data set that all workers must see under the same path.")
 @click.option(
     "--wait",
     type=click.FloatRange(0),
@@ -286,9 +300,9 @@ def doctor(
     as_json: bool,
     **_: Any,
 ) -> None:
-    """Check this machine, and a cluster, for what a job needs; every finding comes with its remedy.
+    """Check this machine and a cluster for what a job needs; every finding has a remedy.
 
-    ok: fine. !: a job would start, but see the remedy. NO: it would not; then the exit code is 3.
+    ok: fine. !: a job would start, but see the remedy. NO: a job would not start; the exit code is 3.
     """
     if workers and not (scheduler or scheduler_file):
         raise click.UsageError("--workers: they are a cluster's; give --scheduler or --scheduler-file too")

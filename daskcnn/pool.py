@@ -1,7 +1,7 @@
-"""The threads of one worker, and the inner layer's tasks: a graph with priorities, run by them.
+"""The threads of one worker, and the tasks of the inner layer: a graph with priorities.
 
-BPT-CNN, Alg. 4.1 and 4.2: a pass is decomposed into tasks; one is ready when those it depends on are done; of the
-ready ones the first levels of the graph go first, each to the least loaded thread, which is the next one to be idle.
+BPT-CNN, Alg. 4.1 and 4.2: a pass is decomposed into tasks. A task is ready when those it depends on are done. Ready
+tasks of the first levels of the graph go first, each to the least loaded thread, which is the next idle one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """A thunk of at least about a millisecond, run after the tasks it depends on."""
+    """A function of about a millisecond or more, run after the tasks it depends on."""
 
     work: Callable[[], Any]
     after: Sequence[Task] = ()
@@ -36,8 +36,8 @@ class Task:
 class Pool:
     """Threads of one worker, the caller among them. BLAS must be single-threaded inside (`single_threaded_blas`).
 
-    The caller begins at once and the others join in: to wake a thread takes longer than many a small task, and work
-    that is done by then waits for nobody.
+    The caller begins at once and the others join: waking a thread takes longer than many small tasks, and work that is
+    finished by then does not wait for the other threads.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -53,13 +53,16 @@ class Pool:
 
     @property
     def thread(self) -> int:
-        """Which of the pool's threads this is, 0 … threads - 1; 0 for the caller. Names scratch memory."""
+        """Number of the calling thread in the pool, 0 … threads - 1; 0 for the caller of the pool.
+
+        Names scratch memory.
+        """
         return getattr(self._local, "thread", 0)
 
     def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
-        """`function` of every item, results in order; one of the exceptions is raised, and ends the rest.
+        """Return `function` of every item, in order. One of the exceptions is raised and ends the rest.
 
-        On so many `threads` at most, where more are not worth waking.
+        At most `threads` threads are used; the pool's by default.
         """
         if self._executor is None or threads == 1:
             return [function(item) for item in items]
@@ -79,16 +82,18 @@ class Pool:
         return results
 
     def run(self, tasks: Sequence[Task]) -> None:
-        """Run all tasks; those they depend on must be among them. The first exception is raised, once all have ended.
+        """Run all tasks. Those they depend on must be among them.
 
-        Tasks of one level start in the order given; on one thread the order of all is thereby fixed.
+        The first exception is raised after all tasks have ended.
+
+        Tasks of one level start in the order given. On one thread this fixes the order of all tasks.
         """
         graph = _Graph(tasks)
         self._together(graph.work, max(Counter(task.level for task in tasks).values(), default=0))
         graph.check()
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:
-        """Call `work` on the caller's thread and on the others: on as many as can be of use."""
+        """Call `work` on the caller's thread and on as many others as can be of use."""
         others: list[Future[None]] = []
         try:
             if self._executor is not None:
@@ -103,7 +108,7 @@ class Pool:
             other.result()
 
     def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
-        """Cut range(size) into one slice a thread, nearly equal, none shorter than `at_least` (if size allows)."""
+        """Cut range(size) into one slice per thread, nearly equal, none shorter than `at_least` (if size allows)."""
         parts = max(1, min(self.threads, size // at_least))
         edges = [size * i // parts for i in range(parts + 1)]
         return [slice(a, b) for a, b in pairwise(edges)]
@@ -132,7 +137,7 @@ class _Graph:
         self._changed = threading.Condition()
 
     def work(self) -> None:
-        """Take and run tasks until all are done, or one has failed."""
+        """Take and run tasks until all are done or one has failed."""
         try:
             while (task := self._take()) is not None:
                 task.work()

@@ -17,8 +17,8 @@ from daskcnn.job import tables as config
 
 FLAGS = {
     "dataset": ("data.name", "NAME", "Data set: cifar10, mnist or synthetic."),
-    "data": ("data.path", "PATH", "Where the prepared data set is (a zarr store; s3://… works too)."),
-    "archive": ("data.archive", "FILE", "The data set's own archive, to prepare it from."),
+    "data": ("data.path", "PATH", "Path of the prepared data set (a zarr store; s3://… works too)."),
+    "archive": ("data.archive", "FILE", "The data set's own archive; a missing data set is prepared from it."),
     "model": ("model.name", "NAME", "Network: quick, lenet5, or C1:C2 such as 50:500."),
     "strategy": (
         "train.strategy",
@@ -30,17 +30,21 @@ FLAGS = {
     "batch-size": ("train.batch_size", "N", "Samples in a minibatch."),
     "lr": ("train.lr", "RATE", "Learning rate at the start."),
     "seed": ("train.seed", "N", "Seed of weights, order and augmentation."),
-    "scheduler": ("cluster.scheduler", "ADDRESS", "Dask scheduler, tcp://host:8786. None: a local cluster."),
-    "scheduler-file": ("cluster.scheduler_file", "FILE", "The file the scheduler wrote its address to."),
-    "workers": ("cluster.workers", "cpu=N,gpu=N", "Workers to wait for and use. None: all there are."),
-    "wait": ("cluster.wait", "SECONDS", "How long to wait for scheduler and workers."),
+    "scheduler": (
+        "cluster.scheduler",
+        "ADDRESS",
+        "Dask scheduler, tcp://host:8786. Without one a local cluster starts.",
+    ),
+    "scheduler-file": ("cluster.scheduler_file", "FILE", "The file to which the scheduler wrote its address."),
+    "workers": ("cluster.workers", "cpu=N,gpu=N", "Workers to wait for and use. Default: all that are there."),
+    "wait": ("cluster.wait", "SECONDS", "Seconds to wait for scheduler and workers."),
     "name": ("run.name", "NAME", "Name of the run's folder."),
     "run-dir": ("run.dir", "PATH", "Folder that holds the runs."),
 }
 
 
 class Command(click.Command):
-    """A command whose foreseeable failures are one message and an exit code, never a traceback."""
+    """A command that turns foreseeable failures into one message and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -75,7 +79,7 @@ def job_flags(function: Any) -> Any:
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags
 @click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
-@click.option("--resume", metavar="RUN|auto", help="Go on from the last checkpoint of a run's folder.")
+@click.option("--resume", metavar="RUN|auto", help="Continue a run from its last checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved job and the plan; start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
 @click.option("--verbose", is_flag=True, help="Show tracebacks.")

@@ -1,4 +1,4 @@
-"""What every convolution algorithm offers."""
+"""The interface of a convolution algorithm."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ Prepared: TypeAlias = Any
 """An algorithm's own form of the kernels; only the algorithm that made it looks inside."""
 
 Direction = Literal["forward", "backward", "backward_filter"]
-"""What is asked for: y; dx and dw together; dw alone, as of a network's first layer."""
+"""The result: y; dx and dw together; dw alone, for a network's first layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One stage of a direction: floating-point operations, bytes read and written, and the shape of its GEMMs.
+    """One stage of a direction, as the planner's model counts it.
 
-    `gemm` is (m, k, n) of one product, m rows of the left factor; None for a stage that only moves numbers.
+    Attributes
+    ----------
+    stage : name of the stage
+    flops : floating-point operations
+    bytes : bytes read and written
+    gemm : (m, k, n) of one product, m rows of the left factor; None for a stage that only moves numbers
     """
 
     stage: str
@@ -32,47 +37,47 @@ class ConvAlgorithm(Protocol):
     """One way to compute a convolution and its two adjoints.
 
     Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C, K), y, dy (out_H, out_W, N, K), all of
-    `spec.dtype`. Inputs are not changed; results are new arrays and do not depend on the number of threads.
+    `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
     The caller keeps BLAS single-threaded (`single_threaded_blas`).
     """
 
     name: str
     version: int
-    """Raised when its speed changes, so that measurements of an older one are not believed."""
+    """Raise it when the speed changes, so that measurements of an older version are not used."""
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Whether this algorithm can compute the problem at all."""
+        """Return whether this algorithm can compute the problem."""
         ...
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Bytes of scratch memory on one thread at the smallest blocking, the largest of the three directions."""
+        """Return the bytes of scratch memory on one thread with the smallest blocks: the most of all directions."""
         ...
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """What the direction costs, stage by stage, for the planner's model."""
+        """Return what the direction costs, stage by stage, for the planner's model."""
         ...
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Bring kernels into the algorithm's form; good for any batch size and both uses, until w changes.
+        """Bring kernels into the algorithm's form. It is valid for any batch size and all directions, until w changes.
 
-        `keep` says that many passes will use it: then it may take memory to spare them work.
+        `keep` says that many passes will use it: the algorithm may then spend memory to save work.
         """
         ...
 
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
     ) -> Array:
-        """y = x ⋆ w, and bias (K,) added on the way, which spares a pass over y."""
+        """Return y = x ⋆ w. bias (K,) is added on the way, which saves a pass over y."""
         ...
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """dx, the adjoint of `forward` in x."""
+        """Return dx, the adjoint of `forward` in x."""
         ...
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """dw, the adjoint of `forward` in w."""
+        """Return dw, the adjoint of `forward` in w."""
         ...
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """(dx, dw): both adjoints, what they have in common done once."""
+        """Return (dx, dw). Work that both adjoints share is done once."""
         ...

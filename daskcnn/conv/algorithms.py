@@ -9,4 +9,4 @@ from daskcnn.conv.spectral import Spectral
 ALGORITHMS: dict[str, ConvAlgorithm] = {
     a.name: a for a in (Im2col(), Spectral(), Spectral(tile=4), Spectral(tile=8), Spectral(tile=16))
 }
-"""By name; im2col supports every problem."""
+"""Algorithms by name; im2col supports every problem."""

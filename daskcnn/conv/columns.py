@@ -1,8 +1,8 @@
-"""The columns of a convolution: expanded along the width only.
+"""The columns of a convolution, expanded along the width only.
 
 A block's columns are laid out (pixel, input row, tap along the width, channel). The R·S·C numbers under an output
-row of a pixel then lie side by side, stride·S·C apart from row to row: the columns of all output rows are
-overlapping slices of one matrix, its height never copied R times, and one batched GEMM reads them.
+row of a pixel then lie side by side, stride·S·C apart from row to row. So the columns of all output rows are
+overlapping slices of one matrix: its height is not copied R times, and one batched GEMM reads them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from daskcnn.conv.blocks import Tile, ranges_of
 from daskcnn.conv.spec import ConvSpec
 
 SHORT_RUN = 8
-"""Channels below which a pixel's numbers are too few for a copy of their own."""
+"""Below this number of channels a pixel's numbers are too few to copy pixel by pixel."""
 
 THREAD_FLOPS = 30_000_000
-"""Operations of a thread at least: some tenths of a millisecond, what it takes to wake one."""
+"""Fewest operations of a thread: some tenths of a millisecond, the time that waking one takes."""
 THREAD_BYTES = 1 << 20
-"""Bytes that a thread copies at least, for the same reason."""
+"""Fewest bytes that a thread copies, for the same reason."""
 
 Task = TypeVar("Task")
 Origin = tuple[int, int]
@@ -30,7 +30,7 @@ Origin = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class PaddedMap:
-    """A map (H, N, W, C) with its padding in place: what a convolution without padding reads."""
+    """A map (H, N, W, C) with its padding in place: the input of a convolution without padding."""
 
     spec: ConvSpec
     array: Array
@@ -38,7 +38,7 @@ class PaddedMap:
 
     @classmethod
     def of(cls, spec: ConvSpec, source: Array, origin: Origin, device: Device) -> PaddedMap:
-        """The part of `source` (h, w, N, C) that starts at `origin`, zeros where it has nothing."""
+        """Return the part of `source` (h, w, N, C) that starts at `origin`, with zeros outside the source."""
         array = take(device, "map", (spec.H, spec.N, spec.W, spec.C), spec)
         (h, from_h), (w, from_w) = (
             _overlap(start, size, extent)
@@ -60,7 +60,7 @@ class PaddedMap:
         return cls(spec, array, device)
 
     def columns(self, tile: Tile, scratch: Array) -> Array:
-        """(output rows, pixels, R·S·C) over memory at the start of `scratch`, which is 1-D and large enough."""
+        """Return (output rows, pixels, R·S·C) over memory at the start of `scratch`, which is 1-D and large enough."""
         spec, as_strided = self.spec, self.device.xp.lib.stride_tricks.as_strided
         rows, pixels, width = tile.shape[0], tile.shape[1] * tile.shape[2], spec.S * spec.C
         input_rows = (rows - 1) * spec.stride[0] + spec.R
@@ -74,12 +74,12 @@ class PaddedMap:
 
 
 def map_bytes(spec: ConvSpec) -> int:
-    """Bytes of the PaddedMap for a convolution without padding."""
+    """Return the bytes of the PaddedMap of a convolution without padding."""
     return spec.H * spec.W * spec.N * spec.C * spec.itemsize
 
 
 def take(device: Device, name: str, shape: tuple[int, ...], spec: ConvSpec) -> Array:
-    """Scratch memory of this package."""
+    """Return scratch memory of this module."""
     return device.workspace.take(f"im2col.{name}", shape, spec.dtype)
 
 
@@ -91,7 +91,7 @@ def run(
     device: Device,
     held: int,
 ) -> None:
-    """`work(task, scratch)` for all tasks, `numbers` of scratch each, on as many threads as the limit has room for.
+    """Call `work(task, scratch)` for all tasks, with `numbers` of scratch each, on as many threads as the limit allows.
 
     `held` bytes of the limit are in use already.
     """
@@ -111,13 +111,13 @@ def run(
 
 
 def at_once(tasks: int, numbers: int, spec: ConvSpec, device: Device, held: int) -> int:
-    """How many of so many tasks can run side by side, with `numbers` of scratch each and `held` bytes taken."""
+    """Return how many of `tasks` tasks can run side by side, with `numbers` of scratch each and `held` bytes in use."""
     fit, useful = (device.workspace_limit - held) // (numbers * spec.itemsize), spec.flops // THREAD_FLOPS
     return max(1, min(device.pool.threads, tasks, fit, useful))
 
 
 def _overlap(start: int, size: int, extent: int) -> tuple[slice, slice]:
-    """Where source[start : start + extent] has values: in the extent, and in the source of this size."""
+    """Return where source[start : start + extent] has values: in the extent, and in the source of this size."""
     low = min(max(0, -start), extent)
     high = max(low, min(extent, size - start))
     return slice(low, high), slice(low + start, high + start)

@@ -19,13 +19,13 @@ from daskcnn.conv.spec import ConvSpec
 PIXELS = 512
 """Pixels of a block, enough for GEMM's full speed."""
 FILTER_PIXELS = 1024
-"""The same for kernel gradients, where every product is added to a sum: there should be few."""
+"""The same for kernel gradients, where every product is added to a sum, so fewer blocks are better."""
 PARTS = 4
-"""Partial sums of a kernel gradient at most. Never the number of threads: results must not depend on it."""
+"""Most partial sums of a kernel gradient. Not the number of threads: results must not depend on it."""
 FEW_KERNELS = 256
-"""Kernels below which a bias is added to a whole row of pixels: it would be a loop of a few steps for each."""
+"""With fewer kernels a bias is added to a whole row of pixels, not in a loop of a few steps per pixel."""
 KERNELS = 256
-"""Kernels that a task of a kernel gradient works on, at most."""
+"""Most kernels that a task of a kernel gradient works on."""
 
 
 class Im2col:
@@ -35,16 +35,19 @@ class Im2col:
     version = 2
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Always true."""
+        """Return True: it supports every problem."""
         return True
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Bytes: padded map, smallest block's columns, and the kernels flipped or a product of their gradient."""
+        """Return the bytes of the padded map, the smallest block's columns, and the flipped kernels.
+
+        A product of the kernels' gradient takes as much as the flipped kernels.
+        """
         forward = _least(_inner(spec)) + _kernel_bytes(spec)
         return ROUNDING + max([forward, *(_least(p.spec) + _phase_bytes(p, spec) for p in _phases(spec))])
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Columns and products of the direction."""
+        """Return columns and products of the direction."""
         taps, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
         columns = Work("columns", 0, 2 * pixels * spec.S * spec.C * spec.itemsize)
         forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, taps, spec.K)))
@@ -57,13 +60,13 @@ class Im2col:
         return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """The kernels themselves, contiguous."""
+        """Return the kernels themselves, contiguous."""
         return device.xp.ascontiguousarray(w)
 
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
     ) -> Array:
-        """y (out_H, out_W, N, K)."""
+        """Return y (out_H, out_W, N, K)."""
         inner, device = _inner(spec), _limited(device)
         device.workspace.recycle(_correlation_bytes(inner, device, held=0))
         y = device.xp.empty(spec.y_shape, spec.dtype)
@@ -71,7 +74,7 @@ class Im2col:
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """dx (H, W, N, C)."""
+        """Return dx (H, W, N, C)."""
         device = _limited(device)
         if spec.stride == (1, 1):
             dx, (phase,) = device.xp.empty(spec.x_shape, spec.dtype), _phases(spec)
@@ -87,7 +90,7 @@ class Im2col:
         return dx
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that the threads do not change."""
+        """Return dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that does not depend on the threads."""
         device, inner = _limited(device), _inner(spec)
         xp, (block, parts), kernels = device.xp, _filter_blocks(spec, device), nearly_equal(spec.K, KERNELS)
         numbers = block.numbers(inner) + spec.R * spec.S * spec.C * kernels
@@ -110,7 +113,7 @@ class Im2col:
         return dw.reshape(spec.w_shape)
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """(dx, dw), one after the other: they share nothing."""
+        """Return (dx, dw), computed one after the other: they share no work."""
         return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
 
 
@@ -125,7 +128,7 @@ class _Phase:
 
 
 def _limited(device: Device) -> Device:
-    """The device, less what it takes for scratch arrays to start at cache lines."""
+    """Return the device with a limit reduced by what aligning scratch arrays to cache lines takes."""
     return replace(device, workspace_limit=device.workspace_limit - ROUNDING)
 
 
@@ -140,7 +143,10 @@ def _correlate(
     held: int,
     bias: Array | None = None,
 ) -> None:
-    """out (out_H, out_W, N, K) = source ⋆ w without padding, from `origin` on; `held` bytes are taken already."""
+    """Write out (out_H, out_W, N, K) = source ⋆ w without padding, from `origin` on.
+
+    `held` bytes are in use already.
+    """
     padded = PaddedMap.of(spec, source, origin, device)
     held += map_bytes(spec)
     block = choose(spec, PIXELS, device.workspace_limit - held)
@@ -158,7 +164,7 @@ def _correlate(
 
 
 def _correlation_bytes(spec: ConvSpec, device: Device, *, held: int) -> int:
-    """All scratch memory of `_correlate`, and what is held."""
+    """Return all scratch memory of `_correlate`, with the bytes held."""
     held += map_bytes(spec)
     block = choose(spec, PIXELS, device.workspace_limit - held)
     numbers = block.numbers(spec)
@@ -176,7 +182,7 @@ def _correlate_phase(phase: _Phase, spec: ConvSpec, dy: Array, w: Array, out: Ar
 
 
 def _add_up(total: Array, padded: PaddedMap, dy: Array, kernels: slice, tiles: list[Tile], scratch: Array) -> None:
-    """total (R·S·C, K) = Σ columnsᵀ·dy over the rows of some tiles."""
+    """Write total (R·S·C, K) = Σ columnsᵀ·dy over the rows of some tiles."""
     matmul, spare = padded.device.xp.matmul, scratch[-total.size :].reshape(total.shape)
     product = total  # the first goes straight to its place
     for tile in tiles:
@@ -189,7 +195,7 @@ def _add_up(total: Array, padded: PaddedMap, dy: Array, kernels: slice, tiles: l
 
 
 def _filter_blocks(spec: ConvSpec, device: Device) -> tuple[Block, list[list[Tile]]]:
-    """The block of a kernel gradient, and its tiles dealt out to as many partial sums as the limit allows."""
+    """Return the block of a kernel gradient, and its tiles dealt out to as many partial sums as the limit allows."""
     inner, kernel_bytes = _inner(spec), _kernel_bytes(spec)
     room = device.workspace_limit - map_bytes(inner) - kernel_bytes
     block = choose(inner, FILTER_PIXELS, room).cut(inner, PARTS)
@@ -200,7 +206,7 @@ def _filter_blocks(spec: ConvSpec, device: Device) -> tuple[Block, list[list[Til
 
 
 def _inner(spec: ConvSpec) -> ConvSpec:
-    """The same over the padded map, cut to what its output reads."""
+    """Return the same problem over the padded map, cut to what its output reads."""
     h, w = (spec.out_H - 1) * spec.stride[0] + spec.R, (spec.out_W - 1) * spec.stride[1] + spec.S
     return replace(spec, H=h, W=w, pad=(0, 0))
 
@@ -210,14 +216,14 @@ def _corner(spec: ConvSpec) -> Origin:
 
 
 def _phases(spec: ConvSpec) -> list[_Phase]:
-    """One for every remainder of (h, w) by the stride that has pixels and taps."""
+    """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
     rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0])
     cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1])
     return [_phase(spec, row, col) for row, col in product(rows, cols)]
 
 
 def _phases_along(size: int, kernel: int, stride: int, pad: int) -> list[tuple[int, slice, slice]]:
-    """(origin in dy, pixels, taps) along one axis.
+    """Return (origin in dy, pixels, taps) along one axis.
 
     Pixel h + pad = stride·(h' + shift) + r meets tap r + stride·j at dy[h' + shift − j].
     """
@@ -239,7 +245,7 @@ def _phase(spec: ConvSpec, row: tuple[int, slice, slice], col: tuple[int, slice,
 
 
 def _moved(spec: ConvSpec) -> int:
-    """Bytes of the map, the kernels and the output."""
+    """Return the bytes of the map, the kernels and the output."""
     shapes = (spec.x_shape, spec.w_shape, spec.y_shape)
     return sum(prod(shape) for shape in shapes) * spec.itemsize
 
@@ -253,6 +259,6 @@ def _kernel_bytes(spec: ConvSpec) -> int:
 
 
 def _phase_bytes(phase: _Phase, spec: ConvSpec) -> int:
-    """Scratch for the flipped kernels, and for the pixels where they are not the whole of dx."""
+    """Return the scratch bytes of the flipped kernels, and of the pixels where they are not the whole of dx."""
     H, W, N, C = phase.spec.y_shape
     return _kernel_bytes(phase.spec) + (H * W * N * C * spec.itemsize if spec.stride != (1, 1) else 0)

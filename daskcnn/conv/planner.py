@@ -1,4 +1,4 @@
-"""Which algorithm computes a convolution, and why."""
+"""Chooses the algorithm of a convolution, and says why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from daskcnn.conv.timings import believed, key, memory_of
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An algorithm that supports a problem and fits: bytes it needs, seconds foreseen, and measured if they were."""
+    """An algorithm that supports a problem and fits its limit.
+
+    Attributes
+    ----------
+    name : the algorithm's name
+    workspace : bytes of scratch memory that it needs
+    predicted : seconds by the model
+    measured : seconds measured on this machine, None if it was not measured
+    """
 
     name: str
     workspace: int
@@ -26,9 +34,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """A decision: the problem, the algorithm's name, bytes of scratch memory it needs and may use, the reason.
+    """The decision for one problem; it also runs the chosen algorithm.
 
-    `seconds` of a training step are measured, or else predicted; `need_dx` says whether they include dx.
+    Attributes
+    ----------
+    spec : the problem
+    algorithm : name of the chosen algorithm
+    workspace, workspace_limit : bytes of scratch memory that it needs, and that it may use
+    reason : why it was chosen
+    seconds : of a training step, measured or else predicted
+    measured : whether `seconds` were measured
+    need_dx : whether `seconds` include dx
     """
 
     spec: ConvSpec
@@ -42,11 +58,11 @@ class ConvPlan:
 
     @property
     def flops_per_second(self) -> float:
-        """Operations of the direct convolution a second, whatever the algorithm spares; measured or predicted."""
+        """Operations of the direct convolution per second, whatever the algorithm saves; measured or predicted."""
         return (3 if self.need_dx else 2) * self.spec.flops / self.seconds
 
     def explain(self) -> str:
-        """The decision in one line."""
+        """Return the decision in one line."""
         s = self.spec
         need, limit = (f"{n / 2**20:.1f} MiB" for n in (self.workspace, self.workspace_limit))
         return (
@@ -56,28 +72,28 @@ class ConvPlan:
         )
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """The algorithm's form of the kernels w (R, S, C, K); `keep` says that many passes will use it."""
+        """Return the algorithm's form of the kernels w (R, S, C, K); `keep` says that many passes will use it."""
         _expect("w", w, self.spec.w_shape)
         return ALGORITHMS[self.algorithm].prepare(self.spec, w, self._limited(device), keep=keep)
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
-        """y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) where there is one."""
+        """Return y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) if given."""
         _expect("x", x, self.spec.x_shape)
         return ALGORITHMS[self.algorithm].forward(self.spec, x, prepared, self._limited(device), bias=bias)
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
-        """dx (H, W, N, C) from dy (out_H, out_W, N, K)."""
+        """Return dx (H, W, N, C) from dy (out_H, out_W, N, K)."""
         _expect("dy", dy, self.spec.y_shape)
         return ALGORITHMS[self.algorithm].backward_data(self.spec, dy, prepared, self._limited(device))
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
+        """Return dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
         return ALGORITHMS[self.algorithm].backward_filter(self.spec, x, dy, self._limited(device))
 
     def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
-        """(dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K), what they have in common done once."""
+        """Return (dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K). Work that both share is done once."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
         return ALGORITHMS[self.algorithm].backward(self.spec, x, dy, prepared, self._limited(device))
@@ -87,30 +103,38 @@ class ConvPlan:
 
 
 def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, need_dx: bool = True) -> ConvPlan:
-    """Choose the algorithm of the fastest training step: measured on this machine, or else predicted.
+    """Choose the algorithm with the fastest training step, measured on this machine or else predicted.
 
-    workspace_limit: bytes; the device's by default. need_dx: false for a first layer. Raises ValueError where nothing
-    fits the limit.
+    Parameters
+    ----------
+    spec : the problem
+    device : its backend, threads and limit
+    workspace_limit : bytes of scratch memory; the device's by default
+    need_dx : whether the step includes dx; false for a first layer
+
+    Raises
+    ------
+    ValueError : if no algorithm fits the limit
     """
     limit = device.workspace_limit if workspace_limit is None else workspace_limit
     return _plan(spec, limit, device.backend, device.pool.threads, need_dx)
 
 
 def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[Candidate]:
-    """All that support the problem and fit the device's limit, the best first.
+    """Return all algorithms that support the problem and fit the device's limit, the best first.
 
-    Where any of them were measured, those come first: a prediction is not held against a measurement.
+    Measured algorithms come before all others: a prediction is not compared with a measurement.
     """
     return _candidates(spec, device.workspace_limit, device.backend, device.pool.threads, need_dx)
 
 
 def versions(spec: ConvSpec) -> dict[str, int]:
-    """The algorithms that support a problem, as entries of the memory name them."""
+    """Return the algorithms that support a problem, with the versions that entries of the memory name."""
     return {name: a.version for name, a in ALGORITHMS.items() if a.supports(spec)}
 
 
 def forget_plans() -> None:
-    """Plan anew: the memory knows more than it did."""
+    """Forget all plans, because the memory has new times."""
     _plan.cache_clear()
 
 
@@ -147,7 +171,7 @@ def _nothing_fits(spec: ConvSpec, limit: int) -> ValueError:
 
 
 def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
-    """The best one's time, and the runner-up's where it is of the same kind."""
+    """Return the best algorithm's time, and the runner-up's if it is of the same kind."""
     best, *others = fit
     kind = "predicted" if best.measured is None else "measured"
     times = [(c.name, c.measured or c.predicted) for c in others[:1] if (c.measured is None) == (best.measured is None)]
@@ -156,7 +180,7 @@ def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
 
 
 def _left_out(spec: ConvSpec, fit: Sequence[Candidate]) -> Iterator[str]:
-    """Why there was no choice, and who would take too much memory."""
+    """Yield why there was no choice, and which algorithms would take too much memory."""
     supported, fitting = versions(spec), {c.name for c in fit}
     others = [name for name in ALGORITHMS if name not in supported]
     if len(supported) == 1 and others:
@@ -171,7 +195,7 @@ def _unusual(spec: ConvSpec, others: Sequence[str]) -> str:
 
 
 def readable(seconds: float) -> str:
-    """'1.2 ms', '3.4 s': three digits."""
+    """Return '1.2 ms', '3.4 s': three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -65,12 +65,12 @@ class ConvSpec:
 
     @property
     def itemsize(self) -> int:
-        """Bytes a number."""
+        """Bytes per number."""
         return np.dtype(self.dtype).itemsize
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of one direction, multiply and add counted apart, padding included."""
+        """Floating-point operations of one direction; multiply and add count as two, and padding is included."""
         return 2 * self.out_H * self.out_W * self.N * self.K * self.R * self.S * self.C
 
 

@@ -1,8 +1,8 @@
 """Convolution in the frequency domain: about thirteen times fewer multiplications for 5×5 kernels on 16×16 maps.
 
-Maps and kernels are taken there by small matrices (`fourier`), where a convolution is one matrix product over the
+Small matrices (`fourier`) transform maps and kernels. A convolution is then one matrix product over the
 channels for each row of frequencies. Each pass is a graph of tasks: transforms of blocks of columns, then products of
-blocks of rows, then transforms back. Large maps may be cut into tiles, whose kernels take less room and time.
+blocks of rows, then transforms back. Large maps may be cut into tiles, whose kernels take less memory and time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from daskcnn.conv.tiles import Tiling
 from daskcnn.pool import Task
 
 LEAST_SAMPLES, LEAST_KERNELS, LEAST_COLUMNS = 8, 32, 16
-"""The smallest blocks: with less, GEMM is of no use."""
+"""The smallest blocks: GEMM does not pay with less."""
 ENOUGH_KERNELS = 256
 """Kernels of a block below which samples are cut too."""
 TASKS_A_THREAD = 4
 """Tasks of one kind for each thread: enough to even out their speeds."""
 TASK_FLOPS = 30_000_000
-"""Operations of a task at least: some tenths of a millisecond, many times what it costs to hand one over."""
+"""Fewest operations of a task: some tenths of a millisecond, many times the cost of starting one."""
 
 T = TypeVar("T")
 Columns = tuple[slice, slice]
@@ -37,7 +37,7 @@ Columns = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels (R, S, C, K) and, where there was room to keep them, their transform (rows, C, K)."""
+    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (rows, C, K)."""
 
     w: Array
     transformed: Array | None
@@ -45,7 +45,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Samples and kernels of a block, and columns of the widest map that are transformed at once."""
+    """Samples and kernels of a block, and the columns of the widest map that are transformed at once."""
 
     samples: int
     kernels: int
@@ -53,7 +53,7 @@ class Blocks:
 
 
 class Spectral:
-    """Real DFTs of whole maps, or of tiles of so many outputs a side. Supports stride 1."""
+    """Real DFTs of whole maps, or of tiles of `tile` outputs a side. Supports stride 1."""
 
     version = 2
 
@@ -62,24 +62,24 @@ class Spectral:
         self._tile = tile
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Stride 1; with tiles, maps that are larger than one."""
+        """Return True for stride 1; with tiles, only for maps larger than a tile."""
         return spec.stride == (1, 1) and (self._tile is None or max(spec.out_H, spec.out_W) > self._tile)
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Bytes: transforms of the smallest block, and of its gradients."""
+        """Return the bytes of the transforms of the smallest block and of its gradients."""
         tiling, inner = self._tiled(spec)
         least = Blocks(min(inner.N, LEAST_SAMPLES), min(inner.K, LEAST_KERNELS), LEAST_COLUMNS)
         return tiling.bytes + _bytes(inner, _shape(inner), least, threads=1) + ROUNDING
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
-        """Transforms and products of the direction."""
+        """Return transforms and products of the direction."""
         tiling, inner = self._tiled(spec)
         return (*tiling.work(direction), *_work(inner, _shape(inner), direction))
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
-        """The transform too, where many passes share it and it takes no more than half of the limit.
+        """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
 
-        A training step would use it twice, and to write so much to memory and read it takes as long as to compute it.
+        A training step would use it twice, and writing and reading it takes as long as computing it.
         """
         _, inner = self._tiled(spec)
         f, w = _transforms(inner, device), device.xp.ascontiguousarray(w)
@@ -94,7 +94,7 @@ class Spectral:
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
     ) -> Array:
-        """y (out_H, out_W, N, K)."""
+        """Return y (out_H, out_W, N, K)."""
         tiling, own = self._begin(spec, device)
         y = tiling.out(own.spec.y_shape, device)
         inside = all(pad < taps for pad, taps in zip(own.spec.pad, (spec.R, spec.S), strict=True))
@@ -104,33 +104,33 @@ class Spectral:
         return tiling.join(y, device)
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
-        """dx (H, W, N, C)."""
+        """Return dx (H, W, N, C)."""
         tiling, own = self._begin(spec, device)
         dx = tiling.out(own.spec.x_shape, device)
         own.backward(None, tiling.split(dy, device), prepared, dx, None)
         return tiling.add_up(dx, device)
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
-        """dw (R, S, C, K)."""
+        """Return dw (R, S, C, K)."""
         tiling, own = self._begin(spec, device)
         dw = device.xp.empty(spec.w_shape, spec.dtype)
         own.backward(tiling.cut(x, device), tiling.split(dy, device), None, None, dw)
         return dw
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
-        """(dx, dw), dy transformed once."""
+        """Return (dx, dw); dy is transformed once."""
         tiling, own = self._begin(spec, device)
         dx, dw = tiling.out(own.spec.x_shape, device), device.xp.empty(spec.w_shape, spec.dtype)
         own.backward(tiling.cut(x, device), tiling.split(dy, device), prepared, dx, dw)
         return tiling.add_up(dx, device), dw
 
     def _tiled(self, spec: ConvSpec) -> tuple[Tiling, ConvSpec]:
-        """How maps are cut, and the problem of the pieces: the problem itself without tiles."""
+        """Return how maps are cut, and the problem of the pieces: the problem itself without tiles."""
         tiling = Tiling(spec, self._tile)
         return tiling, tiling.inner
 
     def _begin(self, spec: ConvSpec, device: Device) -> tuple[Tiling, _Pass]:
-        """A pass, with all of the scratch memory to itself."""
+        """Begin a pass, which has all scratch memory to itself."""
         tiling, inner = self._tiled(spec)
         f, blocks = _transforms(inner, device), _choose(inner, tiling.bytes, device)
         device.workspace.recycle(tiling.bytes + _bytes(inner, f, blocks, device.pool.threads) + ROUNDING)
@@ -147,7 +147,7 @@ class _Pass:
     blocks: Blocks
 
     def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
-        """Fill y. The bias is added to the products at frequency 0, where every output has it from."""
+        """Fill y. The bias is added to the products at frequency 0, from which every output receives it."""
         for samples in self._samples():
             X, before = self._of_map(x, samples)
             for kernels in self._kernels():
@@ -163,7 +163,7 @@ class _Pass:
     def backward(
         self, x: Array | None, dy: Array, prepared: Kernels | None, dx: Array | None, dw: Array | None
     ) -> None:
-        """Fill dx, which needs the kernels, and dw, which needs x: those that are given."""
+        """Fill dx, which needs the kernels, and dw, which needs x, as far as they are given."""
         for samples in self._samples():
             X, before = (None, []) if x is None else self._of_map(x, samples)
             dX = None if dx is None else self._take("dmap", samples.stop - samples.start, self.spec.C)
@@ -185,21 +185,21 @@ class _Pass:
                 before = []
 
     def of_all_kernels(self, w: Array, transformed: Array) -> list[Task]:
-        """The tasks that fill the transform (rows, C, K) of all kernels."""
+        """Return the tasks that fill the transform (rows, C, K) of all kernels."""
         return self.forth(self.f.kernels, w, transformed, self._kernel_columns(slice(0, self.spec.K)))
 
     def _of_map(self, x: Array, samples: slice) -> tuple[Array, list[Task]]:
-        """Room for the transform (rows, n, C) of these samples, and the tasks that fill it."""
+        """Return memory for the transform (rows, n, C) of these samples, and the tasks that fill it."""
         X = self._take("map", samples.stop - samples.start, self.spec.C)
         return X, self.forth(self.f.map, x, X, self._map_columns(samples))
 
     def _of_output(self, dy: Array, samples: slice, kernels: slice) -> tuple[Array, list[Task]]:
-        """The same of an output's gradient (rows, n, k)."""
+        """Return the same for an output's gradient (rows, n, k)."""
         dY = self._take("output", samples.stop - samples.start, kernels.stop - kernels.start)
         return dY, self.forth(self.f.output, dy, dY, self._output_columns(samples, kernels))
 
     def _of_kernels(self, prepared: Kernels, kernels: slice) -> tuple[Array, list[Task]]:
-        """The same of kernels (rows, C, k); no tasks where it was kept."""
+        """Return the same for kernels (rows, C, k); without tasks if their transform was kept."""
         if prepared.transformed is not None:
             return prepared.transformed[..., kernels], []
         W = self._take("kernels", self.spec.C, kernels.stop - kernels.start)
@@ -233,7 +233,7 @@ class _Pass:
         *,
         add: bool = False,
     ) -> list[Task]:
-        """The transpose of `forth`: rows (rows, …) to columns of a map (h, w, …), set or added."""
+        """Transform rows (rows, …) into columns of a map (h, w, …), set or added: the transpose of `forth`."""
         block, whole = _flat(source, 1), _flat(target, 2)
         return self._tasks(partial(self._back, side, block, whole, add), self._shared(whole, columns), after)
 
@@ -264,7 +264,7 @@ class _Pass:
                 xp.matmul(side.height.T, _by_width(half), out=_by_width(whole[:, :, target]))
 
     def _kinds(self, block: Array) -> tuple[Array, Array]:
-        """Rows (rows, m) of real frequencies (reals, real_rows, m), and of pairs (pairs, pair_rows, m)."""
+        """Return rows (rows, m) as real frequencies (reals, real_rows, m) and as pairs (pairs, pair_rows, m)."""
         f, m = self.f, block.shape[1]
         first = f.reals * f.real_rows
         return block[:first].reshape(f.reals, f.real_rows, m), block[first:].reshape(f.pairs, f.pair_rows, m)
@@ -274,13 +274,13 @@ class _Pass:
         return self._tasks(multiply, ranges_of(self.f.rows, -(-self.f.rows // self._parts(flops))), after)
 
     def _shared(self, whole: Array, columns: Sequence[Columns]) -> list[Sequence[Columns]]:
-        """The columns of a map in nearly equal parts."""
+        """Return the columns of a map in nearly equal parts."""
         numbers = sum(c.stop - c.start for c, _ in columns)
         flops = _transform("", self.f, whole.shape[0], whole.shape[1], numbers, 0).flops
         return [columns[s] for s in ranges_of(len(columns), -(-len(columns) // self._parts(flops)))]
 
     def _parts(self, flops: int) -> int:
-        """How many tasks so many operations are cut into."""
+        """Return the number of tasks for this number of operations."""
         return max(1, min(TASKS_A_THREAD * self.device.pool.threads, flops // TASK_FLOPS))
 
     def _tasks(self, work: Callable[[T], None], items: Sequence[T], after: Sequence[Task]) -> list[Task]:
@@ -296,7 +296,7 @@ class _Pass:
         return _columns(slice(0, self.spec.C), kernels, self.spec.K, self._width(self.spec.S))
 
     def _width(self, width: int) -> int:
-        """Columns of maps of this width that are transformed at once: narrow maps have shorter ones."""
+        """Return how many columns of maps of this width are transformed at once: columns of narrow maps are shorter."""
         return self.blocks.columns * _widest(self.spec) // width
 
     def _samples(self) -> list[slice]:
@@ -306,11 +306,11 @@ class _Pass:
         return ranges_of(self.spec.K, self.blocks.kernels)
 
     def _take(self, name: str, *shape: int) -> Array:
-        """Scratch memory for rows of this shape."""
+        """Return scratch memory for rows of this shape."""
         return self._scratch(name, self.f.rows, *shape)
 
     def _own(self, name: str, *shape: int) -> Array:
-        """Scratch memory of the thread that asks, cut from what the largest of its columns take."""
+        """Return scratch memory of the calling thread, cut from what the largest of its columns take."""
         tallest = max(self.f.length[0] if name == "half" else self.spec.H, self.spec.R, self.spec.out_H)
         numbers = max(prod(shape), self.blocks.columns * tallest * _widest(self.spec))
         return self._scratch(f"{name}{self.device.pool.thread}", numbers)[: prod(shape)].reshape(shape)
@@ -334,17 +334,17 @@ def _axes(spec: ConvSpec) -> tuple[Axis, Axis]:
 
 
 def _by_width(a: Array) -> Array:
-    """(h, w, m) as w matrices (h, m), a view."""
+    """Return (h, w, m) as w matrices (h, m), a view."""
     return a.transpose(1, 0, 2)
 
 
 def _flat(a: Array, axes: int) -> Array:
-    """With all axes behind the first ones in one; a view, for arrays of ours are contiguous."""
+    """Join all axes behind the first ones into one; a view, because our arrays are contiguous."""
     return a.reshape(*a.shape[:axes], -1)
 
 
 def _columns(outer: slice, inner: slice, size: int, width: int) -> list[Columns]:
-    """Columns outer × inner of arrays (…, outer, size), in runs of at most `width`, and where a block has them."""
+    """Yield columns outer × inner of arrays (…, outer, size), in runs of up to `width`, and their place in a block."""
     n, own = outer.stop - outer.start, inner.stop - inner.start
     if own == size:
         runs = [(outer.start * size, 0, n * size)]
@@ -358,7 +358,7 @@ def _columns(outer: slice, inner: slice, size: int, width: int) -> list[Columns]
 
 
 def _most_columns(spec: ConvSpec, device: Device) -> int:
-    """Columns of the widest map that stay in cache together, between their two transforms."""
+    """Return the number of columns of the widest map that stay in cache together, between their two transforms."""
     return max(LEAST_COLUMNS, device.backend.block_bytes // (_shape(spec).length[0] * _widest(spec) * spec.itemsize))
 
 
@@ -367,7 +367,7 @@ def _widest(spec: ConvSpec) -> int:
 
 
 def _choose(spec: ConvSpec, held: int, device: Device) -> Blocks:
-    """Fewer kernels at a time where transforms take more than is left; fewer samples where that is not enough."""
+    """Return a block: with fewer kernels if transforms exceed the memory left, then with fewer samples."""
     room, threads, f = device.workspace_limit - held - ROUNDING, device.pool.threads, _transforms(spec, device)
     each, least = _column_bytes(spec, f) * threads, max(1, LEAST_COLUMNS // threads)
     columns = max(1, min(_most_columns(spec, device), room // 8 // each, spec.K * max(spec.N, spec.C)))
@@ -385,14 +385,17 @@ def _choose(spec: ConvSpec, held: int, device: Device) -> Blocks:
 
 
 def _bytes(spec: ConvSpec, f: Frequencies, blocks: Blocks, threads: int) -> int:
-    """Of the transforms of maps, their gradients, kernels and outputs, and of each thread's columns."""
+    """Return the bytes of the transforms of maps, gradients, kernels and outputs, and of each thread's columns."""
     n, k = blocks.samples, blocks.kernels
     transforms = f.rows * (2 * n * spec.C + (n + spec.C) * k) * spec.itemsize
     return transforms + threads * blocks.columns * _column_bytes(spec, f)
 
 
 def _column_bytes(spec: ConvSpec, f: Frequencies) -> int:
-    """Of one of the widest columns between its two transforms, and behind them; narrower ones take no more."""
+    """Return the bytes of a column of the widest map between its two transforms, and after them.
+
+    Columns of narrower maps take no more.
+    """
     return (max(f.length[0], spec.R, spec.out_H) + max(spec.H, spec.R, spec.out_H)) * _widest(spec) * spec.itemsize
 
 

@@ -1,4 +1,4 @@
-"""Maps cut into tiles that overlap in what they read: a convolution of a large map as one of many small ones."""
+"""Maps cut into overlapping tiles: a convolution of a large map as one of many small maps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Region = tuple[slice, slice]
 
 @dataclass(frozen=True)
 class Tiling:
-    """`spec`, of stride 1, in tiles of `size` outputs a side which are samples of `inner`; uncut where size is None."""
+    """`spec`, of stride 1, in tiles of `size` outputs a side, which are samples of `inner`; not cut if size is None."""
 
     spec: ConvSpec
     size: int | None
@@ -31,7 +31,7 @@ class Tiling:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tiles: of maps, their gradients and outputs."""
+        """Bytes of the tiles of maps, their gradients and outputs."""
         if self.size is None:
             return 0
         H, W, N, C = self.inner.x_shape
@@ -39,33 +39,33 @@ class Tiling:
         return (2 * H * W * C + h * w * K) * N * self.spec.itemsize
 
     def work(self, direction: Direction) -> tuple[Work, ...]:
-        """What cutting and joining move."""
+        """Return the bytes that cutting and joining move."""
         if self.size is None:
             return ()
         passes = {"forward": 1, "backward": 2, "backward_filter": 1}[direction]
         return (Work("tiles", 0, passes * self.bytes),)
 
     def out(self, shape: tuple[int, ...], device: Device) -> Array:
-        """Room for a result of the inner problem."""
+        """Return memory for a result of the inner problem."""
         if self.size is None:
             return device.xp.empty(shape, self.spec.dtype)
         return device.workspace.take("tiles.result", shape, self.spec.dtype)
 
     def cut(self, x: Array, device: Device) -> Array:
-        """Maps (H, W, N, C) to maps of `inner`: what its tile reads, zeros beyond the map."""
+        """Cut maps (H, W, N, C) into maps of `inner`: what each tile reads, with zeros beyond the map."""
         (top, left), H, W = self.spec.pad, self.inner.H, self.inner.W
         return self._gather("map", x, (H, W), (top, left), device)
 
     def split(self, dy: Array, device: Device) -> Array:
-        """(out_H, out_W, N, K) to outputs of `inner`, zeros beyond."""
+        """Cut (out_H, out_W, N, K) into outputs of `inner`, with zeros beyond."""
         return self._gather("output", dy, self._outs, (0, 0), device)
 
     def join(self, y: Array, device: Device) -> Array:
-        """The inverse of `split`."""
+        """Invert `split`."""
         return self._scatter(y, self.spec.y_shape, self._outs, (0, 0), device)
 
     def add_up(self, dx: Array, device: Device) -> Array:
-        """The adjoint of `cut`: what tiles say of the same pixels is added up."""
+        """Apply the adjoint of `cut`: gradients of the same pixels from several tiles are added."""
         return self._scatter(dx, self.spec.x_shape, (self.inner.H, self.inner.W), self.spec.pad, device)
 
     @property
@@ -116,7 +116,7 @@ class Tiling:
 def _overlap(
     corner: list[int], pad: tuple[int, int], size: tuple[int, int], shape: tuple[int, ...]
 ) -> tuple[Region, Region]:
-    """Where a tile of this size lies in the whole, and where that part lies in the tile."""
+    """Return where a tile of this size lies in the whole, and where that part lies in the tile."""
     inside, own = [], []
     for first, before, length, limit in zip(corner, pad, size, shape, strict=False):
         low, high = max(0, first - before), min(limit, first - before + length)

@@ -1,8 +1,8 @@
-"""What was measured on this machine, kept in the user's cache folder and shared by all processes there.
+"""Times measured on this machine, kept in the user's cache folder and shared by all processes there.
 
-A file a machine: processor, cores, libraries and device are in its name and in it, so that a folder may lie on a
-disk that several machines share. Writers take turns by a lock, read what others wrote, add to it and replace the
-file in one step. What cannot be read is as good as nothing; what cannot be written is known to this process alone.
+There is one file per machine. Processor, cores, libraries and device are in its name and in it, so several machines
+may share the folder. Writers take turns by a lock, read what others wrote, add to it and replace the
+file in one step. An unreadable file counts as empty; an unwritable one limits new times to this process.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
 from daskcnn.conv.spec import ConvSpec
 
 FORMAT: Literal[1] = 1
-"""Raised when older files should be forgotten."""
+"""Raise it to ignore older files."""
 ATTEMPTS, PAUSE = 100, 0.05
-"""How often, and every how many seconds, a writer asks for the lock before it gives up."""
+"""A writer tries to get the lock this often, at intervals of `PAUSE` seconds."""
 KINDS: Mapping[str, DeviceKind] = {"cupy": "gpu"}
-"""Which device a backend computes on, where it is not the processor."""
+"""Devices of the backends that do not compute on the processor."""
 
 Pause = Callable[[float], None]
 Warn = Callable[[str], None]
@@ -44,7 +44,8 @@ _logger = logging.getLogger("daskcnn")
 class Entry(BaseModel):
     """One problem: seconds (forward, backward, backward_filter) of the algorithms that were run.
 
-    `versions` names all that support the problem: with another one, or a newer version, it is to be measured anew.
+    `versions` names all algorithms that support the problem. If one is added or has a new version, the problem is
+    measured again.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -62,7 +63,10 @@ class _Kept(BaseModel):
 
 
 def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
-    """The name of an entry. Limits (bytes) within a power of two share one: blocks change little between them."""
+    """Return the name of an entry.
+
+    Limits (bytes) within a power of two share one: blocks change little between them.
+    """
     s = spec
     limit = 1 << max(0, workspace_limit.bit_length() - 1)
     shape = f"N{s.N} H{s.H} W{s.W} C{s.C} K{s.K} R{s.R} S{s.S} stride {s.stride[0]},{s.stride[1]}"
@@ -70,7 +74,7 @@ def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
 
 
 class Memory:
-    """The entries of one machine. `warn` is told once of a file that is not as it should be."""
+    """The entries of one machine. `warn` is called once for a file that is not as it should be."""
 
     def __init__(
         self, path: Path, machine: Mapping[str, str], *, warn: Warn = _logger.warning, pause: Pause = time.sleep
@@ -81,13 +85,13 @@ class Memory:
         self.refresh()
 
     def refresh(self) -> None:
-        """See what other processes have written since."""
+        """Read what other processes have written since."""
         self.entries = {**self.entries, **self._read()}
 
     def remember(self, entries: Mapping[str, Entry], *, anew: bool = False) -> None:
-        """Add these, on the disk too where that is possible.
+        """Add these entries, on disk too if possible.
 
-        Of two processes that measured the same thing the first is believed by both, unless `anew`.
+        If two processes measured the same problem, both use the first result, unless `anew`.
         """
         self.entries = {**self.entries, **entries}
         try:
@@ -139,7 +143,7 @@ def _same(kept: Entry, measured: Entry | None) -> bool:
 
 @contextmanager
 def _locked(path: Path, pause: Pause) -> Iterator[None]:
-    """Hold the lock of this file. Raises TimeoutError where another process does not let go."""
+    """Hold the lock of this file. Raises TimeoutError if another process does not release it."""
     with open(path, "a", encoding="utf-8") as file:
         for _ in range(ATTEMPTS):
             try:
@@ -154,12 +158,12 @@ def _locked(path: Path, pause: Pause) -> Iterator[None]:
 
 
 def believed() -> bool:
-    """Whether plans follow measurements; with DASKCNN_TUNE=0 the model alone decides, for results that repeat."""
+    """Return whether plans follow measurements. With DASKCNN_TUNE=0 the model alone decides, so results repeat."""
     return os.environ.get("DASKCNN_TUNE") != "0"
 
 
 def cache_folder() -> Path:
-    """Where measured times are kept: $DASKCNN_CACHE_DIR, or the place this system has for such things."""
+    """Return the folder of measured times: $DASKCNN_CACHE_DIR, or the system's place for caches."""
     if own := os.environ.get("DASKCNN_CACHE_DIR"):
         return Path(own).expanduser()
     if xdg := os.environ.get("XDG_CACHE_HOME"):
@@ -172,7 +176,7 @@ def cache_folder() -> Path:
 
 
 def machine_of(backend: Backend) -> dict[str, str]:
-    """What speed depends on: the device, its cores, and the libraries that compute on it."""
+    """Return what speed depends on: the device, its cores, and the libraries that compute on it."""
     blas = {f"{i['internal_api']} {i.get('version')} {i.get('architecture', '')}".strip() for i in _blas()}
     return {
         "backend": f"{backend.name} {backend.xp.__version__}",
@@ -189,7 +193,7 @@ def _blas() -> list[dict[str, str]]:
 
 @cache
 def memory_of(backend: Backend) -> Memory:
-    """This machine's memory for a backend, read on first use."""
+    """Return this machine's memory for a backend, read on first use."""
     machine = machine_of(backend)
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     return Memory(cache_folder() / f"conv-{FORMAT}-{backend.name}-{digest[:16]}.json", machine)

@@ -1,4 +1,4 @@
-"""Measuring the candidates for a convolution, where the model alone should not decide."""
+"""Measures the candidates for a convolution where the model alone should not decide."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from daskcnn.conv.spec import ConvSpec
 from daskcnn.conv.timings import Entry, believed, key, memory_of
 
 CLOSE = 2.5
-"""Candidates that should take more than so many times the best one's seconds are not run."""
+"""A candidate is not run if it is predicted to take more than this many times the best one's seconds."""
 HOPELESS, SLOWER = 4.0, 1.5
-"""Those that take more than so many times the best one's, in the warm-up or measured, are run no more."""
+"""A candidate that took more than this many times the best one's seconds, in the warm-up or measured, is dropped."""
 RUNS = 3
-"""Measured runs of each, after a warm-up, where there is time for them."""
+"""Measured runs of each candidate after a warm-up, if there is time."""
 TICK = 1e-9
-"""Seconds that anything takes at the least, whatever a coarse clock says."""
+"""Least seconds of a run, for clocks that are too coarse."""
 STEPS = (True, False)
-"""Training steps with dx and without, a first layer's: the candidates for both are measured."""
+"""Training steps with dx, and without it (a first layer's): candidates for both are measured."""
 
 Clock = Callable[[], float]
 
@@ -33,10 +33,22 @@ Clock = Callable[[], float]
 def tune(
     specs: Iterable[ConvSpec], device: Device, *, clock: Clock, seconds: float = 10.0, anew: bool = False
 ) -> list[ConvSpec]:
-    """Measure what this machine does not know yet (or everything, `anew`), remember it, and return what was measured.
+    """Measure the problems that this machine has no times for (all of them with `anew`), and remember the times.
 
-    `seconds` is for all of it, small problems first; one that there is no time for stays with the model. Nothing is
-    measured where measurements are not `believed`. The caller keeps BLAS single-threaded.
+    Small problems come first. A problem for which no time is left keeps the model's choice. Nothing is
+    measured if measurements are not `believed`. The caller keeps BLAS single-threaded.
+
+    Parameters
+    ----------
+    specs : problems; duplicates are measured once
+    device : where to measure
+    clock : returns seconds
+    seconds : for all problems together
+    anew : measure known problems too
+
+    Returns
+    -------
+    The problems that were measured.
     """
     if not believed():
         return []
@@ -56,9 +68,9 @@ def tune(
 
 
 def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[str, Seconds]:
-    """Median seconds of the candidates worth running, which take turns.
+    """Return the median seconds of the candidates worth running, which take turns.
 
-    Empty where there is no choice, or where `end` comes before each was run once after its warm-up.
+    The result is empty if there is no choice, or if `end` comes before each candidate ran once after its warm-up.
     """
     names = _worth_running(candidates(spec, device), end - clock())
     if len(names) < 2:
@@ -92,7 +104,7 @@ class _Trial:
         return self._device.backend.from_host(host)
 
     def turns(self, names: Iterable[str], end: float) -> dict[str, Seconds]:
-        """A run of each in turn, as many as begin before `end`."""
+        """Run each algorithm in turn, as many as begin before `end`."""
         return {name: self._run(name) for name in names if self._clock() < end}
 
     def _run(self, name: str) -> Seconds:
@@ -113,13 +125,13 @@ class _Trial:
 
 
 def _open(spec: ConvSpec, device: Device) -> bool:
-    """Whether the memory has no answer for this problem."""
+    """Return whether the memory has no answer for this problem."""
     found = candidates(spec, device)
     return bool(found) and found[0].measured is None
 
 
 def _worth_running(found: Iterable[Candidate], seconds: float) -> list[str]:
-    """Those that may be the best, the likeliest first, as many as should run twice in so many seconds."""
+    """Return the algorithms that may be the best, the likeliest first, as many as can run twice in this time."""
     predicted = {c.name: c.predicted for c in found}
     close = [name for name, each in predicted.items() if _within(CLOSE, each, predicted)]
     close.sort(key=lambda name: predicted[name].step(True))
@@ -128,7 +140,7 @@ def _worth_running(found: Iterable[Candidate], seconds: float) -> list[str]:
 
 
 def _within(factor: float, seconds: Seconds, among: Mapping[str, Seconds]) -> bool:
-    """Whether a step, with dx or without, takes no more than `factor` times the shortest."""
+    """Return whether a step, with dx or without, takes at most `factor` times the shortest."""
     return any(seconds.step(dx) <= factor * min(other.step(dx) for other in among.values()) for dx in STEPS)
 
 

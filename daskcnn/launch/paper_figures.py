@@ -146,7 +146,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     def curves(figure: Callable[[Report], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
 
-    x, like = "workers", "BPT-CNN fig. 12, 13 and 14"
+    x, like = "workers", "BPT-CNN fig. 12 and 14"
     yield Figure("time-by-workers", "Time by the number of workers", like, x, "seconds", curves(lambda r: r.seconds))
     title = "Traffic of a run by the number of workers"
     moved = curves(lambda r: (r.traffic.up + r.traffic.down) / 1e6)
@@ -163,7 +163,7 @@ def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
     cases = [replace(chosen, cluster=_with_threads(chosen.cluster, threads)) for threads in THREADS]
     curves = {name: (THREADS, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
     title = "Time by the threads of a worker, by Amdahl's law"
-    return Figure("time-by-threads", title, "BPT-CNN fig. 13 and 14", "threads", "seconds", curves, doubling=True)
+    return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
 
 
 def _with_threads(cluster: Cluster, threads: int) -> Cluster:
@@ -190,7 +190,7 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
         yield Figure(
             f"layer-speedup-{kind}",
             f"Speed-up by sharded kernels, devices like {pattern.name}",
-            "Marques et al. fig. 9 to 14",
+            "Marques et al. fig. 11 to 13",
             f"{kind} devices",
             "speed-up",
             curves,

@@ -64,10 +64,12 @@ class Collected:
 
 
 def area_under_curve(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
-    """Macro AUC of scores (N, classes), the higher the likelier, for labels (N,): the mean over the classes.
+    """Return the macro AUC of scores (N, classes) for labels (N,): the mean over the classes.
 
-    Of one class against the rest it is the chance that a sample of the class has a higher score than one of the rest,
-    ties counting half. Classes without samples, or without others, are left out; None where that leaves none.
+    Higher scores mean likelier.
+
+    The AUC of one class against the rest is the chance that a sample of the class scores higher than one of the rest;
+    ties count half. A class without samples, or without other samples, is left out. Returns None if all are left out.
     """
     each = [_one_against_rest(scores[:, c], labels == c) for c in range(scores.shape[1])]
     known = [area for area in each if area is not None]
@@ -75,7 +77,7 @@ def area_under_curve(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.in
 
 
 def _one_against_rest(scores: npt.NDArray[np.floating], positive: npt.NDArray[np.bool_]) -> float | None:
-    """From the sum of the positives' ranks (Mann and Whitney's U), in the time of sorting."""
+    """Return the AUC from the sum of the positives' ranks (Mann and Whitney's U), in the time of sorting."""
     n = int(positive.sum())
     others = len(positive) - n
     if not n or not others:
@@ -84,7 +86,7 @@ def _one_against_rest(scores: npt.NDArray[np.floating], positive: npt.NDArray[np
 
 
 def _ranks(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Each score's place in ascending order, from 1; equal ones share the mean of theirs."""
+    """Return each score's place in ascending order, from 1. Equal scores share the mean of their places."""
     _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return (last - (counts - 1) / 2)[which]

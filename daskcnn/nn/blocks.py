@@ -16,21 +16,21 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 BLOCKS = 2
-"""How many of the backend's `block_bytes` a block has here. Longer steps make up for the slower cache: NumPy needs a
-microsecond to start one, and threads wait for each other's turn in the interpreter between them."""
+"""A block has this many times the backend's `block_bytes`. Longer steps make up for the slower cache: NumPy needs a
+microsecond to start one, and between steps threads wait for their turn in the interpreter."""
 
 ARENA_BLOCKS = 6
-"""How many blocks a thread's scratch memory holds: what it takes to go back through ReLU, LRN and max pooling."""
+"""Blocks in a thread's scratch memory: enough for the backward pass through ReLU, LRN and max pooling."""
 
 
 THREAD_ITEMS = 3
-"""Items for each thread at least, of a few tenths of a millisecond each: about what it takes to wake one."""
+"""Fewest items for each thread. An item takes a few tenths of a millisecond, about as long as waking a thread."""
 
 
 class Arena:
-    """Scratch memory of one thread, one piece after the other off a slab: the same cached lines for every block.
+    """Scratch memory of one thread, taken piece by piece from a slab: every block uses the same cached lines.
 
-    What does not fit is newly made, so that a slab of no size will do.
+    An array that does not fit the slab is newly allocated, so a slab may have any size.
     """
 
     def __init__(self, xp: Any, slab: Array) -> None:
@@ -39,11 +39,11 @@ class Arena:
 
     @classmethod
     def of(cls, device: Device, nbytes: int) -> Arena:
-        """The calling thread's, of so many bytes of the device's workspace."""
+        """Return the calling thread's arena, with `nbytes` of the device's workspace."""
         return cls(device.xp, device.workspace.take(f"arena {device.pool.thread}", (nbytes,), np.uint8))
 
     def take(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised array; inside of `with arena:` until its end."""
+        """Return an uninitialised array. Inside `with arena:` it is valid until the block ends."""
         start, stop = self._used, self._used + prod(shape) * np.dtype(dtype).itemsize
         if stop > len(self._slab):
             return self._xp.empty(shape, dtype)
@@ -51,7 +51,7 @@ class Arena:
         return self._slab[start:stop].view(dtype).reshape(shape)
 
     def __enter__(self) -> Arena:
-        """A scope: what is taken in it is taken back at its end."""
+        """Open a scope: memory taken in it is released at its end."""
         self._held.append(self._used)
         return self
 
@@ -60,26 +60,29 @@ class Arena:
 
 
 def block_bytes(device: Device, whole: int) -> int:
-    """Bytes of a block of a map of `whole` bytes; they depend on no number of threads, so that results do not."""
+    """Return the bytes of a block of a map of `whole` bytes.
+
+    They do not depend on the number of threads, so results do not.
+    """
     return min(BLOCKS * device.backend.block_bytes, whole)
 
 
 def arena(device: Device, whole: int) -> Arena:
-    """The calling thread's, for a map of so many bytes; of no size where that is one block: on GPUs."""
+    """Return the calling thread's arena for a map of `whole` bytes. It is empty if that is one block, as on GPUs."""
     block = block_bytes(device, whole)
     return Arena.of(device, ARENA_BLOCKS * block if block < whole else 0)
 
 
 def cut(extent: int, size: int) -> list[slice]:
-    """range(extent) in nearly equal slices of at most `size`, or of one."""
+    """Cut range(extent) into nearly equal slices of at most `size` (at least 1) numbers."""
     parts = -(-extent // max(1, size))
     return [slice(a, b) for a, b in pairwise(extent * i // parts for i in range(parts + 1))]
 
 
 def share(device: Device, work: Callable[[Iterator[T]], None], items: Iterable[T]) -> None:
-    """Call `work` on threads with an iterator that they share: each takes the next item when it is free.
+    """Call `work` on threads with an iterator that they share: each thread takes the next item when it is free.
 
-    Far cheaper than a task for every item, and what a thread needs for all of its items is made once.
+    This is cheaper than a task for every item, and a thread sets up only once what all of its items need.
     """
     items = list(items)
     queue = iter(items)
@@ -95,7 +98,7 @@ def share(device: Device, work: Callable[[Iterator[T]], None], items: Iterable[T
 
 
 def each(device: Device, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`function` of every item, in order, shared by the device's threads."""
+    """Return `function` of every item, in order, computed on the device's threads."""
     results: list[Any] = [None] * len(items)
 
     def work(queue: Iterator[int]) -> None:
@@ -112,5 +115,5 @@ def over_rows(device: Device, function: Callable[[slice], object], rows: int, ro
 
 
 def row_blocks(device: Device, rows: int, row_bytes: int) -> list[slice]:
-    """Blocks of range(rows), the same for any number of threads."""
+    """Return the blocks of range(rows). They are the same for any number of threads."""
     return cut(rows, block_bytes(device, rows * row_bytes) // max(1, row_bytes))

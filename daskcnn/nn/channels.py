@@ -1,8 +1,8 @@
 """Sums over the channels (last axis) of maps and vectors, in blocks on the device's threads.
 
-A broadcast of a few channels is a loop of a few steps for every pixel and sample; joined with the sample axis it is
-one of N·C steps for every pixel, several times faster. Sums are products with a row of ones, which BLAS reads memory
-at full speed for; the blocks are fixed, so that sums do not depend on the number of threads.
+Broadcasting a few channels is a loop of a few steps for every pixel and sample. Joined with the sample axis it is a
+loop of N·C steps for every pixel, which is several times faster. Sums are products with a row of ones, for which BLAS
+reads memory at full speed. The blocks are fixed, so sums do not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from daskcnn.nn.blocks import each, over_rows, row_blocks
 
 
 def pixel_rows(x: Array) -> Array:
-    """x (..., N, C) with a row for every pixel: (pixels, N·C)."""
+    """Return x (..., N, C) with one row for every pixel: (pixels, N·C)."""
     return x.reshape(-1, x.shape[-2] * x.shape[-1])
 
 
@@ -25,18 +25,18 @@ def over_pixels(device: Device, function: Callable[[slice], object], rows: Array
 
 
 def pixel_blocks(device: Device, rows: Array) -> list[slice]:
-    """The blocks of `over_pixels`, which depend on the map's size alone."""
+    """Return the blocks of `over_pixels`, which depend only on the map's size."""
     return row_blocks(device, len(rows), rows[0].nbytes)
 
 
 def sum_rows(xp: Any, rows: Array, C: int) -> Array:
-    """Sum of (pixels, N·C) over pixels and samples: (C,)."""
+    """Return the sum of (pixels, N·C) over pixels and samples: (C,)."""
     vectors = rows.reshape(-1, C)
     return xp.matmul(xp.ones(len(vectors), rows.dtype), vectors)
 
 
 def channel_sum(x: Array, device: Device | None = None) -> Array:
-    """Sum of x (..., N, C) over all axes but the last: (C,)."""
+    """Return the sum of x (..., N, C) over all axes but the last: (C,)."""
     N, C = x.shape[-2:]
     rows = pixel_rows(x)
     if device is None:

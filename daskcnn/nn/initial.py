@@ -1,4 +1,4 @@
-"""How weights start. Biases start at zero."""
+"""Initial weights. Biases start at zero."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], int, in
 
 
 def he_normal(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
-    """Normal of variance 2 / fan_in, for weights before a ReLU (He et al. 2015, eq. 10)."""
+    """Draw from a normal distribution of variance 2 / fan_in, for weights before a ReLU (He et al. 2015, eq. 10)."""
     return rng.standard_normal(shape) * np.sqrt(2 / fan_in)
 
 
 def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
-    """Uniform of variance 2 / (fan_in + fan_out), for other weights (Glorot and Bengio 2010, eq. 16)."""
+    """Draw from a uniform distribution of variance 2 / (fan_in + fan_out), for other weights (Glorot, Bengio 2010, eq.
+
+    16).
+    """
     limit = np.sqrt(6 / (fan_in + fan_out))
     return rng.uniform(-limit, limit, shape)

@@ -1,12 +1,12 @@
-"""What a layer is: hyper-parameters and pure functions; parameters, state and residuals travel as arguments.
+"""The interface of a layer: hyper-parameters and pure functions; parameters, state and residuals are arguments.
 
 Shapes: a *map* is (H, W, N, C), a *vector* (N, F), float32 or float64; `in_shape` and `out_shape` leave N out.
-A layer never writes to the arrays it is given, and returns arrays of the dtype it got.
+A layer never writes to the arrays it is given, and returns arrays of the dtype it received.
 
 Layers with inner structure are layers too: their params, state and gradients are nested by child name, as in
-`Sequential`. A layer of branches would give x to every child, join what they return along the last axis, split
-dy likewise and add up the children's dx. Tied weights would be one entry of params that a composite layer passes to
-two children, adding up their gradients.
+`Sequential`. A layer of branches would pass x to every child, concatenate their results along the last axis, split
+dy in the same way and add up the children's dx. Tied weights would be one entry of params that a composite layer passes
+to two children, adding up their gradients.
 """
 
 from __future__ import annotations
@@ -31,12 +31,19 @@ Keys: TypeAlias = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Context:
-    """How a pass runs: on which device, in training or not, for which samples, at which place in the network.
+    """How a pass runs.
 
-    `keys` (N,) uint64 on the host identify presentations of samples and `salt` the layer's path; random layers draw
-    from the two. With `need_dx = False` backward may return None for dx: the first layer's is of no use.
-    Passes with the same weights may share a dict `kept`, for what is made of the weights alone. `channel` is the number
-    of the first channel, where the map is a part of a whole one.
+    Passes with the same weights may share a dict `kept` for results that depend on the weights alone.
+
+    Attributes
+    ----------
+    device : where the pass is computed
+    training : whether the pass is followed by a backward pass
+    keys : (N,) uint64 on the host; each identifies one presentation of a sample. Random layers draw from keys and salt.
+    salt : identifies the layer's path in the network
+    need_dx : if false, backward may return None for dx; a first layer's dx is of no use
+    kept : results that depend on the weights alone, shared between passes; None to share nothing
+    channel : number of the first channel, if the map is a part of a whole one
     """
 
     device: Device
@@ -48,43 +55,47 @@ class Context:
     channel: int = 0
 
     def child(self, name: str, *, need_dx: bool = True) -> Context:
-        """The context of the child of this name, salted with its path."""
+        """Return the context of the child of this name, salted with its path."""
         return replace(self, salt=zlib.crc32(f"{name}/".encode(), self.salt), need_dx=need_dx)
 
 
 class Layer(ABC):
-    """Base of all layers; subclasses are frozen dataclasses of hyper-parameters, without hidden state."""
+    """Base of all layers. A subclass is a frozen dataclass of hyper-parameters without hidden state."""
 
     @abstractmethod
     def out_shape(self, in_shape: Shape) -> Shape:
-        """Shape of the output without N. Raises ValueError where the layer does not fit this input."""
+        """Return the shape of the output without N. Raises ValueError if the layer does not fit this input."""
 
     @abstractmethod
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        """Return (y, new state, what backward needs). The residual is only good after a pass in training."""
+        """Return (y, new state, residual for backward). The residual is valid only after a pass in training."""
 
     @abstractmethod
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Any, Params]:
-        """Return (dx or None if not `ctx.need_dx`, gradients nested like params) of the pass of this residual."""
+        """Return (dx or None if not `ctx.need_dx`, gradients nested like params) for the pass of this residual."""
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
-        """Return (params, state, out_shape), float64 on the host, weights drawn by `initial`. Here: no parameters."""
+        """Return (params, state, out_shape), float64 on the host, weights drawn by `initial`.
+
+        By default: no parameters.
+        """
         return {}, {}, self.out_shape(in_shape)
 
     @property
     def reach(self) -> int | None:
-        """On how many channels to each side an output channel depends, besides its own: 0 for a layer that may be cut
-        by channels. Its parameters and state then lie along the channels too. None: on any.
+        """How many channels to each side an output channel depends on, besides its own; None: on any number.
+
+        A layer of reach 0 may be cut by channels. Its parameters and state then lie along the channels too.
         """
         return None
 
     def initial_before(self, after: Initializer) -> Initializer:
-        """The initializer for weights in front of this layer, where `after` is the one behind it.
+        """Return the initializer for weights in front of this layer; `after` is the one that the next layer asks for.
 
-        Layers that let the scale of their input through (pooling, normalising, dropout) pass `after` on; a ReLU asks
-        for He's; weights and saturating activations for Glorot's.
+        Layers that preserve the scale of their input (pooling, normalisation, dropout) return `after`. A ReLU returns
+        He's initializer. Layers with weights and saturating activations return Glorot's.
         """
         return after
 
@@ -97,7 +108,7 @@ def check_at_least(layer: Layer, minimum: float, *fields: str) -> None:
 
 
 def map_shape(layer: Layer, in_shape: Shape) -> tuple[int, int, int]:
-    """`in_shape` as (H, W, C). Raises ValueError for a vector."""
+    """Return `in_shape` as (H, W, C). Raises ValueError for a vector."""
     if len(in_shape) != 3:
         raise ValueError(
             f"input shape {in_shape}: {type(layer).__name__} works on maps (H, W, C); put it before dense and flatten"

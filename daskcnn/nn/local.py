@@ -1,9 +1,9 @@
-"""Layers whose output depends on the input nearby only, run together on one block of the map after the other.
+"""Layers whose output depends only on nearby input, run together block by block.
 
-A map is far larger than the caches, and each of these layers does a few operations a number: alone they would wait
-for memory. So a chain of them is taken through block by block: pixels that belong to the same output pixels, some
-samples, all channels. Every block is read from memory once and written once. Going back, the chain's input is all
-that is kept; each block goes forward again first, which costs less than to write and read what the layers know.
+A map is far larger than the caches, and each of these layers does a few operations per number: alone they would wait
+for memory. A chain of them is therefore run on one block after the other: pixels that belong to the same output pixels,
+some samples, all channels. Every block is read from memory once and written once. Only the chain's input is kept for
+the backward pass; each block goes forward again first, which costs less than writing and reading all residuals.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ ALL = slice(None)
 class Local(Layer):
     """Base of layers without parameters, each block of whose output depends on one block of the input.
 
-    A block is (h, w, n, C), of a map; vectors are maps of one pixel.
+    A block is a part (h, w, n, C) of a map. Vectors are maps of one pixel.
     """
 
     @abstractmethod
     def window(self, in_shape: Shape) -> int | None:
-        """How many pixels a side belong to one of the output; None where blocks of this input would share some."""
+        """Return how many pixels a side belong to one output pixel; None if blocks of this input would share pixels."""
 
     @abstractmethod
     def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
-        """Note the steps of a block's forward pass in `block.do`; return (y, what `block_backward` needs)."""
+        """Note the steps of a block's forward pass with `block.do`; return (y, residual for `block_backward`)."""
 
     @abstractmethod
     def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
-        """Note the steps of a block's backward pass; return dx. They may write over the residual and dy, but not x."""
+        """Note the steps of a block's backward pass; return dx. They may overwrite the residual and dy, but not x."""
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Run the layer as a chain of one; the residual is x."""
         return self._alone(x, ctx).forward(x, ctx), state, x
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+        """Run the chain of one backward."""
         return self._alone(residual, ctx).backward(residual, dy, ctx), {}
 
     def _alone(self, x: Array, ctx: Context) -> Chain:
@@ -61,19 +63,19 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a block lies: rows and columns of the chain's output, and samples."""
+    """The place of a block: rows and columns of the chain's output, and samples."""
 
     rows: slice
     columns: slice
     samples: slice
 
     def of(self, x: Array, side: int) -> Array:
-        """The block of a map with so many pixels a side for each of the output's; a view."""
+        """Return a view: the block of a map with `side` pixels a side for each output pixel."""
         return x[_times(self.rows, side), _times(self.columns, side), self.samples]
 
 
 class View:
-    """Stands for a part of a map among a block's steps, which are noted before it is known where the block lies."""
+    """Stands for a part of a map in the steps of a block, which are noted before the block's place is known."""
 
     def __init__(self, example: Array, at: Callable[[Part], Array]) -> None:
         self.at = at
@@ -82,7 +84,10 @@ class View:
 
     @classmethod
     def of(cls, x: Array, side: int, part: Part) -> View:
-        """Of a map x with so many pixels a side for each of the output's; `part` is any block of this shape."""
+        """Return the view of a map x with `side` pixels a side for each output pixel.
+
+        `part` is any block of this shape.
+        """
         return cls(part.of(x, side), lambda part: part.of(x, side))
 
     def __getitem__(self, index: Any) -> View:
@@ -90,32 +95,32 @@ class View:
 
 
 class Block:
-    """What is done with blocks of one shape: calls on arrays of a thread's arena, noted once and run for every block.
+    """Steps for blocks of one shape: calls on arrays of a thread's arena, noted once and run for every block.
 
-    To note them once matters: a block has a hundred thousand numbers, and NumPy takes a few microseconds for a step.
+    Noting once matters: a block has a hundred thousand numbers, and NumPy takes a few microseconds for a step.
     """
 
     def __init__(self, ctx: Context, x: Array, *, goes_back: bool) -> None:
-        """For a map or vectors x; `goes_back` says whether residuals are wanted."""
+        """Begin the steps for a map or vectors x; `goes_back` says whether residuals are wanted."""
         self.xp, self.dtype, self.training, self.goes_back = ctx.device.xp, x.dtype, ctx.training, goes_back
         self.vectors, self.channel = x.ndim == 2, ctx.channel
         self.arena = arena(ctx.device, x.nbytes)
         self.link: Link
         self.target: Any = None
-        """Where the result of the layer at hand belongs, if it is the last one."""
+        """Where the current layer writes its result, if it is the last one."""
         self.ends = True
-        """Whether the layer at hand is the last one: its result matters to no other layer."""
+        """Whether the current layer is the last one: no other layer needs its result."""
         self.part: Part
         self.keys: Array | None = None
         self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = []
         self._views: list[tuple[Any, Any, View]] = []
 
     def take(self, shape: Shape, dtype: Any = None) -> Array:
-        """Uninitialised memory for this block; inside of `with block.arena:` until its end."""
+        """Return uninitialised memory for this block. Inside `with block.arena:` it is valid until the scope ends."""
         return self.arena.take(shape, self.dtype if dtype is None else dtype)
 
     def result(self, shape: Shape, free: Array | None = None) -> Array:
-        """Where to write the layer's result: the map itself, else `free`, memory without other use, or a new array."""
+        """Return where the layer writes its result: the map itself, else `free` (unused memory), or a new array."""
         if self.target is not None:
             return self.target
         return self.take(shape) if free is None or isinstance(free, View) else free
@@ -147,13 +152,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Chain:
-    """Local layers, one after the other, run together."""
+    """Local layers that run together, one after the other."""
 
     links: tuple[Link, ...]
 
     @classmethod
     def of(cls, layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
-        """The longest chain that these layers begin with, given with their salts, for inputs of this shape (no N)."""
+        """Return the longest chain that these layers begin with, for inputs of this shape (no N).
+
+        Layers come with their salts.
+        """
         found: list[tuple[Local, int, int]] = []
         for layer, salt in layers:
             window = layer.window(in_shape) if isinstance(layer, Local) else None
@@ -169,11 +177,11 @@ class Chain:
 
     @property
     def side(self) -> int:
-        """How many pixels a side of the input belong to one of the output."""
+        """How many pixels a side of the input belong to one output pixel."""
         return self.links[0].side
 
     def forward(self, x: Array, ctx: Context) -> Array:
-        """y of a map or of vectors x, which is all that backward needs."""
+        """Return y of a map or of vectors x. Backward needs only x."""
         x_map = _as_map(x)
         y = ctx.device.xp.empty(self._out_shape(x_map.shape), x.dtype)
 
@@ -184,9 +192,10 @@ class Chain:
         return y if x is x_map else y[0, 0]
 
     def backward(self, x: Array, dy: Array, ctx: Context, *, given: slice = ALL, wanted: slice = ALL) -> Array:
-        """dx of the pass that x went through. dy is given of these channels, and is 0 elsewhere; dx is wanted of those.
+        """Return dx of the pass that x went through.
 
-        Either is cheaper here, in cache, than a larger dy or dx in memory.
+        `given` are the channels that dy has (it is 0 elsewhere), `wanted` those that dx is needed for. Selecting them
+        here, in cache, costs less than a larger dy or dx in memory.
         """
         x_map, dy_map = _as_map(x), _as_map(dy)
         C = x_map.shape[-1]
@@ -201,7 +210,7 @@ class Chain:
         return dx if x is x_map else dx[0, 0]
 
     def _forward(self, x: Any, block: Block, target: View | None) -> list[Residual]:
-        """Note the pass of x through the layers to the target, if any; the layers' residuals."""
+        """Note the pass of x through the layers to the target, if any; return the layers' residuals."""
         residuals = []
         for block.link in self.links:
             block.ends = block.link is self.links[-1]
@@ -212,7 +221,7 @@ class Chain:
         return residuals
 
     def _backward(self, residuals: list[Residual], dy: Any, block: Block, target: View, wanted: slice) -> None:
-        """Note the way of dy back to the target, which has the channels that are wanted."""
+        """Note the way of dy back to the target, which has the wanted channels."""
         for block.link, kept in zip(reversed(self.links), reversed(residuals), strict=True):
             block.target = target if block.link is self.links[0] and wanted == ALL else None
             dy = block.link.layer.block_backward(kept, dy, block)
@@ -245,7 +254,7 @@ class Chain:
         share(device, work, self._parts(x_map, block_bytes(device, x.nbytes)))
 
     def _parts(self, x: Array, limit: int) -> list[Part]:
-        """Blocks of about `limit` bytes: all samples of a few pixels, or a few samples of one pixel of the output."""
+        """Return blocks of about `limit` bytes: all samples of a few pixels, or a few samples of one output pixel."""
         H, W, N, C = self._out_shape(x.shape)
         fit = max(1, limit // (self.side**2 * C * x.dtype.itemsize))  # pixels of the output and samples, multiplied
         samples, columns = cut(N, fit), cut(W, fit // N)
@@ -254,7 +263,7 @@ class Chain:
 
 
 def _widened(dy: View, given: slice, channels: int, block: Block) -> Array | View:
-    """The gradient of all channels from that of some, in the block's memory."""
+    """Return the gradient of all channels from that of some, in the block's memory."""
     if given == ALL:
         return dy
     whole = block.take((*dy.shape[:-1], channels))

@@ -11,14 +11,14 @@ from daskcnn.arrays import Array
 
 
 class Loss(Protocol):
-    """scores (N, classes), labels (N,) ints of the same backend `xp` -> (mean loss, 0-d; dscores (N, classes))."""
+    """scores (N, classes) and labels (N,) of one backend `xp` -> (mean loss, 0-d; dscores (N, classes))."""
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]: ...
 
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy:
-    """-log of the softmax of the right class's score, mean over the batch, in nats."""
+    """-log of the softmax of the right class's score, averaged over the batch, in nats."""
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]:
         N, rows = len(scores), xp.arange(len(scores))
@@ -34,7 +34,7 @@ class SoftmaxCrossEntropy:
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Half the squared distance of the scores from the right class's unit vector, mean over the batch."""
+    """Half the squared distance of the scores from the right class's unit vector, averaged over the batch."""
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]:
         N = len(scores)
@@ -49,11 +49,11 @@ LOSSES: dict[str, Loss] = {"softmax": SoftmaxCrossEntropy(), "squared": SquaredE
 
 
 def correct(scores: Array, labels: Array) -> Any:
-    """How many samples have their highest score at their label: 0-d."""
+    """Return the number of samples whose highest score is at their label: 0-d."""
     return (scores.argmax(axis=1) == labels).sum()
 
 
 def softmax(scores: Array) -> Array:
-    """Probability of each class, (N, classes), from scores (N, classes) on the host."""
+    """Return the probability of each class, (N, classes), from scores (N, classes) on the host."""
     exp = np.exp(scores - scores.max(axis=1, keepdims=True))
     return exp / exp.sum(axis=1, keepdims=True)

@@ -28,7 +28,7 @@ def _only(kind: str) -> Spec:
 
 
 def quick(in_shape: Shape, classes: int) -> Spec:
-    """Three 5×5 convolutions of 32, 32 and 64 kernels, for 32×32 images: cuda-convnet's and Caffe's "quick"."""
+    """Three 5×5 convolutions of 32, 32 and 64 kernels, for 32×32 images: "quick" of cuda-convnet and Caffe."""
     return [
         *(_conv(32), _pool("maxpool"), *_only("relu")),
         *(_conv(32), *_only("relu"), _pool("averagepool")),
@@ -38,7 +38,7 @@ def quick(in_shape: Shape, classes: int) -> Spec:
 
 
 def lenet5(in_shape: Shape, classes: int) -> Spec:
-    """LeCun et al. 1998, Fig. 2, with plain averages and full connections; 28×28 images are padded to its 32×32."""
+    """LeCun et al. 1998, Fig. 2, with plain averages and full connections. 28×28 images are padded to its 32×32."""
     hidden = [layer for units in (120, 84) for layer in ({"layer": "dense", "units": units}, *_only("tanh"))]
     return [
         *(_conv(6, pad=0 if min(in_shape[:2]) >= 32 else 2), *_only("tanh"), _pool("averagepool")),
@@ -49,7 +49,10 @@ def lenet5(in_shape: Shape, classes: int) -> Spec:
 
 
 def two_convolutions(c1: int, c2: int, classes: int, *, relu: bool = True) -> Spec:
-    """The papers' network for any two counts of kernels; without `relu` their list to the letter (Marques et al.)."""
+    """The network of Marques et al. with c1 and c2 kernels.
+
+    Without `relu` it has exactly the layers that the paper lists.
+    """
 
     def stage(kernels: int) -> Spec:
         return [_conv(kernels), *(_only("relu") if relu else []), *_only("lrn"), _pool("maxpool")]
@@ -61,7 +64,7 @@ MODELS: Mapping[str, Builder] = {"quick": quick, "lenet5": lenet5}
 
 
 def model_problem(name: str) -> str | None:
-    """What is wrong with a model's name, None if nothing is."""
+    """Return what is wrong with a model's name, None if nothing is."""
     if name in MODELS or _counts(name):
         return None
     return f'model "{name}": there is none of this name; it is one of {", ".join(MODELS)} or C1:C2, such as 50:500'
@@ -73,7 +76,7 @@ def _counts(name: str) -> tuple[int, int] | None:
 
 
 def model_spec(name: str, in_shape: Shape, classes: int, *, relu: bool = True) -> Spec:
-    """The layers of a named model. Raises ValueError for an unknown name."""
+    """Return the layers of a named model. Raises ValueError for an unknown name."""
     if problem := model_problem(name):
         raise ValueError(problem)
     if counts := _counts(name):
@@ -88,10 +91,10 @@ def build_model(
     classes: int,
     relu: bool = True,
 ) -> Sequential:
-    """The network of this name, or of these layers, for images (H, W, C) and so many classes.
+    """Return the network of this name, or of these layers, for images (H, W, C) and this number of classes.
 
-    Raises ValueError for an unknown name, a wrong layer, one that does not fit the images, or another number of
-    outputs than classes. `relu` matters to C1:C2 only.
+    Raises ValueError for an unknown name, a wrong layer, a layer that does not fit the images, or a number of
+    outputs that differs from the number of classes. `relu` matters to C1:C2 only.
     """
     if (name is None) == (layers is None):
         raise ValueError(f"model name={name!r} and layers={layers!r}: give one of the two")

@@ -1,4 +1,4 @@
-"""A network as training uses it: start, one step's gradients, prediction, and the table of its layers."""
+"""A network as training uses it: initial values, the gradients of a step, prediction, and the table of its layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from daskcnn.nn.tree import leaves, map_leaves
 
 
 def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[Params, State]:
-    """Parameters and state of this dtype on the host; the same values, rounded, for every dtype."""
+    """Return parameters and state of this dtype on the host. They are the same values, rounded, for every dtype."""
     params, state, _ = model.init(np.random.default_rng(seed), in_shape)
     return map_leaves(lambda a: a.astype(dtype), params), map_leaves(lambda a: a.astype(dtype), state)
 
@@ -25,10 +25,10 @@ def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[
 def loss_and_gradients(
     model: Layer, params: Params, state: State, x: Array, labels: npt.NDArray[Any], loss: Loss, ctx: Context
 ) -> tuple[Any, Any, Params, State]:
-    """One training pass over a host batch x (H, W, N, C), labels (N,): (mean loss, correct, gradients, new state).
+    """Run one training pass over a host batch x (H, W, N, C), labels (N,): (mean loss, correct, gradients, new state).
 
-    Loss and the count of right answers are 0-d arrays of the device, so that nothing waits for it; `backend.scalar`
-    fetches them. A network that diverges gives a loss that is not finite, and no warnings.
+    Loss and number of right answers are 0-d arrays of the device, so that the pass does not wait for the device;
+    `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no warnings.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False)
     scores, new_state, residual = model.forward(params, state, backend.from_host(x), ctx)
@@ -40,14 +40,14 @@ def loss_and_gradients(
 
 @np.errstate(over="ignore", invalid="ignore")
 def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) -> Array:
-    """Scores (N, classes), on the device, of a host batch x (H, W, N, C)."""
+    """Return the scores (N, classes), on the device, of a host batch x (H, W, N, C)."""
     scores, _, _ = model.forward(params, state, ctx.device.backend.from_host(x), replace(ctx, training=False))
     return scores
 
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """A layer as the table shows it; out_shape leaves N out."""
+    """A layer's row of the table; out_shape leaves N out."""
 
     name: str
     layer: str
@@ -56,7 +56,7 @@ class LayerSummary:
 
 
 def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
-    """One entry a layer, in order."""
+    """Return one entry per layer, in order."""
     rng = np.random.default_rng(0)
     return tuple(_summary(name, layer, rng, shape) for name, layer, shape in model.shapes(in_shape))
 
@@ -67,13 +67,13 @@ def _summary(name: str, layer: Layer, rng: np.random.Generator, in_shape: Shape)
 
 
 def _label(layer: Layer) -> str:
-    """The layer with the options that are set: "MaxPool(size=2)"."""
+    """Return the layer with the options that are set: "MaxPool(size=2)"."""
     options = [(f.name, getattr(layer, f.name), f.default) for f in fields(layer)]  # type: ignore[arg-type]
     return f"{type(layer).__name__}({', '.join(f'{n}={v!r}' for n, v, default in options if v != default)})"
 
 
 def describe(model: Sequential, in_shape: Shape) -> str:
-    """The table of the layers: name, what it is, output's shape (without N), parameters; and their total."""
+    """Return the table of the layers: name, kind, output shape (without N), parameters; and the total."""
     rows = summarise(model, in_shape)
     cells = [(r.name, r.layer, "×".join(map(str, r.out_shape)), f"{r.parameters:,}") for r in rows]
     total = ("", "", "total", f"{sum(r.parameters for r in rows):,}")

@@ -34,10 +34,16 @@ class SGD:
         *,
         out: tuple[Array, Array] | None = None,
     ) -> None:
-        """One step; vectors of one length, changed in place, `grads` too. `velocity` starts at zero.
+        """Make one step on vectors of one length, in place; `grads` is overwritten too.
 
-        With a device it goes in blocks that stay in cache, on its threads; the numbers are the same. out: where new
-        parameters and velocity go, and the old ones stay what they were.
+        With a device the step runs in blocks that stay in cache, on the device's threads. The numbers are the same.
+
+        Parameters
+        ----------
+        params, grads, velocity : vectors of one length; velocity starts at zero
+        lr : learning rate
+        device : its threads are used; None for the calling thread
+        out : vectors for the new parameters and velocity; the old ones then stay unchanged
         """
         new = out or (params, velocity)
 

@@ -1,4 +1,4 @@
-"""Learning rates over a run: `rate(lr, progress, epoch)`, progress from 0 to 1, epochs passed with their fraction."""
+"""Learning rates over a run: `rate(lr, progress, epoch)`. Progress runs from 0 to 1; epochs include their fraction."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Protocol
 
 
 class Schedule(Protocol):
-    """Rate at a moment of the run, from the job's `lr`."""
+    """The learning rate at a moment of the run, from the job's `lr`."""
 
-    def rate(self, lr: float, progress: float, epoch: float) -> float: ...
+    def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return the rate after `progress` of the run and `epoch` epochs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -17,12 +19,13 @@ class Constant:
     """lr throughout."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return lr."""
         return lr
 
 
 @dataclass(frozen=True)
 class Step:
-    """Times `factor` after every so many epochs (Theano-MPI §5)."""
+    """lr times `factor` after every `every` epochs (Theano-MPI §4)."""
 
     every: float
     factor: float = 0.1
@@ -34,12 +37,13 @@ class Step:
             raise ValueError(f"factor={self.factor}: the step schedule needs 0 < factor <= 1")
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return lr · factor^(whole periods of `every` epochs)."""
         return float(lr * self.factor ** (epoch // self.every))
 
 
 @dataclass(frozen=True)
 class Poly:
-    """lr · (1 - progress)^power: Theano-MPI's 0.5 by default; 1 falls linearly."""
+    """lr · (1 - progress)^power. Theano-MPI §4 has 0.5, the default here; 1 falls linearly."""
 
     power: float = 0.5
 
@@ -48,6 +52,7 @@ class Poly:
             raise ValueError(f"power={self.power}: the poly schedule needs a positive one; constant does not fall")
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return lr · (1 - progress)^power."""
         return float(lr * max(0.0, 1 - progress) ** self.power)
 
 

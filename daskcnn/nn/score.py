@@ -1,4 +1,4 @@
-"""What a network makes of some samples."""
+"""The result of judging a network on some samples."""
 
 from __future__ import annotations
 
@@ -32,10 +32,12 @@ class Score:
 
     @property
     def loss(self) -> float:
+        """Mean loss of a sample; NaN without samples."""
         return self.loss_sum / self.samples if self.samples else math.nan
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers; 0 without samples."""
         return self.correct / self.samples if self.samples else 0.0
 
     @property

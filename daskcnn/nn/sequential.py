@@ -16,12 +16,12 @@ from daskcnn.nn.local import Chain
 
 @dataclass(frozen=True)
 class Sequential(Layer):
-    """Named layers, each fed by the one before; a layer itself, so it nests.
+    """Named layers, each fed by the one before. It is a layer itself, so it nests.
 
-    params, state and gradients are dicts by child name that leave out children without any; the residual is a tuple,
-    one entry a child, and None outside training, where nothing is kept. Local layers next to each other run as one
-    chain, whatever the shapes at hand make local. Weights before a ReLU (pooling, normalising
-    and dropout in between allowed) start He normal, others Glorot uniform.
+    params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
+    with one entry per child; outside training it is None and nothing is kept. Neighbouring local layers run as one
+    chain. Weights before a ReLU (pooling, normalisation and dropout may lie between) start He normal, others Glorot
+    uniform.
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -34,12 +34,13 @@ class Sequential(Layer):
             raise ValueError("layers=(): a network needs at least one layer")
 
     def shapes(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
-        """Every child with its input's shape, in order. Raises ValueError, naming the layer, where one does not fit."""
+        """Yield every child with its input's shape, in order. Raises ValueError naming the layer that does not fit."""
         for name, layer in self.layers:
             yield name, layer, in_shape
             in_shape = self._out_shape(name, layer, in_shape)
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the last layer's output. Raises ValueError naming the layer that does not fit."""
         *_, (name, layer, last) = self.shapes(in_shape)
         return self._out_shape(name, layer, last)
 
@@ -53,6 +54,7 @@ class Sequential(Layer):
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
+        """Return params and state of all children by name, and the shape of the output."""
         params: Params = {}
         state: State = {}
         for (name, layer, shape), start in zip(self.shapes(in_shape), self._initial(initial), strict=True):
@@ -62,14 +64,19 @@ class Sequential(Layer):
         return params, state, self.out_shape(in_shape)
 
     def _initial(self, after: Initializer) -> list[Initializer]:
-        """For each child the initializer that those behind it ask for, the network's end asking for `after`."""
+        """Return for each child the initializer that the layers behind it ask for.
+
+        The network's end asks for `after`.
+        """
         behind = accumulate(reversed(self.layers[1:]), lambda a, child: child[1].initial_before(a), initial=after)
         return list(behind)[::-1]
 
     def initial_before(self, after: Initializer) -> Initializer:
+        """Return the initializer that the first child asks for."""
         return self.layers[0][1].initial_before(self._initial(after)[0])
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return (y, new state, residuals). Chains of local layers run block by block."""
         new_state: State = {}
         residuals: list[Residual] = []
         first = self._first_with(params)
@@ -87,11 +94,11 @@ class Sequential(Layer):
         return x, new_state, tuple(residuals) if ctx.training else None
 
     def _chain(self, start: int, in_shape: Shape, ctx: Context) -> Chain:
-        """The local layers that begin with this child, empty if it is none."""
+        """Return the chain of local layers that begins with this child; it is empty if the child is not local."""
         return Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
-        """Without `ctx.need_dx` it stops at the first child that has parameters."""
+        """Return (dx, gradients). Without `ctx.need_dx` it stops at the first child that has parameters."""
         first = 0 if ctx.need_dx else self._first_with(params)
         grads: Params = {}
         for i in reversed(_starts(residual)):
@@ -109,7 +116,10 @@ class Sequential(Layer):
     def backward_of(
         self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
     ) -> tuple[Array, Params]:
-        """`backward` where dy has these channels of so many, and is 0 elsewhere, and dx is wanted of those."""
+        """Run `backward` for a dy that has only the channels `given` out of `of` (0 elsewhere).
+
+        Return the channels `wanted` of dx.
+        """
         run = residual[0]
         if isinstance(run, _Run) and len(run.chain.links) == len(self.layers):
             return run.chain.backward(run.x, dy, ctx, given=given, wanted=wanted), {}
@@ -125,14 +135,14 @@ class Sequential(Layer):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The residual of children that ran as one chain: at the first's place; the others have None."""
+    """The residual of children that ran as one chain. It stands at the first child's place; the others have None."""
 
     chain: Chain
     x: Array
 
 
 def _starts(residuals: tuple[Residual, ...]) -> list[int]:
-    """Where a child, or a chain of them, begins."""
+    """Return where each child, or chain of children, begins."""
     starts, i = [], 0
     while i < len(residuals):
         starts.append(i)

@@ -14,9 +14,9 @@ from daskcnn.nn.sequential import Sequential
 
 
 def sequential_from_spec(spec: Sequence[Mapping[str, Any]]) -> Sequential:
-    """The network of these layers, named by kind and number: conv1, relu1, conv2, ...
+    """Return the network of these layers, named by kind and number: conv1, relu1, conv2, ...
 
-    Raises ValueError for an unknown layer or option (naming the nearest right one), a missing one or a wrong value.
+    Raises ValueError for an unknown layer or option (naming the nearest right one), a missing option or a wrong value.
     """
     seen: Counter[str] = Counter()
     layers = []
@@ -57,14 +57,14 @@ def _check_types(kind: str, layer: type[Layer], options: Mapping[str, Any]) -> N
 
 
 def _is_a(value: object, wanted: type) -> bool:
-    """isinstance, where a bool is no number and an int is a float too."""
+    """isinstance, but a bool is not a number and an int is a float too."""
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """A remedy for a wrong name: the nearest right one, or all of them."""
+    """Return a remedy for a wrong name: the nearest right one, or all of them."""
     names = list(names)
     match = get_close_matches(str(name), names, 1)
     if match:

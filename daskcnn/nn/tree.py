@@ -1,4 +1,4 @@
-"""Nested dicts of arrays, as params, state and gradients are."""
+"""Nested dicts of arrays: params, state and gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from daskcnn.arrays import Array
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
-    """Every array with its path ("conv1/w"), in the order of the dicts."""
+    """Yield every array with its path ("conv1/w"), in the order of the dicts."""
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{path}{name}/")
@@ -18,7 +18,7 @@ def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
 
 
 def map_leaves(function: Callable[[Array], Any], tree: dict[str, Any]) -> dict[str, Any]:
-    """The same nesting with `function` of every array."""
+    """Return the same nesting with `function` of every array."""
     return {
         name: map_leaves(function, value) if isinstance(value, dict) else function(value)
         for name, value in tree.items()

@@ -15,14 +15,16 @@ from daskcnn.nn.layer import Params, Shape, State
 from daskcnn.nn.tree import leaves
 
 _LARGE = 1 << 20
-"""Bytes from which it takes longer to copy an array than to hand the work to threads."""
+"""From this size in bytes, copying an array takes longer than handing the work to threads."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array lies in the vector: the parameters' names and shapes in order, then the state's; and the dtype.
+    """The place of each array in the vector: the parameters' names and shapes in order, then the state's.
 
-    Names are paths, "conv1/w".
+    And the dtype.
+
+    Names are paths, for example "conv1/w".
     """
 
     names: tuple[str, ...]
@@ -33,7 +35,10 @@ class Layout:
 
     @classmethod
     def of(cls, params: Params, state: State) -> Layout:
-        """The layout of these. Raises ValueError if their dtypes differ, or a parameter has the name of a state."""
+        """Return the layout of these.
+
+        Raises ValueError if their dtypes differ, or a parameter has the name of a state.
+        """
         named = [*leaves(params), *leaves(state)]
         names = tuple(name for name, _ in named)
         dtypes = {leaf.dtype.name for _, leaf in named}
@@ -50,7 +55,7 @@ class Layout:
 
     @property
     def parameter_size(self) -> int:
-        """Numbers of its leading part, the parameters: what the optimiser updates."""
+        """Numbers of the vector's leading part, the parameters, which the optimiser updates."""
         return self._edges[self.parameters]
 
     @property
@@ -71,10 +76,10 @@ class Layout:
         out: Array | None = None,
         device: Device | None = None,
     ) -> Array:
-        """The vector (size,) of these, or of gradients with their state left empty: then (parameter_size,).
+        """Return these as a vector (size,); gradients with an empty state give (parameter_size,).
 
-        Written to `out` if given; on the threads of `device` if given. Raises ValueError if they are not of this
-        layout.
+        The vector is written to `out` if given, on the threads of `device` if given. Raises ValueError if params and
+        state do not have this layout.
         """
         named = [*leaves(params), *leaves(state)]
         self._check([(name, leaf.shape) for name, leaf in named])
@@ -91,7 +96,7 @@ class Layout:
             raise ValueError(f"arrays do not fit the layout: {wrong} (found, expected); the network is another one")
 
     def views(self, vector: Array) -> tuple[Params, State]:
-        """(params, state) as views of the vector: writing to one writes to the other."""
+        """Return (params, state) as views of the vector: writing to one writes to the other."""
         if vector.shape != (self.size,):
             raise ValueError(f"vector of shape {vector.shape}: this layout has {self.size} numbers")
         named = list(self._named(vector))
@@ -104,7 +109,7 @@ class Layout:
 
 
 def _copy(source: Array, target: Array, device: Device | None) -> None:
-    """Copy vectors; large ones on the device's threads."""
+    """Copy vectors, large ones on the device's threads."""
 
     def copy(part: slice) -> None:
         target[part] = source[part]
@@ -116,7 +121,7 @@ def _copy(source: Array, target: Array, device: Device | None) -> None:
 
 
 def _nested(named: list[tuple[str, Array]]) -> dict[str, Any]:
-    """{"conv1": {"w": ...}} from [("conv1/w", ...)]."""
+    """Return {"conv1": {"w": ...}} from [("conv1/w", ...)]."""
     tree: dict[str, Any] = {}
     for path, leaf in named:
         *parents, last = path.split("/")

@@ -16,10 +16,14 @@ _NOTHING: Ranges = ()
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """The samples 0 … total - 1, each with one worker or not given yet.
+    """The samples 0 … total - 1; each belongs to one worker or is free. Operations return a new Allocation.
 
-    ranges: per worker, in the order in which the workers came, sorted and as few as possible. free: not given yet.
-    granted: increments each worker has had. The operations return a new Allocation.
+    Attributes
+    ----------
+    total : number of samples
+    ranges : of each worker, sorted and as few as possible; workers in the order in which they came
+    free : ranges that no worker has yet
+    granted : number of increments that each worker has had
     """
 
     total: int
@@ -29,6 +33,7 @@ class Allocation:
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """Names of the workers, in the order in which they came."""
         return tuple(self.ranges)
 
     @property
@@ -37,16 +42,20 @@ class Allocation:
         return self.total - count(self.free)
 
     def size(self, worker: str) -> int:
-        """Samples of this worker. Raises ValueError for a worker that is not part of the allocation."""
+        """Return the number of this worker's samples.
+
+        Raises ValueError for a worker that is not part of the allocation.
+        """
         if worker not in self.ranges:
             raise ValueError(f"worker={worker!r}: not among {list(self.ranges)}; let it join first")
         return count(self.ranges[worker])
 
     def sizes(self) -> dict[str, int]:
+        """Return the number of samples of each worker."""
         return {worker: count(ranges) for worker, ranges in self.ranges.items()}
 
     def give(self, samples: Mapping[str, int], increment: int) -> Allocation:
-        """The next free samples to these workers, in this order; it is their increment of that number."""
+        """Give the next free samples to these workers, in this order, as their increment of this number."""
         ranges, free = dict(self.ranges), self.free
         for worker, number in samples.items():
             taken, free = take(free, number)
@@ -54,7 +63,7 @@ class Allocation:
         return replace(self, ranges=ranges, free=free, granted={**self.granted, **dict.fromkeys(samples, increment)})
 
     def without(self, worker: str, samples: Mapping[str, int]) -> Allocation:
-        """The worker is gone, and its samples are with the others: `samples` says how many with each."""
+        """Remove a worker and give its samples to the others; `samples` says how many to each."""
         ranges, left = dict(self.ranges), self.ranges[worker]
         for other, number in samples.items():
             taken, left = take(left, number)
@@ -64,7 +73,7 @@ class Allocation:
         return replace(self, ranges=ranges, granted={w: n for w, n in self.granted.items() if w != worker})
 
     def with_joined(self, worker: str, samples: Mapping[str, int], increment: int) -> Allocation:
-        """A new worker, with the last samples of the others: `samples` says how many of each."""
+        """Add a worker and give it the last samples of the others; `samples` says how many of each."""
         ranges, own = dict(self.ranges), _NOTHING
         for other, number in samples.items():
             ranges[other], taken = take(ranges[other], count(ranges[other]) - number)
@@ -82,7 +91,7 @@ class Allocation:
         assert edges[::2] == edges[1::2], f"samples twice or missing: {everything}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can keep it. The workers are a list, because their order counts."""
+        """Return the allocation in a form that JSON can keep. The workers are a list, because their order counts."""
         workers = [
             {"name": worker, "ranges": [list(r) for r in ranges], "granted": self.granted[worker]}
             for worker, ranges in self.ranges.items()
@@ -91,7 +100,7 @@ class Allocation:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Allocation:
-        """The inverse of `to_dict`. Raises ValueError where the record is not an allocation."""
+        """Invert `to_dict`. Raises ValueError if the record is not an allocation."""
         try:
             allocation = cls(
                 record["total"],
@@ -106,7 +115,7 @@ class Allocation:
 
 
 def count(ranges: Ranges) -> int:
-    """Samples in these ranges."""
+    """Return the number of samples in these ranges."""
     total = 0
     for lo, hi in ranges:
         total += hi - lo
@@ -114,7 +123,7 @@ def count(ranges: Ranges) -> int:
 
 
 def take(ranges: Ranges, number: int) -> tuple[Ranges, Ranges]:
-    """The first `number` samples, and the rest."""
+    """Return the first `number` samples, and the rest."""
     taken: list[Range] = []
     for i, (lo, hi) in enumerate(ranges):
         if number < hi - lo:
@@ -127,7 +136,7 @@ def take(ranges: Ranges, number: int) -> tuple[Ranges, Ranges]:
 
 
 def union(*several: Ranges) -> Ranges:
-    """All these (disjoint) ranges, sorted, neighbours merged."""
+    """Return all these (disjoint) ranges, sorted, neighbours merged."""
     edges = sorted(r for ranges in several for r in ranges)
     starts = [lo for i, (lo, _) in enumerate(edges) if i == 0 or edges[i - 1][1] != lo]
     ends = [a[1] for a, b in pairwise(edges) if a[1] != b[0]] + [hi for _, hi in edges[-1:]]

@@ -1,4 +1,4 @@
-"""Groups of k workers whose speeds add up to as nearly the same as possible."""
+"""Groups of k workers whose sums of speeds are as nearly equal as possible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import combinations
 from daskcnn.partition.proportional import speeds
 
 MOST_LOOKED_AT = 20_000
-"""Ways to form groups that are all looked at; where there are more, a greedy one is improved by swaps."""
+"""Up to this many ways to form groups are all tried; if there are more, a greedy choice is improved by swaps."""
 _LEAST_GAIN = 1e-12  # of the sum of squares; less is rounding, and might go on for ever
 
 _Groups = list[tuple[int, ...]]
@@ -19,17 +19,18 @@ _Groups = list[tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """Groups of workers and who is in none, by name, in the order in which the workers were given."""
+    """Groups of workers, and the workers in no group, by name, in the order in which they were given."""
 
     groups: tuple[tuple[str, ...], ...]
     left_out: tuple[str, ...]
 
 
 def form_groups(seconds: Mapping[str, float], size: int) -> Formed:
-    """Groups of exactly `size` workers, by seconds per unit of work; where some are left over, the slowest ones.
+    """Form groups of exactly `size` workers, by seconds per unit of work. If some are left over, they are the slowest.
 
-    The sum of squares of the groups' speeds is the least there is, or near to it where there are too many ways to look
-    at. Raises ValueError for a size that is no number of these workers, or seconds that are not finite and above 0.
+    The sum of squares of the groups' speeds is the least possible, or near to it if there are too many ways to check
+    all. Raises ValueError for a size below 1 or above the number of workers, or seconds that are not finite and above
+    0.
     """
     names = list(seconds)
     if not 1 <= size <= len(names):
@@ -44,19 +45,19 @@ def form_groups(seconds: Mapping[str, float], size: int) -> Formed:
 
 
 def unevenness(totals: Sequence[float]) -> float:
-    """What is to be small: the sum of squares, which is least where the groups are equal, as their sum is given."""
+    """Return the sum of squares of the groups' speeds, to be minimised: it is least if the groups are equal."""
     return math.fsum(total * total for total in totals)
 
 
 def _least_uneven(workers: list[int], speed: Sequence[float], size: int) -> _Groups:
-    """`workers`: the fastest first."""
+    """Return the least uneven groups; `workers` has the fastest first."""
     if _ways(len(workers), size) > MOST_LOOKED_AT:
         return _swapped(_greedy(workers, speed, size), speed)
     return min(_all_ways(workers, size), key=lambda groups: unevenness(_totals(groups, speed)))
 
 
 def _ways(workers: int, size: int) -> int:
-    """How many ways there are to form the groups."""
+    """Return the number of ways to form the groups."""
     groups = workers // size
     return math.factorial(workers) // (math.factorial(size) ** groups * math.factorial(groups))
 
@@ -76,7 +77,7 @@ def _totals(groups: _Groups, speed: Sequence[float]) -> list[float]:
 
 
 def _greedy(workers: list[int], speed: Sequence[float], size: int) -> _Groups:
-    """Each worker, the fastest first, to the slowest group that has room (Graham 1969, for groups of one size)."""
+    """Give each worker, the fastest first, to the slowest group with a free place (Graham 1969, for equal sizes)."""
     groups: list[list[int]] = [[] for _ in range(len(workers) // size)]
     for worker in workers:
         open_ = [group for group in groups if len(group) < size]
@@ -85,7 +86,7 @@ def _greedy(workers: list[int], speed: Sequence[float], size: int) -> _Groups:
 
 
 def _swapped(groups: _Groups, speed: Sequence[float]) -> _Groups:
-    """Swap a worker of one group for one of another while that makes the groups more alike."""
+    """Swap workers of two groups while that makes the groups more alike."""
     own = [list(group) for group in groups]
     totals = _totals(groups, speed)
     pairs = list(combinations(range(len(own)), 2))
@@ -95,7 +96,7 @@ def _swapped(groups: _Groups, speed: Sequence[float]) -> _Groups:
 
 
 def _swap(own: list[list[int]], totals: list[float], a: int, b: int, speed: Sequence[float]) -> bool:
-    """The best swap between two groups, if it helps: moving d makes the sum of squares 2·d·(apart - d) less."""
+    """Make the best swap between two groups, if it helps. Moving d lowers the sum of squares by 2·d·(apart - d)."""
     apart = totals[a] - totals[b]
     gains = [
         (d * (apart - d), i, j)

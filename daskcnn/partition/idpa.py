@@ -1,4 +1,4 @@
-"""Incremental data partitioning and allocation (BPT-CNN, §3.3.1), with its two flaws mended."""
+"""Incremental data partitioning and allocation (BPT-CNN, §3.3.1), with its two flaws corrected."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from daskcnn.partition.proportional import speeds
 class IDPA(Partitioner):
     """A worker's target is in proportion to its speed: given·(1/t̄_j) / Σ(1/t̄).
 
-    BPT-CNN eq. 2-5, but eq. 3 takes the arithmetic mean of t̄ where the harmonic one makes the targets add up, and
-    floor(N/A) loses N mod A samples, which the last increment takes here. `idpa-paper` keeps eq. 3.
+    BPT-CNN eq. 2-5 with two corrections. Eq. 3 uses the arithmetic mean of t̄, but only the harmonic mean makes the
+    targets add up. floor(N/A) loses N mod A samples; here the last increment takes them. `idpa-paper` keeps eq. 3.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional"})
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
-        """Speeds: samples a second, relative to the fastest."""
+        """Return speeds: samples per second, relative to the fastest."""
         return speeds(seconds)

@@ -1,4 +1,4 @@
-"""Incremental data partitioning and allocation with the paper's own formula, for comparison."""
+"""Incremental data partitioning and allocation with the paper's formula, clamped, for comparison."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from daskcnn.partition.idpa import IDPA
 
 @dataclass(frozen=True)
 class IDPAPaper(IDPA):
-    """BPT-CNN eq. 2-5 to the letter, clamped: n'_j = floor(N/A)·a·t̄ / (m·t̄_j), the last worker takes the rest.
+    """BPT-CNN eq. 2-5, clamped: n'_j = floor(N/A)·a·t̄ / (m·t̄_j); the last worker takes the rest.
 
-    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves.
-    Clamped means: nobody loses samples, nobody gets more than the increment still has, and everybody gets one in
-    the first. The paper drops N mod A samples; here the last increment's rest takes them, as in `idpa`.
+    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. Taken to
+    the letter the formula may ask for negative counts. Clamped means: no worker loses samples, no worker gets more than
+    the increment still has, and every worker gets one in the first increment. The paper drops N mod A samples; here the
+    last increment takes them, as in `idpa`.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
-        """floor(N/A)·a, and everything after the last."""
+        """Return floor(N/A)·a, and all samples after the last increment."""
         whole = increment == self.increments
         return allocation.total if whole else allocation.total // self.increments * increment
 
@@ -42,7 +43,7 @@ class IDPAPaper(IDPA):
     def _wanted(
         self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
     ) -> int:
-        """n'_j of eq. 4, or the share by nominal speed (eq. 2) in the first increment."""
+        """Return n'_j of eq. 4, or the share by nominal speed (eq. 2) in the first increment."""
         if increment == 1:
             return super()._wanted(allocation, times, shares, index, increment)
         mean = sum(times) / len(times)

@@ -1,7 +1,7 @@
-"""What the partitioners share: increments, one worker or all at a time, and workers that come and go.
+"""The base of the partitioners: increments, for one worker or all at a time, and workers that come and go.
 
-The synchronous way calls `allocate` once a round for all workers together; the asynchronous way calls `grant` for one
-worker when its own round ends, by the latest times known of all. Samples are moved only by `leave` and `join`.
+Synchronous rules call `allocate` once a round for all workers together. Asynchronous rules call `grant` for one
+worker when its own round ends, with the latest times known of all. Only `leave` and `join` move samples.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Seconds = Mapping[str, float]
 class Partitioner(ABC):
     """Gives the samples out in `increments` steps. Raises ValueError for less than one.
 
-    laws: what the law suite holds this class to, besides being disjoint and growing, which all are:
-    "complete" (no sample is free after the last increment), "proportional" (targets by speed) or "equal".
+    `laws` names what the law suite checks of this class, besides that parts are disjoint and only grow: "complete" (no
+    sample is free after the last increment), "proportional" (targets by speed) or "equal".
     """
 
     increments: int = 4
@@ -35,10 +35,13 @@ class Partitioner(ABC):
 
     @abstractmethod
     def weights(self, seconds: Sequence[float]) -> list[float]:
-        """What a worker's share is in proportion to."""
+        """Return what the workers' shares are in proportion to."""
 
     def start(self, total: int, workers: Sequence[str]) -> Allocation:
-        """Nothing given yet. Raises ValueError for no workers, a name twice, or more increments than samples."""
+        """Return an allocation that has given nothing.
+
+        Raises ValueError for no workers, a name that occurs twice, or more increments than samples.
+        """
         if not workers or len(set(workers)) != len(workers):
             raise ValueError(f"workers={list(workers)}: need at least one worker, each name once")
         if total < self.increments:
@@ -49,12 +52,12 @@ class Partitioner(ABC):
         return Allocation(total, dict.fromkeys(workers, ()), ((0, total),), dict.fromkeys(workers, 0))
 
     def target(self, total: int, seconds_per_sample: Seconds) -> dict[str, int]:
-        """How many of `total` samples each worker should have, whatever it has now."""
+        """Return how many of `total` samples each worker should have, whatever it has now."""
         sizes = proportional(total, self.weights(_times(seconds_per_sample, tuple(seconds_per_sample))))
         return dict(zip(seconds_per_sample, sizes, strict=True))
 
     def allocate(self, allocation: Allocation, seconds_per_sample: Seconds, *, increment: int) -> Allocation:
-        """All workers' next increment (1 … increments, in turn). Raises ValueError for another increment."""
+        """Give all workers their next increment (1 … increments, in turn). Raises ValueError for another increment."""
         expected = 1 + max(allocation.granted.values())
         if increment != expected or increment > self.increments:
             raise ValueError(
@@ -64,15 +67,15 @@ class Partitioner(ABC):
         return allocation.give(_growth(allocation, sizes), increment)
 
     def grant(self, allocation: Allocation, seconds_per_sample: Seconds, worker: str) -> Allocation:
-        """This worker's next increment; the same allocation once it has had them all.
+        """Give this worker its next increment. Returns the same allocation if the worker has had them all.
 
-        When the last worker gets its last increment, what the drift of speeds has left over goes to all, so others
-        may then grow as well. Samples are kept back for those that have none yet.
+        When the last worker gets its last increment, samples left over by drifting speeds go to all workers, so others
+        may grow as well. Samples are kept back for workers that have none yet.
         """
         return self.grant_each(allocation, seconds_per_sample, [worker])
 
     def grant_each(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
-        """The next increment of each of these workers, one after the other, as `grant` gives it."""
+        """Give each of these workers its next increment, one after the other, as `grant` does."""
         due = [worker for worker in workers if allocation.granted[worker] < self.increments]
         if not due:
             return allocation
@@ -91,9 +94,9 @@ class Partitioner(ABC):
         return self._finish(allocation, times)
 
     def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
-        """The worker's samples go to the others, nearest to proportional without another move.
+        """Give the worker's samples to the others, as near to proportional as possible without another move.
 
-        Raises ValueError for a worker that is not there, or the last one: nobody could take its samples.
+        Raises ValueError for a worker that is not there, or the last one, whose samples no other worker could take.
         """
         size, others = allocation.size(worker), [w for w in allocation.workers if w != worker]
         if not others:
@@ -105,9 +108,10 @@ class Partitioner(ABC):
         return self._finish(allocation.without(worker, moved), times)
 
     def join(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
-        """A new worker takes its share from those that have most for their speed, leaving each at least one.
+        """Give a new worker its share from those that have most for their speed, leaving each at least one sample.
 
-        It counts as having had the increments that all others have had. Raises ValueError for one already there.
+        It counts as having had the increments that all others have had. Raises ValueError for a worker that is already
+        there.
         """
         if worker in allocation.ranges:
             raise ValueError(f"worker={worker!r}: is part of the allocation already; let it leave first")
@@ -120,17 +124,17 @@ class Partitioner(ABC):
         return allocation.with_joined(worker, moved, min(allocation.granted.values()))
 
     def _given_after(self, allocation: Allocation, increment: int) -> int:
-        """Samples given after this many increments, rounded, so that all are given after the last.
+        """Return the samples given after this many increments, rounded, so that all are given after the last.
 
-        Rounding (not down, as the paper's floor(N/A)) makes the rounds add up to whole epochs, without a last round of
-        one or two samples.
+        Rounding to the nearest (not down, as the paper's floor(N/A)) makes the rounds add up to whole epochs, without a
+        last round of one or two samples.
         """
         return (2 * allocation.total * increment + self.increments) // (2 * self.increments)
 
     def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
-        """What each worker has after a synchronous increment. No target is below what it has (the excess is shared).
+        """Return what each worker has after a synchronous increment. No size falls (the excess is shared).
 
-        Nor is one 0 while there are samples for all: a worker without samples has no round, so it would never be
+        No size is 0 while there are samples for all: a worker without samples has no round, so it would never be
         measured again, and never push.
         """
         given = self._given_after(allocation, increment)
@@ -140,7 +144,7 @@ class Partitioner(ABC):
         return level(given, self.weights(times), low, [given] * len(have))
 
     def _shares(self, times: list[float]) -> list[float]:
-        """Each worker's part of the whole."""
+        """Return each worker's part of the whole."""
         weights = self.weights(times)
         total = sum(weights)
         return [weight / total for weight in weights]
@@ -148,11 +152,14 @@ class Partitioner(ABC):
     def _wanted(
         self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
     ) -> int:
-        """What one worker should have after its own increment; rounded down, the last increment of all evens it out."""
+        """Return what one worker should have after its own increment, rounded down.
+
+        The last increment of all evens it out.
+        """
         return int(self._given_after(allocation, increment) * shares[index])
 
     def _finish(self, allocation: Allocation, times: list[float]) -> Allocation:
-        """Give out what is still free once everybody has had the last increment."""
+        """Give out the samples that are still free after every worker had its last increment."""
         if not allocation.free or min(allocation.granted.values()) < self.increments:
             return allocation
         have = list(allocation.sizes().values())

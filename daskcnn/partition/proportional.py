@@ -15,7 +15,7 @@ _Vector = npt.NDArray[np.float64]
 def proportional(total: int, weights: Sequence[float]) -> list[int]:
     """Cut `total` into parts in proportion to `weights` that add up to it exactly.
 
-    Largest remainder: every part is within one of its quota; of equal remainders the earlier one is rounded up.
+    Largest remainder: every part is within one of its quota; of equal remainders the earlier is rounded up.
     Raises ValueError for a negative total, no weights, a weight that is negative or not finite, or a zero sum.
     """
     if total < 0:
@@ -26,7 +26,7 @@ def proportional(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
-    """Kernels for each worker by its calibrated seconds (Marques et al., eq. 1); they add up to `num_kernels`.
+    """Return kernels for each worker by its calibrated seconds (Marques et al., eq. 1). They add up to `num_kernels`.
 
     A slow worker may get none. Raises ValueError for no workers or seconds that are not finite and above 0.
     """
@@ -34,13 +34,13 @@ def kernel_shards(num_kernels: int, seconds: Sequence[float]) -> list[int]:
 
 
 def balanced_shards(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
-    """Kernels for each worker so that the slowest is done as early as whole kernels allow; they add up to the number.
+    """Return kernels for each worker so that the slowest finishes as early as whole kernels allow.
 
-    A worker with n of K kernels takes n/K · seconds + fixed, and nothing at all without any: `seconds` grow with its
-    share (its work on all kernels, and what goes out with them), `fixed` do not (the input that any kernel needs). So
-    a worker whose share is not worth its fixed seconds gets none. Of cuts that take as long, eq. 1's.
+    A worker with n of K kernels takes n/K · seconds + fixed, and nothing without kernels. `seconds` grow with its
+    share (its work on all kernels, and what it sends for them). `fixed` does not (the input that any kernel needs). So
+    a worker whose share would not repay its fixed seconds gets no kernels. Among equally fast cuts eq. 1's is taken.
 
-    Raises ValueError as `kernel_shards` does, and for fixed seconds that are not finite and 0 or more, one a worker.
+    Raises ValueError as `kernel_shards` does, and for fixed seconds that are not finite and 0 or more, one per worker.
     """
     paper = kernel_shards(num_kernels, seconds)
     if len(fixed) != len(seconds) or not all(math.isfinite(each) and each >= 0 for each in fixed):
@@ -51,7 +51,7 @@ def balanced_shards(num_kernels: int, seconds: Sequence[float], fixed: Sequence[
 
 
 def longest_share(shares: Sequence[int], seconds: Sequence[float], fixed: Sequence[float]) -> float:
-    """Seconds until the last worker is done with its share, as `balanced_shards` counts them."""
+    """Return the seconds until the last worker finishes its share, counted as in `balanced_shards`."""
     total = sum(shares)
     return max((_taken(n, total, *cost) for n, *cost in zip(shares, seconds, fixed, strict=True)), default=0.0)
 
@@ -61,9 +61,9 @@ def _taken(n: int, total: int, seconds: float, fixed: float) -> float:
 
 
 def _earliest(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]) -> list[int]:
-    """One kernel after the other to the worker that is done with one more the earliest.
+    """Give one kernel after the other to the worker that would finish it the earliest.
 
-    A worker's time only grows with its kernels, so that the largest of these times is the least there is.
+    A worker's time only grows with its kernels, so the largest of these times is the least possible.
     """
     costs, shares = list(zip(seconds, fixed, strict=True)), [0] * len(seconds)
     ends = [(_taken(1, max(1, num_kernels), *cost), w) for w, cost in enumerate(costs)]
@@ -76,7 +76,10 @@ def _earliest(num_kernels: int, seconds: Sequence[float], fixed: Sequence[float]
 
 
 def speeds(seconds: Sequence[float]) -> list[float]:
-    """Speeds relative to the fastest, in (0, 1], from seconds per unit of work. Raises as `kernel_shards` does."""
+    """Return speeds relative to the fastest, in (0, 1], from seconds per unit of work.
+
+    Raises as `kernel_shards` does.
+    """
     if not seconds:
         raise ValueError("seconds=[]: no workers to share the work; give the time of at least one")
     for each in seconds:
@@ -88,10 +91,10 @@ def speeds(seconds: Sequence[float]) -> list[float]:
 
 
 def level(total: int, weights: Sequence[float], lower: Sequence[int], upper: Sequence[int]) -> list[int]:
-    """Whole numbers that add up to `total`, lower_i ≤ s_i ≤ upper_i, as near to proportional as the bounds allow.
+    """Return whole numbers that add up to `total`, lower_i ≤ s_i ≤ upper_i, as proportional as the bounds allow.
 
-    Where a bound holds, what it adds or takes is shared by the others in proportion. Needs sum(lower) ≤ total ≤
-    sum(upper) and weights above 0 (0 only where no bound can hold).
+    Where a bound applies, the others share what it adds or takes in proportion. Needs sum(lower) ≤ total ≤
+    sum(upper) and weights above 0 (0 only where no bound can apply).
     """
     high = np.asarray(upper, dtype=np.float64)
     quota = _quotas(total, np.asarray(weights, dtype=np.float64), np.asarray(lower, dtype=np.float64), high)
@@ -103,7 +106,7 @@ def level(total: int, weights: Sequence[float], lower: Sequence[int], upper: Seq
 
 
 def _quotas(total: int, weights: _Vector, low: _Vector, high: _Vector) -> _Vector:
-    """clip(λ·weights, low, high) for the λ at which it adds up to `total` (pegging, Bitran and Hax 1981)."""
+    """Return clip(λ·weights, low, high) for the λ at which it adds up to `total` (pegging, Bitran and Hax 1981)."""
     weights = weights / weights.max()
     quota, active = np.zeros(len(weights)), np.ones(len(weights), dtype=bool)
     while active.any():

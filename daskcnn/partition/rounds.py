@@ -1,14 +1,14 @@
-"""Who trains on which samples next, until every sample was presented `epochs` times on average.
+"""Which worker trains on which samples next, until every sample was presented `epochs` times on average.
 
-Theory of operation: a *round* is one pass of a worker over all the samples it has. `Rounds` is told that a round ended
-(`finished`), that its worker is `lost` or that one has come (`join`); `due` then says which rounds start now. Under a
-barrier rule all workers start together; otherwise each starts again as soon as its own round ends. Increments of the
-allocation are handed out at those moments. The budget is `total · epochs` presentations: the last rounds are cut so
+Theory of operation: a *round* is one pass of a worker over all its samples. `Rounds` is told that a round ended
+(`finished`), that its worker is `lost` or that a worker has come (`join`); `due` then returns the rounds that start
+now. Under a barrier rule all workers start together; otherwise each starts again when its own round ends. Increments of
+the allocation are handed out at those moments. The budget is `total · epochs` presentations: the last rounds are cut so
 that they add up to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
 
-With `passes` a round is so many passes. With `swaps` pairs of workers swap samples between two rounds. With
-`batch_size` all workers make the same number of steps in a round, because they meet after every few of them, of
-minibatches in proportion to their samples. No clock, no I/O.
+With `passes` a round has this many passes. With `swaps` pairs of workers swap samples between two rounds. With
+`batch_size` all workers make the same number of steps in a round, because they meet after every few of them; their
+minibatches are in proportion to their samples. No clock, no I/O.
 """
 
 from __future__ import annotations
@@ -25,9 +25,16 @@ from daskcnn.partition.swap import swap_halves
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One worker's next round: `samples` of its `ranges`; `progress` runs from start to end of the whole run's 0…1.
+    """One worker's next round.
 
-    steps: minibatches to cut it into; None: of the job's size.
+    Attributes
+    ----------
+    worker : name of the worker
+    number : counts the worker's rounds from 0
+    ranges : the worker's samples
+    samples : how many of them this round presents
+    progress : of the whole run, 0 to 1, at the start and at the end of the round
+    steps : minibatches to cut it into; None for minibatches of the job's size
     """
 
     worker: str
@@ -67,32 +74,34 @@ class Rounds:
 
     @property
     def workers(self) -> tuple[str, ...]:
+        """Names of the workers."""
         return tuple(self.seconds)
 
     @property
     def done(self) -> int:
-        """Presentations made: neither left nor under way."""
+        """Presentations made: all but those left and those under way."""
         return self.presentations - self.budget.left - self._under_way
 
     @property
     def ended(self) -> bool:
+        """Whether all presentations were made."""
         return self.budget.spent and not self.running
 
     def due(self) -> list[Round]:
-        """The rounds that start now; they are under way until `finished` or `lost`."""
+        """Return the rounds that start now. They are under way until `finished` or `lost`."""
         if self.budget.spent or (self.barrier and self.running):
             return []
         return self._together() if self.barrier else self._alone()
 
     def finished(self, worker: str, seconds_per_sample: float) -> None:
-        """The worker's round ended, and took so long."""
+        """Note that the worker's round ended, with its seconds per sample."""
         self._stop(worker)
         self.seconds[worker] = seconds_per_sample
 
     def lost(self, worker: str) -> None:
-        """A worker is gone: its samples go to the others, and what it was presenting is presented by them.
+        """Remove a worker: the others take its samples and its unfinished presentations.
 
-        Raises ValueError where nobody is left.
+        Raises ValueError if no worker is left.
         """
         before, leave = self._before, self.partitioner.leave
         self._before = leave(before, worker, self.seconds)
@@ -102,7 +111,7 @@ class Rounds:
         del self.numbers[worker], self.seconds[worker], self._idle[worker]
 
     def join(self, worker: str, seconds_per_sample: float) -> None:
-        """A worker is new: it takes its share from the others. Raises ValueError for one that is there already."""
+        """Add a worker, which takes its share from the others. Raises ValueError for a worker that is already there."""
         seconds = {**self.seconds, worker: seconds_per_sample}
         self._before = self.allocation = self.partitioner.join(self.allocation, worker, seconds)
         self.seconds = seconds
@@ -123,7 +132,7 @@ class Rounds:
         return [self._begin(w, n, (done / self.presentations, end), steps) for w, n in sizes.items() if n]
 
     def _steps(self, sizes: list[int]) -> int | None:
-        """So many that a minibatch of all workers together is as large as the job's for each of them."""
+        """Return the steps at which a minibatch of all workers together has the job's size for each of them."""
         if self.batch_size is None:
             return None
         return max(1, min(-(-sum(sizes) // (self.batch_size * len(sizes))), *sizes))
@@ -150,14 +159,14 @@ class Rounds:
         return begun
 
     def _stop(self, worker: str) -> Round:
-        """The worker's round is no longer under way."""
+        """Take the worker's round out of those under way."""
         round_ = self.running.pop(worker)
         self._under_way -= round_.samples
         self._idle[worker] = None
         return round_
 
     def to_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps, a copy. Rounds under way are not in it: a resume begins them again."""
+        """Return a copy of what a checkpoint keeps. Rounds under way are not in it: a resume begins them again."""
         whole = self._before if self.running and self.barrier else self.allocation
         return {
             "allocation": whole.to_dict(),
@@ -167,7 +176,7 @@ class Rounds:
         }
 
     def restore(self, state: Mapping[str, Any], workers: Iterable[str]) -> None:
-        """Go on from a checkpoint with these workers: those it knows keep their samples, others leave or join."""
+        """Continue from a checkpoint with these workers. Known workers keep their samples; others leave or join."""
         now = {w: self.seconds[w] for w in workers}
         self._before = self.allocation = Allocation.from_dict(state["allocation"])
         self.seconds = {w: float(s) for w, s in state["seconds"].items()}

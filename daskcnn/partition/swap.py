@@ -1,4 +1,4 @@
-"""Pairs of workers that swap half of their samples, so that each sees more of the data (Hegde & Usmani §5.1.1)."""
+"""Pairs of workers swap half of their samples, so that each sees more of the data (Hegde & Usmani §5.1.1)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from daskcnn.partition.allocation import Allocation, Ranges, count, take, union
 
 
 def swap_halves(allocation: Allocation, number: int) -> Allocation:
-    """The allocation after the exchange of this number, counted from 0; nobody's count of samples changes.
+    """Return the allocation after the exchange of this number, counted from 0. No worker's number of samples changes.
 
-    Workers are the corners of a cube and swap along one of its edges after the other: after log2(k) exchanges the
-    samples of each have reached all k. One without a partner keeps its own.
+    Workers are the corners of a hypercube and swap along one of its edges after the other: after log2(k) exchanges the
+    samples of each come from all k. A worker without a partner keeps its own.
     """
     workers, ranges = allocation.workers, dict(allocation.ranges)
     axes = max(1, (len(workers) - 1).bit_length())
@@ -27,7 +27,7 @@ def swap_halves(allocation: Allocation, number: int) -> Allocation:
 
 
 def _spread(ranges: Ranges, number: int, pieces: int) -> tuple[Ranges, Ranges]:
-    """`number` samples, at most half of them all, from pieces of equal size; and the rest."""
+    """Return `number` samples, at most half of all, from pieces of equal size; and the rest."""
     size, pieces = count(ranges), min(number, pieces)
     taken: list[Ranges] = []
     left: list[Ranges] = []

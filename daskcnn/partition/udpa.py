@@ -11,7 +11,7 @@ from daskcnn.partition.partitioner import Partitioner
 
 @dataclass(frozen=True)
 class UDPA(Partitioner):
-    """Equal parts, all at once: however many increments are asked for, there is one."""
+    """Equal parts, all at once: there is one increment, whatever number is asked for."""
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal"})
 
@@ -20,5 +20,5 @@ class UDPA(Partitioner):
         object.__setattr__(self, "increments", 1)
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
-        """All alike, however fast."""
+        """Return equal weights, whatever the speeds."""
         return [1.0] * len(seconds)

@@ -1,4 +1,4 @@
-"""Alltoall-sum-allgather: how the replicas of BSP meet without a server (Theano-MPI §3.1). No I/O.
+"""Alltoall-sum-allgather: how the replicas of BSP meet without a server (Theano-MPI §3.2). No I/O.
 
 Each of k replicas is in charge of one k-th of the vector. It is given that piece of what all others have to say, merges
 them as the server would, with the rule's own `merge`, and hands the result to all.

@@ -115,7 +115,7 @@ class Host:
 
 
 class PeerToPeer(Host):
-    """Workers sum a part of the vector each and hand it to the others (ASA, Theano-MPI §3.1); the server only decides.
+    """Workers sum a part of the vector each and hand it to the others (ASA, Theano-MPI §3.2); the server only decides.
 
     Each part goes to who sums it, all at once, and back when it is summed: (k - 1)/k of the vector each way, twice,
     over the slowest worker's link. Joining and scoring go through the server.

@@ -1,4 +1,4 @@
-"""Reading what strangers packed: archives and gzip files, in memory, with limits, nothing ever written to disk."""
+"""Reads untrusted archives and gzip files in memory, with limits; nothing is written to disk."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _HEADERS = 1 << 20  # room for headers and padding beyond the members themselves
 
 
 class _TooMuch(Exception):
-    """More came out of a compressed file than it may hold."""
+    """A compressed file holds more than it may."""
 
 
 class _Bounded(io.RawIOBase):
-    """A stream that ends in `_TooMuch` rather than yield more than `limit` bytes, whatever a header promises."""
+    """A stream that raises `_TooMuch` instead of yielding more than `limit` bytes, whatever a header promises."""
 
     def __init__(self, stream: gzip.GzipFile, limit: int, on_read: Callable[[], None] = lambda: None) -> None:
         self._stream = stream
@@ -40,11 +40,14 @@ class _Bounded(io.RawIOBase):
 def read_tar_gz(
     path: Path, folder: str, expected: Mapping[str, int], progress: Callable[[int, int], None]
 ) -> dict[str, bytes]:
-    """The files of a .tar.gz that holds `folder` and, in it, some of `expected` (file name → most bytes allowed).
+    """Return the files of a .tar.gz that holds `folder` and, in it, some of `expected` (file name → most bytes).
 
-    Raises DataError for a link, a device, an absolute name or one with `..`, a member that is not expected, comes
-    twice or is too large, and for an archive that is damaged or unpacks to more than it should. Every header is
-    looked at before its content is read; what was read before a refusal is dropped.
+    Every header is checked before its content is read. If the archive is refused, what was read before is dropped.
+
+    Raises
+    ------
+    DataError : for a link, a device, an absolute name or one with `..`; for a member that is not expected, comes
+        twice or is too large; for an archive that is damaged or unpacks to more than it should
     """
     limit = sum(expected.values()) + _HEADERS
     total = file_size(path)
@@ -73,7 +76,10 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def _checked_name(
     path: Path, member: tarfile.TarInfo, folder: str, expected: Mapping[str, int], found: Mapping[str, bytes]
 ) -> str | None:
-    """The member's file name, None for the folder itself. Raises DataError for what should not be there."""
+    """Return the member's file name, None for the folder itself.
+
+    Raises DataError for a member that must not be there.
+    """
     reason = _refusal(member, folder, expected, found)
     if reason is not None:
         raise DataError(path, f"member {member.name!r:.120} {reason}", "refused, nothing was unpacked")
@@ -102,7 +108,10 @@ def _refusal(
 
 
 def read_gzip_or_plain(path: Path, limit: int) -> bytes:
-    """The content of a file, unpacked if it is gzip. Raises DataError if it is damaged or longer than `limit` bytes."""
+    """Return a file's content, unpacked if it is gzip.
+
+    Raises DataError if it is damaged or longer than `limit` bytes.
+    """
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -116,7 +125,7 @@ def read_gzip_or_plain(path: Path, limit: int) -> bytes:
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file. Raises DataError where there is none."""
+    """Return a file's size in bytes. Raises DataError if there is no such file."""
     try:
         return path.stat().st_size
     except OSError as error:
@@ -124,7 +133,7 @@ def file_size(path: Path) -> int:
 
 
 def file_sha256(path: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> str:
-    """SHA-256 of a file, read in pieces. Raises DataError where it cannot be read."""
+    """Return a file's SHA-256, read in pieces. Raises DataError if it cannot be read."""
     digest, done, total = hashlib.sha256(), 0, file_size(path)
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Crops and mirror images, drawn from the samples' keys: the same whoever loads a sample, and in whatever batch."""
+"""Crops and mirror images, drawn from the samples' keys: independent of the worker and the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _ROWS, _COLUMNS, _MIRROR = (1 << 32) + 1, (1 << 32) + 2, (1 << 32) + 3  # layers
 def crop_mirror(x: Array, keys: Keys) -> Array:
     """Shift every image of x (H, W, N, C) by up to 4 pixels each way, zeros moving in, and mirror half of them.
 
-    The paper's pad, random crop and random mirror (Theano-MPI, Alg. 1); zero is the mean once `normalise` is through.
+    This is the usual augmentation for CIFAR-10: pad by 4, random crop, random mirror (He et al. 2016, §4.2).
+    Theano-MPI, Alg. 1, crops sub-images out of larger images instead. Zero is the mean after `normalise`.
     """
     h, w, n, c = x.shape
     padded = np.zeros((h + 2 * PAD, w + 2 * PAD, n, c), x.dtype)
@@ -32,7 +33,7 @@ def crop_mirror(x: Array, keys: Keys) -> Array:
 
 
 def _shift(keys: Keys, salt: int) -> npt.NDArray[np.int64]:
-    """Where each crop begins in the padded image, 0 to 8."""
+    """Return where each crop begins in the padded image, 0 to 8."""
     return (uniform(np, derive(np, keys, salt)) * (2 * PAD + 1)).astype(np.int64)
 
 

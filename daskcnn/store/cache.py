@@ -1,4 +1,4 @@
-"""Decoded chunks of this process, shared by every split, least recently used out first."""
+"""Decoded chunks of this process, shared by all splits; the least recently used are dropped first."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class ChunkCache:
         self._blocks: OrderedDict[Hashable, Block] = OrderedDict()
 
     def get(self, key: Hashable, load: Callable[[], Block]) -> Block:
-        """The array of this key, loaded if it is not held. Loads run unlocked: two threads may both load one chunk."""
+        """Return the array of this key, loading it if needed.
+
+        Loads run unlocked: two threads may both load one chunk.
+        """
         with self._lock:
             if (held := self._blocks.get(key)) is not None:
                 self._blocks.move_to_end(key)
@@ -42,7 +45,7 @@ class ChunkCache:
             self.nbytes -= self._blocks.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        """Forget everything held."""
+        """Drop all arrays."""
         with self._lock:
             self._blocks.clear()
             self.nbytes = 0

@@ -1,4 +1,4 @@
-"""Data sets at rest: opening, reading by sample range or index, and checking one from end to end."""
+"""Data sets at rest: opening, reading by sample range or index, and checking from end to end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test part: the first `samples` of what is stored. Chunks are checked as they are read."""
+    """The training or the test part: the first `samples` stored samples. Chunks are checked when they are read."""
 
     name: str
     samples: int
@@ -44,11 +44,11 @@ class Split:
         return h, w, c
 
     def read(self, lo: int, hi: int) -> tuple[Images, Labels]:
-        """Images (hi-lo, H, W, C) uint8 and labels (hi-lo,) int64. Raises DataError where a chunk is damaged."""
+        """Return images (hi-lo, H, W, C) uint8 and labels (hi-lo,) int64. Raises DataError if a chunk is damaged."""
         return self.gather(np.arange(lo, hi))
 
     def gather(self, indices: Indices) -> tuple[Images, Labels]:
-        """Images (n, H, W, C) and labels (n,) of these samples, in this order; costs a copy once chunks are held."""
+        """Return images (n, H, W, C) and labels (n,) of these samples, in this order. Held chunks cost only a copy."""
         self._check_indices(indices)
         images = np.empty((len(indices), *self.shape), np.uint8)
         labels = np.empty(len(indices), np.int64)
@@ -61,12 +61,15 @@ class Split:
         return images, labels
 
     def labels(self) -> Labels:
-        """Labels of all samples, (N,) int64."""
+        """Return the labels of all samples, (N,) int64."""
         held = [self._held("labels", i) for i in range(-(-self.samples // self.chunk))]
         return np.concatenate(held)[: self.samples].astype(np.int64)
 
     def load(self, array: str, index: int) -> Images:
-        """One chunk of `images` or `labels`, past the cache. Raises DataError naming it if it is missing or damaged."""
+        """Return one chunk of `images` or `labels`, not from the cache.
+
+        Raises DataError naming a missing or damaged chunk.
+        """
         lo = index * self.chunk
         hi = min(lo + self.chunk, self.part.samples)
         where = f"{self.files.path}: {self.name}/{array}, chunk {index} (samples {lo} to {hi - 1})"
@@ -95,21 +98,32 @@ class Split:
 
 
 class Described(Protocol):
-    """What a network must know of the images it sees; a data set says so, and a checkpoint keeps it."""
+    """What a network must know of its images. A data set has it, and a checkpoint keeps it."""
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
+        ...
+
     @property
-    def shape(self) -> tuple[int, int, int]: ...
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+        ...
+
     @property
-    def mean(self) -> npt.NDArray[np.float64]: ...
+    def mean(self) -> npt.NDArray[np.float64]:
+        """Mean of every channel, (C,)."""
+        ...
+
     @property
-    def deviation(self) -> float: ...
+    def deviation(self) -> float:
+        """Standard deviation of all pixels after the channel means are subtracted."""
+        ...
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set opened: its manifest and its two parts."""
+    """An open data set: its manifest and its two parts."""
 
     path: str
     manifest: Manifest
@@ -118,10 +132,12 @@ class Dataset:
 
     @property
     def name(self) -> str:
+        """Name of the data set."""
         return self.manifest.name
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
         return self.manifest.classes
 
     @property
@@ -136,27 +152,29 @@ class Dataset:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of all training pixels once the channel means are off."""
+        """Standard deviation of all training pixels after the channel means are subtracted."""
         return self.manifest.deviation
 
     @property
     def order(self) -> str:
+        """Order of the samples: "shuffled" or "stored"."""
         return self.manifest.order
 
     @property
     def seed(self) -> int:
+        """Seed of the shuffle."""
         return self.manifest.seed
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the manifest; equal on every worker that sees the same data."""
+        """SHA-256 of the manifest, equal on every worker that sees the same data."""
         return self.manifest.fingerprint()
 
 
 def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
-    """Open a prepared data set; `limit` keeps the first so many samples of each part. Reads metadata only.
+    """Open a prepared data set; `limit` keeps the first samples of each part. Only metadata are read.
 
-    Raises DataError where the store is missing, of another format, empty, inconsistent, or holds one class only.
+    Raises DataError if the store is missing, has another format, is empty or inconsistent, or holds one class only.
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit={limit}", "at least one sample is needed", "set data.limit to 1 or more")
@@ -186,9 +204,9 @@ def _open_split(files: Files, manifest: Manifest, name: str, limit: int | None) 
 
 
 def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None:
-    """Read everything: every chunk present and whole, every label a class, counts as recorded.
+    """Read everything: every chunk is present and whole, every label is a class, counts are as recorded.
 
-    `between` is called after every chunk; what it raises ends the reading, and no thread goes on.
+    `between` is called after every chunk. If it raises, the reading ends and no thread continues.
     Raises DataError naming store, array, chunk and samples, or the label and its sample.
     """
     jobs = [

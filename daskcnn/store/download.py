@@ -1,4 +1,4 @@
-"""Fetching one known file: with progress, going on where an earlier try stopped, verified before it gets its name."""
+"""Downloads one known file: with progress, continuing an earlier try, verified before it gets its name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ OnBytes = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Download:
-    """A file whose address, size in bytes and SHA-256 are known beforehand."""
+    """A file whose address, size in bytes and SHA-256 are known."""
 
     url: str
     size: int
     sha256: str
 
     def fetch(self, folder: Path, progress: OnBytes) -> Path:
-        """The file in this folder, downloaded if it is not there yet. `progress(done, total)` counts bytes.
+        """Return the file in this folder, downloaded if it is not there yet. `progress(done, total)` counts bytes.
 
-        Raises DataError where the network fails (what came so far is kept in a `.part` file), or the bytes are wrong.
+        Raises DataError if the network fails (the bytes so far are kept in a `.part` file) or the bytes are wrong.
         """
         target = folder / Path(urlsplit(self.url).path).name
         try:
@@ -119,13 +119,13 @@ class Download:
 
 
 def _continues(response: Any, have: int) -> bool:
-    """Whether the answer is the rest of the file, and not all of it again."""
+    """Return whether the answer is the rest of the file rather than all of it."""
     return response.status == 206 and str(response.headers.get("Content-Range", "")).startswith(f"bytes {have}-")
 
 
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """The `.part` file opened to append, and ours alone. Raises DataError while another process writes to it."""
+    """Open the `.part` file for appending, exclusively. Raises DataError while another process writes to it."""
     with part.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

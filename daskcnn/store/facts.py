@@ -15,7 +15,7 @@ from daskcnn.store import Described
 
 @dataclass(frozen=True)
 class Facts:
-    """What the network must know of the images: as a `store.Described`, kept in the checkpoint."""
+    """A `store.Described` that a checkpoint keeps."""
 
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
@@ -24,17 +24,17 @@ class Facts:
 
     @classmethod
     def of(cls, images: Described) -> Facts:
-        """The facts of a data set."""
+        """Return the facts of a data set."""
         return cls(images.classes, images.shape, images.mean, images.deviation)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can keep it."""
+        """Return the facts in a form that JSON can keep."""
         shape, mean = list(self.shape), [float(m) for m in self.mean]
         return {"classes": list(self.classes), "shape": shape, "mean": mean, "deviation": self.deviation}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Facts:
-        """The inverse of `to_dict`. Raises DataError where the record is none."""
+        """Invert `to_dict`. Raises DataError if the record is damaged."""
         try:
             H, W, C = map(int, record["shape"])
             mean, deviation = np.array([float(m) for m in record["mean"]]), float(record["deviation"])

@@ -1,4 +1,4 @@
-"""A zarr store behind a path or URL, its metadata read and checked before zarr acts on them."""
+"""A zarr store behind a path or URL. Its metadata are read and checked before zarr acts on them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ _MAX_METADATA = 64 << 20
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec, not the file system, is asked for this path."""
+    """Return whether this path goes to fsspec rather than to the file system."""
     return "://" in path
 
 
 @dataclass(frozen=True)
 class Files:
-    """One zarr store and the path it is known by in messages."""
+    """One zarr store, and its path as messages name it."""
 
     path: str
     store: Store
 
     @classmethod
     def at(cls, path: str, *, read_only: bool = True) -> Files:
-        """The store at a local path or fsspec URL. Raises DataError for a protocol unknown or not installed."""
+        """Return the store at a local path or fsspec URL.
+
+        Raises DataError for an unknown protocol or a missing package.
+        """
         if not is_url(path):
             return cls(path, LocalStore(Path(path).expanduser(), read_only=read_only))
         try:
@@ -44,7 +47,7 @@ class Files:
             raise DataError(path, error, "give a local path or the URL of a store that fsspec knows") from error
 
     def size(self, key: str) -> int | None:
-        """Bytes stored under a key, None if there is nothing. Raises DataError where the storage fails."""
+        """Return the bytes stored under a key, None if there is nothing. Raises DataError if the storage fails."""
         try:
             return sync(self.store.getsize(key))
         except (FileNotFoundError, NotADirectoryError):
@@ -55,11 +58,11 @@ class Files:
             ) from error
 
     def is_empty(self) -> bool:
-        """Whether nothing at all is stored here."""
+        """Return whether nothing is stored here."""
         return sync(self.store.is_empty(""))
 
     def json(self, key: str) -> dict[str, Any] | None:
-        """The JSON object under a key, None if there is nothing. Raises DataError for anything else."""
+        """Return the JSON object under a key, None if there is nothing. Raises DataError for anything else."""
         size = self.size(key)
         if size is None:
             return None
@@ -87,7 +90,10 @@ class Files:
         return b"" if buffer is None else buffer.to_bytes()
 
     def uint8_array(self, name: str, shape: tuple[int, ...], chunk: int) -> zarr.Array[Any]:
-        """The array of this name, opened only once its metadata are exactly those of a plain uint8 array so chunked."""
+        """Return the array of this name.
+
+        It is opened only if its metadata are those of a plain uint8 array with these chunks.
+        """
         found = self.json(f"{name}/zarr.json")
         if found is None:
             raise DataError(self.path, f"array {name} is missing", "make the data set again")
@@ -102,7 +108,7 @@ class Files:
 
 
 def array_metadata(shape: tuple[int, ...], chunk: int) -> dict[str, Any]:
-    """What `zarr.json` of an array must say: chunked along the first axis only, no codec but plain bytes."""
+    """Return what an array's `zarr.json` must say: chunked along the first axis only, no codec but plain bytes."""
     return {
         "zarr_format": 3,
         "node_type": "array",
@@ -117,7 +123,10 @@ def array_metadata(shape: tuple[int, ...], chunk: int) -> dict[str, Any]:
 
 
 def create_array(group: zarr.Group, name: str, data: Images, chunk: int) -> None:
-    """Write one array as `array_metadata` describes it. Chunks of zeros are written too: a missing file is damage."""
+    """Write one array as `array_metadata` describes it.
+
+    Chunks of zeros are written too: a missing file means damage.
+    """
     array = group.create_array(
         name,
         shape=data.shape,

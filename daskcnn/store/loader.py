@@ -1,8 +1,8 @@
 """Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
 
-A presentation is one pass over the samples of a worker. Its order: the pieces of the worker's ranges that lie in one
-chunk each are shuffled, then grouped into windows that fit the chunk cache, and the samples of a window are shuffled.
-Order and keys come from (seed, presentation, sample) alone.
+A presentation is one pass over a worker's samples. The worker's ranges are cut at the edges of chunks. These
+pieces are shuffled and grouped into windows that fit the chunk cache, and the samples of a window are shuffled.
+Order and keys depend on (seed, presentation, sample) alone.
 """
 
 from __future__ import annotations
@@ -31,10 +31,18 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What to load: sample ranges (lo, hi), batch size, and what order and augmentation are drawn from.
+    """What to load, and what its order and augmentation are drawn from.
 
-    `presentation` counts the passes, so that each has its own order; `limit` is the most samples of this one. With
-    `steps` it is cut into so many batches, equal within one sample, whatever the batch size.
+    Attributes
+    ----------
+    ranges : samples (lo, hi)
+    batch_size : samples in a batch
+    seed : of order and augmentation
+    presentation : number of the pass; each pass has its own order
+    limit : the most samples of this presentation; None for all
+    augment : "none" or "crop-mirror"
+    shuffle : false to keep the order of the ranges
+    steps : cut the presentation into this many batches, equal within one sample, whatever the batch size
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -61,7 +69,7 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """x (H, W, N, C) of the host, labels (N,) int64, keys (N,) uint64 for whatever else is drawn for each sample."""
+    """x (H, W, N, C) on the host, labels (N,) int64, and keys (N,) uint64 for other random draws of each sample."""
 
     x: Array
     labels: Labels
@@ -69,12 +77,12 @@ class Batch:
 
 
 def sample_keys(plan: BatchPlan, indices: Indices) -> Keys:
-    """The key of this presentation of each sample: a function of seed, presentation and the sample's own index."""
+    """Return the key of each sample in this presentation, a function of seed, presentation and the sample's index."""
     return derive(np, derive(np, indices.astype(np.uint64), plan.seed), plan.presentation)
 
 
 def sample_order(plan: BatchPlan, chunk: int, window: int) -> Indices:
-    """Indices of the samples in the order they are shown; `chunk` and `window` in samples."""
+    """Return the indices of the samples in the order they are shown; `chunk` and `window` are in samples."""
     if not plan.shuffle:
         return _concatenate([np.arange(lo, hi) for lo, hi in plan.ranges])[: plan.limit]
     pieces = [piece for lo, hi in plan.ranges for piece in _pieces(lo, hi, chunk)]
@@ -84,7 +92,7 @@ def sample_order(plan: BatchPlan, chunk: int, window: int) -> Indices:
 
 
 def _pieces(lo: int, hi: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """The range cut where one chunk ends and the next begins."""
+    """Cut the range at the edges of chunks."""
     while lo < hi:
         end = min(hi, (lo // chunk + 1) * chunk)
         yield lo, end
@@ -92,7 +100,7 @@ def _pieces(lo: int, hi: int, chunk: int) -> Iterator[tuple[int, int]]:
 
 
 def _windows(pieces: Iterable[tuple[int, int]], window: int) -> Iterator[list[tuple[int, int]]]:
-    """Pieces in groups of at most `window` samples, or of one piece if that is larger."""
+    """Yield groups of pieces of at most `window` samples, or of one piece if that is larger."""
     group: list[tuple[int, int]] = []
     size = 0
     for lo, hi in pieces:
@@ -115,7 +123,7 @@ def _concatenate(parts: list[Indices]) -> Indices:
 
 
 def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Images (N, H, W, C) uint8 to x (H, W, N, C): the channel's mean off, divided by the data set's deviation."""
+    """Turn images (N, H, W, C) uint8 into x (H, W, N, C): the channel means subtracted, divided by the deviation."""
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
     x[...] = images.transpose(1, 2, 0, 3)
@@ -126,7 +134,7 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
 
 
 def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
-    """The batch of these samples, in this order. Raises DataError where a chunk is damaged."""
+    """Return the batch of these samples, in this order. Raises DataError if a chunk is damaged."""
     images, labels = split.gather(indices)
     keys = sample_keys(plan, indices)
     x = AUGMENTATIONS[plan.augment](normalise(dataset, images, dtype), keys)
@@ -134,7 +142,7 @@ def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DType
 
 
 def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indices:
-    """Indices of the samples in the order that `batches` shows them."""
+    """Return the indices of the samples in the order in which `batches` shows them."""
     return sample_order(plan, split.chunk, max(1, WINDOW_BYTES // dataset.manifest.sample_bytes))
 
 
@@ -142,7 +150,7 @@ def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indic
 def batches(
     dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32
 ) -> Iterator[Iterator[Batch]]:
-    """Batches of a presentation, two prepared ahead on a thread that ends with the context.
+    """Yield the batches of a presentation; two are prepared ahead on a thread that ends with the context.
 
     An error while loading is raised where its batch is asked for. The last batch may be smaller.
     """
@@ -156,7 +164,7 @@ def batches(
 
 
 def batch_edges(plan: BatchPlan, samples: int) -> Iterator[tuple[int, int]]:
-    """Where the batches of a presentation begin and end; none is empty."""
+    """Return where the batches of a presentation begin and end; none is empty."""
     if plan.steps is None or not samples:
         return ((lo, min(lo + plan.batch_size, samples)) for lo in range(0, samples, plan.batch_size))
     steps = min(plan.steps, samples)
@@ -164,7 +172,7 @@ def batch_edges(plan: BatchPlan, samples: int) -> Iterator[tuple[int, int]]:
 
 
 def _ahead(futures: Iterator[Future[Batch]]) -> Iterator[Batch]:
-    """Results in order, with `DEPTH` more submitted than were taken."""
+    """Yield results in order, with `DEPTH` more submitted than were taken."""
     pending: deque[Future[Batch]] = deque()
     for future in futures:
         pending.append(future)

@@ -1,9 +1,9 @@
-"""What a data set says of itself: shape, counts, statistics, origin, and the SHA-256 of every chunk.
+"""The manifest of a data set: shape, counts, statistics, origin, and the SHA-256 of every chunk.
 
-The manifest lives in the attributes of the store's group, with a checksum of its own, and is written last: a store
-without one is not a data set. Chunks are hashed as decoded bytes, padding left out, so a checksum speaks of the
-samples and not of how a storage layer packed them. No codec but the plain `bytes` is allowed, so a hostile chunk
-has nothing to unpack before it is checked.
+The manifest is kept in the attributes of the store's group, with a checksum of its own, and is written last: a store
+without one is not a data set. Chunks are hashed as decoded bytes without padding, so a checksum describes the
+samples and not how a storage layer packed them. Only the plain `bytes` codec is allowed, so nothing in a hostile chunk
+is unpacked before it is checked.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class _Frozen(BaseModel):
 
 
 class Part(_Frozen):
-    """One part (train or test): samples, samples of each class, SHA-256 of each chunk of images and of labels."""
+    """One part, train or test.
+
+    Attributes
+    ----------
+    samples : number of samples
+    class_counts : samples of each class
+    images, labels : SHA-256 of each chunk
+    """
 
     samples: Size
     class_counts: tuple[int, ...]
@@ -60,7 +67,7 @@ class Manifest(_Frozen):
     test: Part
 
     def part(self, name: str) -> Part:
-        """The part called `train` or `test`."""
+        """Return the part called `train` or `test`."""
         return self.train if name == "train" else self.test
 
     @property
@@ -73,11 +80,11 @@ class Manifest(_Frozen):
         return sha256(_canonical(self))
 
     def content(self) -> Manifest:
-        """The manifest without its sources: equal for equal data, wherever they came from."""
+        """The manifest without its sources: equal for equal data of any origin."""
         return self.model_copy(update={"sources": {}})
 
     def attributes(self) -> dict[str, Any]:
-        """What the store's group carries."""
+        """Return the attributes of the store's group."""
         return {ATTRIBUTE: {"manifest": self.model_dump(mode="json"), "sha256": self.fingerprint()}}
 
 
@@ -93,17 +100,17 @@ class Source:
 
 
 def sha256(data: Any) -> str:
-    """Hexadecimal SHA-256 of bytes or of a contiguous array."""
+    """Return the hexadecimal SHA-256 of bytes or of a contiguous array."""
     return hashlib.sha256(data).hexdigest()
 
 
 def chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
-    """The sample ranges (lo, hi) of the chunks of a part."""
+    """Yield the sample ranges (lo, hi) of the chunks of a part."""
     return ((lo, min(lo + chunk, samples)) for lo in range(0, samples, chunk))
 
 
 def describe(source: Source, *, chunk: int, order: Order, seed: int) -> Manifest:
-    """The manifest of a source already in its final order. Raises DataError where nothing could be learnt from it."""
+    """Return the manifest of a source in its final order. Raises DataError if nothing could be learnt from it."""
     images = source.train[0]
     mean, deviation = _statistics(images)
     if not deviation > 0:
@@ -137,7 +144,10 @@ def _describe_part(part: tuple[Images, Images], chunk: int, classes: int) -> Par
 
 
 def _statistics(images: Images) -> tuple[tuple[float, ...], float]:
-    """Mean of every channel, and the standard deviation of all pixels once that mean is off. Exact integer sums."""
+    """Return the mean of every channel, and the standard deviation of all pixels after subtracting it.
+
+    Sums are exact.
+    """
     counts = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])])
     values = np.arange(256)
     pixels = int(counts[0].sum())
@@ -148,7 +158,7 @@ def _statistics(images: Images) -> tuple[tuple[float, ...], float]:
 
 
 def parse(attributes: Any, path: str) -> Manifest:
-    """The manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy."""
+    """Return the manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy."""
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
         raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
@@ -172,7 +182,7 @@ def parse(attributes: Any, path: str) -> Manifest:
 
 
 def check(manifest: Manifest, path: str) -> None:
-    """Raise DataError where the manifest contradicts itself, declares too much, or describes nothing to learn."""
+    """Raise DataError if the manifest contradicts itself, declares too much, or describes nothing to learn."""
     for problem in _problems(manifest):
         raise DataError(path, problem, remedy(manifest.name))
 
@@ -203,7 +213,7 @@ def _part_problems(name: str, part: Part, chunk: int, classes: int) -> Iterator[
 
 
 def remedy(name: object = None) -> str:
-    """How a user gets a data set that is whole."""
+    """Return how a user gets a data set that is whole."""
     return f"make it again with `daskcnn data prepare {name if isinstance(name, str) else 'NAME'} --out PATH`"
 
 

@@ -37,7 +37,7 @@ def prepare(
     """Import a data set to `out` (local path or fsspec URL) and return a sentence that says what was done.
 
     `progress(stage, done, total)` and `warn(message)` are called on the way. An `out` that already holds the same data
-    is left as it is. Raises DataError where the archive is wrong or `out` holds something else.
+    is left as it is. Raises DataError if the archive is wrong or `out` holds something else.
     """
     out = str(out)
     importer = _importer(name)
@@ -59,7 +59,7 @@ def prepare(
 
 
 def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | None, progress: Progress) -> str:
-    """Write, unless the same is there already, be it that another process was faster."""
+    """Write the data set, unless the same is there already, possibly from a faster process."""
     if existing is None:
         try:
             write(source, manifest, out, lambda part: progress(f"write {part} to {out}", 0, 0))
@@ -79,7 +79,7 @@ def _importer(name: str) -> Importer:
 
 
 def _archive(importer: Importer, archive: str | Path | None, out: str, progress: Progress) -> Path | None:
-    """The archive's path; without one, the importer's own download, next to `out`."""
+    """Return the archive's path; without one, the importer's own download, next to `out`."""
     if archive is not None or not importer.takes_archive:
         return None if archive is None else Path(archive).expanduser()
     if is_url(out):
@@ -88,7 +88,7 @@ def _archive(importer: Importer, archive: str | Path | None, out: str, progress:
 
 
 def _existing(out: str) -> Dataset | None:
-    """The data set at `out`, None where nothing is. Raises DataError for anything else."""
+    """Return the data set at `out`, None if nothing is there. Raises DataError for anything else."""
     if not is_url(out) and not Path(out).expanduser().is_dir():
         if Path(out).expanduser().exists():
             raise DataError(out, "is a file, not a folder", "choose another --out")
@@ -125,7 +125,7 @@ def _summary(dataset: Dataset) -> str:
 
 
 def _chunk(samples: int) -> int:
-    """Samples a chunk: 1000, less where that would leave too few chunks to share among workers."""
+    """Return the samples per chunk: 1000, or fewer if that would leave too few chunks to share among workers."""
     return max(1, min(_CHUNK, samples // _CHUNKS_AT_LEAST))
 
 
@@ -137,7 +137,7 @@ def _ordered(source: Source, order: Order, seed: int) -> Source:
 
 
 def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
-    """Sorted by keys of our own rather than NumPy's `permutation`, whose stream may change between versions."""
+    """Shuffle by sorting keys of our own: the stream of NumPy's `permutation` may change between versions."""
     images, labels = part
     keys = derive(np, derive(np, np.arange(len(labels), dtype=np.uint64), seed), salt)
     by_key = np.argsort(keys, kind="stable")

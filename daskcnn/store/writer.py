@@ -1,4 +1,4 @@
-"""Writing a data set so that a path holds all of it or nothing."""
+"""Writes a data set so that a path holds all of it or nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from daskcnn.store.manifest import PARTS, Manifest, Source
 
 
 class Occupied(Exception):
-    """Something else came to lie at the path while we wrote."""
+    """Something else was written to the path meanwhile."""
 
 
 def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str], None]) -> None:
-    """Write a source, in its final order, to a path or URL. Raises Occupied, or DataError where it cannot be written.
+    """Write a source, in its final order, to a path or URL. Raises Occupied, or DataError if it cannot be written.
 
-    Locally: a temporary sibling folder, flushed to disk, then renamed. By URL, where nothing can be renamed: the
-    manifest, without which a store is not a data set, is written last.
+    A local store is a temporary sibling folder, flushed to disk, then renamed. At a URL nothing can be renamed, so the
+    manifest is written last: without it a store is not a data set.
     """
     if is_url(out):
         _fill(zarr.open_group(Files.at(out, read_only=False).store, mode="a", zarr_format=3), source, manifest, on_part)

@@ -1,4 +1,4 @@
-"""The layers, and the names that a declarative network gives them."""
+"""The layers, and the names that a list of layers uses for them."""
 
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers.activations import ReLU, Sigmoid, Tanh

@@ -32,12 +32,13 @@ class Conv(Layer):
         check_at_least(self, 0, "pad")
 
     def spec(self, x_shape: Shape, kernels: int, dtype: str = "float32") -> ConvSpec:
-        """The convolution of an input (H, W, N, C) with so many kernels."""
+        """Return the convolution problem for an input (H, W, N, C) and this number of kernels."""
         H, W, N, C = x_shape
         size, stride, pad = (self.size,) * 2, (self.stride,) * 2, (self.pad,) * 2
         return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], stride=stride, pad=pad, dtype=dtype)
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return (out_H, out_W, kernels). Raises ValueError if the kernel does not fit the map."""
         H, W, C = map_shape(self, in_shape)
         spec = self.spec((H, W, 1, C), self.kernels)
         return spec.out_H, spec.out_W, self.kernels
@@ -45,6 +46,7 @@ class Conv(Layer):
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
+        """Return weights w (size, size, C, K) and, with `bias`, zeros b (K,)."""
         out_shape = self.out_shape(in_shape)
         taps, C = self.size**2, in_shape[-1]
         params = {"w": initial(rng, (self.size, self.size, C, self.kernels), taps * C, taps * self.kernels)}
@@ -53,13 +55,13 @@ class Conv(Layer):
         return params, {}, out_shape
 
     def residual(self, params: Params, x: Array, ctx: Context) -> Residual:
-        """What `backward` needs, without the forward pass: a shard's two passes may be tasks of their own."""
+        """Return what `backward` needs, without a forward pass: the two passes of a shard may be separate tasks."""
         w = params["w"]
         conv = plan(self.spec(x.shape, w.shape[-1], x.dtype.name), ctx.device, need_dx=ctx.need_dx)
         return conv, x, self._prepared(conv, w, ctx)
 
     def _prepared(self, conv: ConvPlan, w: Array, ctx: Context) -> Prepared:
-        """The algorithm's form of the kernels, made once for all passes that share what they keep."""
+        """Return the algorithm's form of the kernels, made once for all passes that share `ctx.kept`."""
         if ctx.kept is None:
             return conv.prepare(w, ctx.device)
         key = id(w), conv.algorithm, replace(conv.spec, N=1)
@@ -69,10 +71,12 @@ class Conv(Layer):
         return ctx.kept[key][1]
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return y = x ⋆ w + b; the residual holds the plan, x and the prepared kernels."""
         residual = conv, _, prepared = self.residual(params, x, ctx)
         return conv.forward(x, prepared, ctx.device, bias=params.get("b")), state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return dx (None if not needed) and the gradients of w and b."""
         conv, x, prepared = residual
         dx: Array | None = None
         if ctx.need_dx:
@@ -82,4 +86,5 @@ class Conv(Layer):
         return dx, {"w": dw, "b": channel_sum(dy, ctx.device)} if self.bias else {"w": dw}
 
     def initial_before(self, after: Initializer) -> Initializer:
+        """Return Glorot's initializer."""
         return glorot_uniform

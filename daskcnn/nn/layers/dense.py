@@ -13,15 +13,15 @@ from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
 
 _PIECE = 512
-"""Inputs in a piece of a long vector: enough for BLAS to be at its full speed."""
+"""Inputs in a piece of a long vector: enough for BLAS's full speed."""
 
 
 @dataclass(frozen=True)
 class Dense(Layer):
-    """Every output from every input: a map (H, W, N, C) or a vector (N, F) to (N, units).
+    """Connects every input to every output: a map (H, W, N, C) or a vector (N, F) to (N, units).
 
-    Parameters: w (H, W, C, units) or (F, units), and b (units,) unless `bias` is off. On a map it is one GEMM for every
-    pixel, added up: no copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
+    Parameters: w (H, W, C, units) or (F, units), and b (units,) unless `bias` is off. A map takes one GEMM per pixel,
+    added up, without a copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
     """
 
     units: int
@@ -31,15 +31,18 @@ class Dense(Layer):
         check_at_least(self, 1, "units")
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return (units,)."""
         return (self.units,)
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
+        """Return weights w (*in_shape, units) and, with `bias`, zeros b (units,)."""
         w = initial(rng, (*in_shape, self.units), prod(in_shape), self.units)
         return {"w": w} | ({"b": np.zeros(self.units)} if self.bias else {}), {}, (self.units,)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return y = x·w + b, the products of blocks of pixels added up in a fixed order; the residual is x."""
         pixels, weights, blocks = _blocks(x, params["w"], ctx.device)
         parts = each(ctx.device, lambda b: ctx.device.xp.matmul(pixels[b], weights[b]).sum(axis=0), blocks)
         y = sum(parts[1:], start=parts[0])
@@ -48,6 +51,7 @@ class Dense(Layer):
         return y, state, x
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return dx = dy·wᵀ (None if not needed), dw = xᵀ·dy and db, the sum of dy over the samples."""
         x, w, xp = residual, params["w"], ctx.device.xp
         pixels, weights, blocks = _blocks(x, w, ctx.device)
         dw, dx = xp.empty(weights.shape, w.dtype), xp.empty(pixels.shape, x.dtype) if ctx.need_dx else None
@@ -62,33 +66,38 @@ class Dense(Layer):
         return None if dx is None else _joined(dx, x.shape), grads
 
     def initial_before(self, after: Initializer) -> Initializer:
+        """Return Glorot's initializer."""
         return glorot_uniform
 
 
 @dataclass(frozen=True)
 class Bias(Layer):
-    """A number b (units,) added to every output of a `Dense` layer whose own `bias` is off: (N, units) to the same."""
+    """Adds b (units,) to every output of a `Dense` layer whose own `bias` is off: (N, units) to (N, units)."""
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
         return in_shape
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
+        """Return zeros b of the input's shape."""
         return {"b": np.zeros(in_shape)}, {}, in_shape
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return x + b."""
         return x + params["b"], state, None
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return dx = dy, and db, the sum of dy over the samples."""
         return dy, {"b": dy.sum(axis=0)}
 
 
 def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slice]]:
-    """x as (P, N, F), w as (P, F, units), views; and slices of range(P), the same for any number of threads.
+    """Return views of x as (P, N, F) and of w as (P, F, units), and slices of range(P).
 
     P counts the pixels of a map. Long vectors are cut into pieces that count as pixels, so that threads can share
-    the work.
+    the work. The slices are the same for any number of threads.
     """
     weights = w.reshape(-1, *w.shape[-2:])
     pixels = x.reshape(-1, *x.shape[-2:])
@@ -100,5 +109,5 @@ def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slic
 
 
 def _joined(dx: Array, x_shape: Shape) -> Array:
-    """dx (P, N, F) in the shape of x."""
+    """Return dx (P, N, F) in the shape of x."""
     return dx.reshape(x_shape) if len(x_shape) == 4 else dx.swapaxes(0, 1).reshape(x_shape)

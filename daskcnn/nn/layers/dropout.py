@@ -16,8 +16,8 @@ _ODD = 0x9E3779B97F4A7C15
 class Dropout(Local):
     """Zeroes each number with probability `rate` in training and scales the others by 1 / (1 - rate).
 
-    The mask is a function of the sample's key, the layer's path, the pixel and the channel alone: it depends neither
-    on the batch a sample comes in nor on the worker. Outside training it is the identity.
+    The mask depends only on the sample's key, the layer's path, the pixel and the channel. It does not depend
+    on the batch or on the worker. Outside training the layer is the identity.
     """
 
     rate: float
@@ -27,16 +27,20 @@ class Dropout(Local):
             raise ValueError(f"rate={self.rate}: Dropout needs 0 <= rate < 1, the part that is zeroed")
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
         return in_shape
 
     def window(self, in_shape: Shape) -> int | None:
+        """Return 1: each number depends on one number."""
         return 1
 
     @property
     def reach(self) -> int | None:
+        """0: each channel depends on itself alone."""
         return 0
 
     def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+        """Note the mask and y; the residual is the mask, None outside training."""
         if not block.training:
             return x, None
         pixels = () if block.vectors else (block.link.side,) * 2
@@ -44,6 +48,7 @@ class Dropout(Local):
         return self._masked(x, kept, block), kept
 
     def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+        """Note dx: dy under the mask of the forward pass."""
         return self._masked(dy, residual, block)
 
     def _masked(self, x: Array, kept: Array, block: Block) -> Array:
@@ -51,7 +56,7 @@ class Dropout(Local):
         return block.do(block.xp.multiply, y, 1 / (1 - self.rate), out=y)
 
     def _draw(self, block: Block, salt: int, sides: tuple[int, ...], *, out: Array) -> None:
-        """Write which numbers (h, w, n, C) are kept; `sides`: pixels to one of the chain's output."""
+        """Write which numbers (h, w, n, C) are kept. `sides` are the pixels per pixel of the chain's output."""
         if block.keys is None:
             raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
         xp, first = block.xp, block.channel
@@ -65,5 +70,5 @@ class Dropout(Local):
 
 
 def _spread(xp: Any, keys: Array, numbers: Array) -> Array:
-    """Independent keys for every pair (broadcast) of a key and a number: `derive` with an array of salts."""
+    """Return independent keys for every (broadcast) pair of a key and a number: `derive` with an array of salts."""
     return mix64(xp, keys + (2 * numbers + 1) * xp.uint64(_ODD))

@@ -11,16 +11,19 @@ from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, map
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """(H, W, N, C) to (N, H·W·C): rows, then columns, then channels, which vary fastest; as NHWC lies in memory."""
+    """(H, W, N, C) to (N, H·W·C), in NHWC's order in memory: rows, then columns, then channels, which vary fastest."""
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return (H·W·C,). Raises ValueError for a vector."""
         return (prod(map_shape(self, in_shape)),)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return a copy of x in the order (N, H·W·C); the residual is x's shape."""
         H, W, N, C = x.shape
         y = x.transpose(2, 0, 1, 3).copy(order="C")  # even a single pixel's, which reshape alone would not copy
         return y.reshape(N, H * W * C), state, x.shape
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+        """Return a copy of dy in the shape of x."""
         H, W, N, C = residual
         return dy.reshape(N, H, W, C).transpose(1, 2, 0, 3).copy(order="C"), {}

@@ -1,4 +1,4 @@
-"""Normalising: local response normalisation across channels, and batch normalisation."""
+"""Normalisation: local response normalisation across channels, and batch normalisation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from daskcnn.nn.local import Block, Local
 class LRN(Local):
     """y_c = x_c · s_c^-β with s_c = k + α/n · Σ x²  over the n = `size` channels around c.
 
-    Krizhevsky et al. 2012, §3.3, with α divided by the size as in PyTorch, and its window: channels c - n//2 to
-    c + (n-1)//2, those that exist. Works on maps and vectors, along the last axis.
+    Krizhevsky et al. 2012, §3.3, with α divided by the size as in PyTorch, and PyTorch's window: the existing channels
+    of c - n//2 to c + (n-1)//2. Works on maps and vectors, along the last axis.
     """
 
     size: int = 5
@@ -34,17 +34,20 @@ class LRN(Local):
             raise ValueError(f"k={self.k}: LRN divides by a power of it, so it needs to be above 0")
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
         return in_shape
 
     def window(self, in_shape: Shape) -> int | None:
+        """Return 1: an output pixel depends on one pixel."""
         return 1
 
     @property
     def reach(self) -> int | None:
+        """Half of the window, `size` // 2 channels to each side."""
         return self.size // 2
 
     def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
-        """The residual is x, y, s and s^-β."""
+        """Note y; the residual is x, y, s and s^-β."""
         xp, do = block.xp, block.do
         scale, power, spare = (block.take(x.shape) for _ in range(3))
         squares = do(xp.multiply, x, x, out=power)
@@ -56,7 +59,7 @@ class LRN(Local):
         return y, (x, y, scale, power)
 
     def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
-        """dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·y/s over the channels whose window holds c."""
+        """Note dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·y/s over the channels whose window holds c."""
         x, y, scale, power = residual
         xp, do = block.xp, block.do
         crossed = do(xp.multiply, y, dy, out=y)
@@ -84,7 +87,7 @@ class LRN(Local):
 
 
 def _exp2_is_vectorised() -> bool:
-    """Whether this processor has NumPy's fast log2 and exp2: faster together than two square roots, and for any power.
+    """Return whether this processor has NumPy's fast log2 and exp2. They then beat two square roots, for any power.
 
     Elsewhere they are ten times slower than roots.
     """
@@ -96,10 +99,10 @@ _FAST_EXP2 = _exp2_is_vectorised()
 
 
 def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array, block: Block) -> Array:
-    """Write to `out`, for each c of the last axis, the sum of channels c - before to c - before + size - 1 there are.
+    """Write to `out`, for each c of the last axis, the sum of channels c - before to c - before + size - 1.
 
-    All three are contiguous. All rows are summed as one, long runs of memory, which is wrong where a window reaches
-    into the next row; those few channels are then summed again.
+    Channels that do not exist count as 0. All three arrays are contiguous. All rows are summed as one long run of
+    memory, which is wrong where a window reaches into the next row; those few channels are then summed again.
     """
     C, after = values.shape[-1], size - 1 - before
     if size <= C:
@@ -111,7 +114,7 @@ def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array
 
 
 def _runs(values: Array, size: int, out: Array, spare: Array, block: Block, *, at: int = 0) -> None:
-    """out[at + i] = sum of values[i : i + size], by doubling; all three are vectors of one length."""
+    """Write out[at + i] = sum of values[i : i + size], by doubling; all three are vectors of one length."""
     half, count, add = size // 2, len(values) - size + 1, block.xp.add
     total, part = out[at : at + count], values
     if size == 1:
@@ -126,7 +129,7 @@ def _runs(values: Array, size: int, out: Array, spare: Array, block: Block, *, a
 
 
 def _edge(columns: Array, sums: Array, reach: int, count: int, block: Block) -> None:
-    """sums[c] = columns[0] + … + columns[c + reach], of those that exist, for c < count."""
+    """Write sums[c] = columns[0] + … + columns[c + reach], as far as they exist, for c < count."""
     total = columns[0]
     if count:
         block.copy(total, sums[0])
@@ -140,10 +143,10 @@ def _edge(columns: Array, sums: Array, reach: int, count: int, block: Block) -> 
 
 @dataclass(frozen=True)
 class BatchNorm(Layer):
-    """Each channel to mean 0 and variance 1 over a batch's samples and pixels, then scaled and shifted (learnt).
+    """Normalises each channel to mean 0 and variance 1 over a batch, then scales and shifts it by learnt numbers.
 
-    Parameters: scale and shift (C,). State: running mean and (unbiased) variance (C,), which take `momentum` of every
-    training batch's and stand for them outside training; Ioffe and Szegedy 2015, Alg. 1 and 2.
+    Parameters: scale and shift (C,). State: running mean and (unbiased) variance (C,). A training batch contributes
+    `momentum` of its own values to them; outside training they replace the batch's. Ioffe and Szegedy 2015, Alg. 1, 2.
     """
 
     momentum: float = 0.1
@@ -155,20 +158,24 @@ class BatchNorm(Layer):
             raise ValueError(f"epsilon={self.epsilon}: BatchNorm divides by its root, so it needs to be above 0")
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
         return in_shape
 
     @property
     def reach(self) -> int | None:
+        """0: each channel depends on itself alone."""
         return 0
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
+        """Return scale 1 and shift 0, running mean 0 and variance 1, each (C,)."""
         C = in_shape[-1]
         params = {"scale": np.ones(C), "shift": np.zeros(C)}
         return params, {"mean": np.zeros(C), "variance": np.ones(C)}, in_shape
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return the normalised x: by the batch's moments in training, else by the running ones."""
         device, count = ctx.device, x.size // x.shape[-1]
         mean, variance = state["mean"], state["variance"]
         if ctx.training:
@@ -187,7 +194,10 @@ class BatchNorm(Layer):
         }
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
-        """dx = scale/deviation · (dy - mean(dy) - normal · mean(dy · normal)): Alg. 1's chain rule, gathered."""
+        """Return dx = scale/deviation · (dy - mean(dy) - normal · mean(dy · normal)) and gradients: Alg.
+
+        1's chain rule.
+        """
         x, mean, deviation = residual
         share = dy.shape[-1] / dy.size
         shift, moment = _gradient_sums(x, mean, dy, ctx.device)
@@ -198,9 +208,9 @@ class BatchNorm(Layer):
 
 
 def _moments(x: Array, device: Device) -> tuple[Array, Array]:
-    """Mean and variance of every channel: a block's own first, while it is in cache, then put together.
+    """Return mean and variance of every channel: each block's own while it is in cache, then combined.
 
-    Chan, Golub and LeVeque 1983, eq. 2.1: squares about the block's mean, and about the whole's of the blocks' means.
+    Chan, Golub and LeVeque 1983, eq. 2.1: squares about the block's mean, and of the blocks' means about the whole's.
     """
     xp, rows, (N, C) = device.xp, pixel_rows(x), x.shape[-2:]
     blocks = pixel_blocks(device, rows)
@@ -220,7 +230,7 @@ def _moments(x: Array, device: Device) -> tuple[Array, Array]:
 
 
 def _transformed(x: Array, mean: Array, factor: Array, shift: Array, device: Device) -> Array:
-    """(x - mean) · factor + shift, each by channel."""
+    """Return (x - mean) · factor + shift, each by channel."""
     xp, rows = device.xp, pixel_rows(x)
     mean, factor, shift = (xp.tile(values, x.shape[-2]) for values in (mean, factor, shift))
     y = xp.empty(rows.shape, x.dtype)
@@ -235,7 +245,7 @@ def _transformed(x: Array, mean: Array, factor: Array, shift: Array, device: Dev
 
 
 def _gradient_sums(x: Array, mean: Array, dy: Array, device: Device) -> tuple[Array, Array]:
-    """Sums over pixels and samples of dy and of dy · (x - mean): (C,) each."""
+    """Return the sums over pixels and samples of dy and of dy · (x - mean): (C,) each."""
     xp, C = device.xp, len(mean)
     rows, drows, row = pixel_rows(x), pixel_rows(dy), xp.tile(mean, x.shape[-2])
 
@@ -249,7 +259,7 @@ def _gradient_sums(x: Array, mean: Array, dy: Array, device: Device) -> tuple[Ar
 
 
 def _back(x: Array, mean: Array, dy: Array, slope: Array, by_x: Array, shift: Array, device: Device) -> Array:
-    """(dy + (x - mean) · by_x + shift) · slope, each by channel."""
+    """Return (dy + (x - mean) · by_x + shift) · slope, each by channel."""
     xp, rows, drows = device.xp, pixel_rows(x), pixel_rows(dy)
     mean, slope, by_x, shift = (xp.tile(values, x.shape[-2]) for values in (mean, slope, by_x, shift))
     dx = xp.empty(rows.shape, x.dtype)

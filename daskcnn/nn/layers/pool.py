@@ -1,4 +1,7 @@
-"""Pooling: a window of size×size pixels, every `stride` pixels, becomes one; pixels in no window are left out."""
+"""Pooling: each window of size×size pixels, every `stride` pixels, becomes one pixel.
+
+Pixels in no window are ignored.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from daskcnn.nn.local import Block, Local
 
 @dataclass(frozen=True)
 class _Pool(Local):
-    """What pools share: windows seen as size² strided views of the map, one for each place in the window.
+    """Base of the pools. A window is size² strided views of the map, one for each place in the window.
 
-    Where windows tile the map it goes in blocks, otherwise in bands of rows.
+    If windows tile the map it goes in blocks, otherwise in bands of rows.
     """
 
     size: int
     stride: int | None = None
-    """None: the size."""
+    """Pixels from one window to the next; None for the size."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "size")
@@ -29,7 +32,7 @@ class _Pool(Local):
 
     @abstractmethod
     def reduce(self, places: list[Array], y: Array, block: Block) -> Residual:
-        """Write y of the windows whose pixels `places` holds, one array for each place; return what `spread` needs."""
+        """Write y of the windows whose pixels `places` holds, one array per place; return what `spread` needs."""
 
     @abstractmethod
     def spread(self, residual: Residual, dy: Array, places: list[Array], block: Block) -> None:
@@ -92,7 +95,7 @@ class _Pool(Local):
         return dx, {}
 
     def _band_backward(self, rows: slice, x: Array, dy: Array, dx: Array, ctx: Context) -> None:
-        """Add what these rows of dy give to dx."""
+        """Add to dx what these rows of dy contribute."""
         block = Block(ctx, x, goes_back=True)
         places, y = self._places(dx[self._band(rows)]), block.take(dy[rows].shape)
         kept = self.reduce(self._places(x[self._band(rows)]), y, block)
@@ -104,7 +107,7 @@ class _Pool(Local):
         block.run()
 
     def _band(self, rows: slice) -> slice:
-        """The rows of x in the windows of these rows of y."""
+        """Return the rows of x in the windows of these rows of y."""
         return slice(rows.start * self.step, (rows.stop - 1) * self.step + self.size)
 
     def _y_shape(self, x_shape: Shape) -> Shape:
@@ -112,7 +115,7 @@ class _Pool(Local):
         return H, W, *x_shape[-2:]
 
     def _places(self, x: Array) -> list[Array]:
-        """For each place in the window, its pixels: (out_H, out_W, N, C), views of x."""
+        """Return for each place in the window its pixels: (out_H, out_W, N, C), views of x."""
         H, W, _, _ = self._y_shape(x.shape)
         step, places = self.step, range(self.size)
         bottom, right = (H - 1) * step + 1, (W - 1) * step + 1
@@ -125,10 +128,10 @@ def _without_samples(x_shape: Shape) -> Shape:
 
 @dataclass(frozen=True)
 class MaxPool(_Pool):
-    """Greatest of the window. The gradient goes to the first of equal pixels, by rows."""
+    """Greatest number of the window. The gradient goes to the first of equal pixels, by rows."""
 
     def reduce(self, places: list[Array], y: Array, block: Block) -> list[Array]:
-        """For each place but the first, whether it raised the maximum of those before."""
+        """Return for each place but the first whether it raised the maximum of those before."""
         xp, raised, highest = block.xp, [], places[0]
         for place in places[1:]:
             if block.goes_back:
@@ -139,7 +142,7 @@ class MaxPool(_Pool):
         return raised
 
     def spread(self, residual: list[Array], dy: Array, places: list[Array], block: Block) -> None:
-        """The last place to raise the maximum gets the gradient, the first one if none did."""
+        """Give the gradient to the last place that raised the maximum, or to the first place if none did."""
         xp, do = block.xp, block.do
         left = None  # the windows whose gradient no place has got yet; all at first
         for place, raised in zip(reversed(places[1:]), reversed(residual), strict=True):
@@ -160,6 +163,7 @@ class AveragePool(_Pool):
     """Mean of the window."""
 
     def reduce(self, places: list[Array], y: Array, block: Block) -> None:
+        """Write the mean of the places to y. Nothing is kept."""
         if block.goes_back and block.ends:
             return  # the gradient does not need it
         block.copy(places[0], y)
@@ -168,15 +172,17 @@ class AveragePool(_Pool):
         block.do(block.xp.multiply, y, 1 / self.size**2, out=y)
 
     def spread(self, residual: None, dy: Array, places: list[Array], block: Block) -> None:
+        """Write dy / size² to every place."""
         for place in places:
             block.do(block.xp.multiply, dy, 1 / self.size**2, out=place)
 
 
 @dataclass(frozen=True)
 class L2Pool(_Pool):
-    """Square root of the sum of the window's squares; where that is 0, so is the gradient."""
+    """Square root of the sum of the window's squares. Where the root is 0 the gradient is 0."""
 
     def reduce(self, places: list[Array], y: Array, block: Block) -> tuple[list[Array], Array]:
+        """Write the root of the sum of squares to y; keep the pixels and y."""
         xp, do = block.xp, block.do
         do(xp.multiply, places[0], places[0], out=y)
         with block.arena:
@@ -188,6 +194,7 @@ class L2Pool(_Pool):
         return places, y
 
     def spread(self, residual: tuple[list[Array], Array], dy: Array, places: list[Array], block: Block) -> None:
+        """Write dy · x / y to every place, 0 where y is 0."""
         found, y = residual
         xp, do = block.xp, block.do
         with block.arena:

@@ -1,4 +1,4 @@
-"""CIFAR-10 from its official binary archive, or from the folder in it."""
+"""CIFAR-10 from its official binary archive, or from the archive's folder."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Cifar10:
     augment: Literal["none", "crop-mirror"] = "crop-mirror"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """The official archive, downloaded if the folder does not hold it yet."""
+        """Return the official archive, downloaded if the folder does not hold it yet."""
         return OFFICIAL.fetch(folder, lambda done, total: progress("download", done, total))
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
-        """Read `.tar.gz` or folder; warns of an archive that is not the official one. Raises DataError."""
+        """Read the `.tar.gz` or its folder, with a warning if the archive is not the official one. Raises DataError."""
         assert archive is not None
         sources: dict[str, str] = {}
         if archive.is_dir():
@@ -87,7 +87,10 @@ def _classes(archive: Path, content: bytes) -> tuple[str, ...]:
 
 
 def _parse(where: str, content: bytes) -> tuple[Images, Images]:
-    """Images (N, 32, 32, 3) and labels (N,): a record is a label byte, then the planes red, green, blue, by rows."""
+    """Return images (N, 32, 32, 3) and labels (N,).
+
+    A record is a label byte, then the planes red, green, blue, by rows.
+    """
     count, rest = divmod(len(content), RECORD)
     if rest or not count:
         raise DataError(

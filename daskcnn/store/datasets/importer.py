@@ -1,4 +1,4 @@
-"""What every importer offers."""
+"""The interface of an importer."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal, Protocol
 from daskcnn.store.manifest import Source
 
 Progress = Callable[[str, int, int], None]
-"""Called with a stage's name, how much of it is done, and of how much (0: not known)."""
+"""Called with a stage's name, the amount done, and the total amount (0: not known)."""
 Warn = Callable[[str], None]
 
 
 class Importer(Protocol):
-    """Turns one publisher's files into a `Source`. One file and one line in `DATASETS` each."""
+    """Turns one publisher's files into a `Source`. There is one file and one line in `DATASETS` for each."""
 
     @property
     def takes_archive(self) -> bool:
-        """Whether there are files to import at all; otherwise the data set is made, not read."""
+        """Whether there are files to import; otherwise the data set is generated."""
 
     @property
     def augment(self) -> Literal["none", "crop-mirror"]:
-        """The augmentation that suits the images where the job does not say."""
+        """The augmentation that suits the images, used if the job does not name one."""
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Download the archive into a folder, return its path. Raises DataError where that fails or is not offered."""
+        """Download the archive into a folder and return its path. Raises DataError if that fails or is not offered."""
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read and check everything. Raises DataError naming file, record and value."""

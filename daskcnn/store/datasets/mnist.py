@@ -27,7 +27,7 @@ class Mnist:
     augment: Literal["none", "crop-mirror"] = "none"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Not offered: there is no official address left to download from."""
+        """Raise DataError: no official address is left to download from."""
         names = ", ".join(name for pair in FILES.values() for name in pair)
         raise DataError(reason="mnist is not downloaded", remedy=f"give --archive FOLDER holding {names} (.gz or not)")
 
@@ -52,7 +52,7 @@ def _content(folder: Path, name: str, sources: dict[str, str]) -> tuple[Path, by
 
 
 def _pair(images: tuple[Path, bytes], labels: tuple[Path, bytes]) -> tuple[Images, Images]:
-    """Images (N, 28, 28, 1) and labels (N,), counts equal, labels at most 9."""
+    """Return images (N, 28, 28, 1) and labels (N,); counts are equal, labels at most 9."""
     x, y = _idx(*images, (_SIDE, _SIDE)), _idx(*labels, ())
     if len(x) != len(y):
         raise DataError(labels[0], f"{len(y)} labels for {len(x)} images", "get both files again")
@@ -62,7 +62,10 @@ def _pair(images: tuple[Path, bytes], labels: tuple[Path, bytes]) -> tuple[Image
 
 
 def _idx(path: Path, content: bytes, item: tuple[int, ...]) -> Images:
-    """The array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32; the data."""
+    """Return the array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32.
+
+    The data.
+    """
     dimensions = 1 + len(item)
     magic = bytes((0, 0, 8, dimensions))
     if content[:4] != magic:

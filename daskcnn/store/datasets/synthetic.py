@@ -1,8 +1,8 @@
-"""A built-in data set: gratings in noise, told apart by orientation and spacing alone.
+"""A built-in data set: gratings in noise that differ only by orientation and spacing.
 
-Phase, colours and contrast are random, orientation and spacing vary a little, so that every pixel has the same mean in
-every class, and weighing pixels one by one, as a linear model does, leads nowhere. Mirror images belong to other
-classes: train without augmentation. Integer arithmetic throughout: the same bytes on every machine.
+Phase, colours and contrast are random; orientation and spacing vary a little. Every pixel thus has the same mean in
+every class, and a linear model, which weights single pixels, learns nothing. Mirror images belong to other
+classes: train without augmentation. All arithmetic is on integers, so the bytes are the same on every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NOISE = 40  # amplitude, of 127
 
 
 def _step(kind: int, variant: int) -> tuple[int, int]:
-    """How far along the sine table a grating goes from row to row, and from column to column, in 16ths of an entry."""
+    """Return a grating's steps along the sine table from row to row and from column to column, in 16ths of an entry."""
     turn, stretch = ((i / 3.5 - 1) for i in divmod(variant, 8))
     angle = math.pi * (kind % _ANGLES) / _ANGLES + math.radians(_TURNED) * turn
     length = _WAVELENGTHS[kind // _ANGLES] * (1 + _STRETCHED * stretch)
@@ -42,23 +42,23 @@ _STEPS = np.array([[_step(kind, variant) for variant in range(_VARIANTS)] for ki
 
 
 class Synthetic:
-    """10,000 made-up colour images of 32×32 pixels in ten classes: 8,000 to train, 2,000 to test."""
+    """10,000 generated colour images of 32×32 pixels in ten classes: 8,000 to train, 2,000 to test."""
 
     takes_archive = False
     augment: Literal["none", "crop-mirror"] = "none"
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Nothing to fetch."""
-        raise DataError(reason="synthetic is built in", remedy="there is nothing to download")
+        """Raise DataError: the data set is built in."""
+        raise DataError("synthetic is built in; there is nothing to download")
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
-        """Make the images; always the same ones."""
+        """Generate the images; they are always the same."""
         classes = tuple(f"{180 * a // _ANGLES} degrees, {w} pixels" for w in _WAVELENGTHS for a in range(_ANGLES))
         return Source("synthetic", classes, gratings(8000, _SEED), gratings(2000, _SEED + 1), {})
 
 
 def gratings(count: int, seed: int) -> tuple[Images, Images]:
-    """Images (count, 32, 32, 3) and labels (count,), classes in turn, by the bits of a PCG64 generator."""
+    """Return images (count, 32, 32, 3) and labels (count,), classes in turn, from the bits of a PCG64 generator."""
     bits = np.random.PCG64(seed)
     labels = (np.arange(count) % 10).astype(np.uint8)
     draw = _bytes(bits, count * 9).reshape(count, 9).astype(np.int32)
@@ -70,7 +70,7 @@ def gratings(count: int, seed: int) -> tuple[Images, Images]:
 
 
 def _phases(steps: npt.NDArray[np.int32], start: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Where in the sine table each pixel is, (N, 32, 32): `start + fy·y + fx·x`, with steps (N, 2) in 16ths."""
+    """Return each pixel's place in the sine table, (N, 32, 32): `start + fy·y + fx·x`, with steps (N, 2) in 16ths."""
     fy, fx = steps.T
     at = np.arange(_SIDE, dtype=np.int32)
     turned = fy[:, None, None] * at[:, None] + fx[:, None, None] * at + 16 * start[:, None, None]
@@ -78,5 +78,5 @@ def _phases(steps: npt.NDArray[np.int32], start: npt.NDArray[np.int32]) -> npt.N
 
 
 def _bytes(bits: np.random.PCG64, count: int) -> Images:
-    """Uniform bytes; raw bits are the one stream NumPy promises never to change."""
+    """Return uniform bytes. Raw bits are the one stream that NumPy promises not to change."""
     return np.ascontiguousarray(bits.random_raw(-(-count // 8))).astype("<u8").view(np.uint8)[:count]
