@@ -49,7 +49,7 @@ class Synthetic:
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Raise DataError: the data set is built in."""
-        raise DataError("synthetic is built in; there is nothing to download")
+        raise DataError(reason="synthetic is built in", remedy="there is nothing to download")
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Generate the images; they are always the same."""
