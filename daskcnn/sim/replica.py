@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import Worker
@@ -14,8 +13,9 @@ from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.coordinator.facts import RoundDone
+from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Report, Send
-from daskcnn.training.reports import RoundReport
 
 
 class SimulatedReplica:
@@ -28,6 +28,7 @@ class SimulatedReplica:
         "_exchange",
         "_host",
         "_judging",
+        "_order",
         "_pace",
         "_reported",
         "_seconds",
@@ -65,7 +66,8 @@ class SimulatedReplica:
         self._sending: Send | None = None
         self._answers: list[Answer] = []
         self._told: Callable[[Reply], None] = self._heard
-        self._reported: Callable[[RoundReport], None] | None = None
+        self._order: StartRound | None = None
+        self._reported: Callable[[RoundDone], None] | None = None
 
     # --- joining ---
 
@@ -86,14 +88,12 @@ class SimulatedReplica:
 
     # --- a round ---
 
-    def start(
-        self, round_: Round, score: tuple[int, int] | None, replicas: int, reported: Callable[[RoundReport], None]
-    ) -> None:
-        """Train this round from now on, and judge the center on these samples; `reported` is told how it went."""
-        self._reported = reported
+    def start(self, order: StartRound, reported: Callable[[RoundDone], None]) -> None:
+        """Train the ordered round from now on; `reported` is told how it went."""
+        self._order, self._reported = order, reported
         self._busy, self.sent, self.received = 0.0, 0, 0
-        self.learner.begin(round_, self.local, replicas)
-        self._train(self._exchange.begin(round_, score))
+        self.learner.begin(order.round, self.local, order.replicas)
+        self._train(self._exchange.begin(order.round, order.score))
 
     def _carry_out(self, order: Order) -> None:
         match order:
@@ -102,8 +102,7 @@ class SimulatedReplica:
             case Train():
                 self._train(order)
             case Report():
-                assert self._reported is not None
-                self._reported(self._exchange.report(bytes_up=self.sent, bytes_down=self.received))
+                self._report()
             case JudgeCenter():
                 self._judge(order)
             case PullCenter():
@@ -113,6 +112,13 @@ class SimulatedReplica:
                 self._agenda.at(self._judged_at(order, self._agenda.now), self._judged_local, order, self._agenda.now)
             case Await():
                 pass  # the replies come as they come
+
+    def _report(self) -> None:
+        order = self._order
+        assert order is not None
+        assert self._reported is not None
+        report = self._exchange.report(bytes_up=self.sent, bytes_down=self.received)
+        self._reported(RoundDone(self.name, order.life, order.session, report, self._agenda.now))
 
     # --- steps, and what is judged ---
 

@@ -1,35 +1,23 @@
-"""Data-parallel training in simulated time: the driver of `cluster.data_parallel`, over the same server and rounds.
+"""Data-parallel training in simulated time: a shell of the coordinator, as `cluster.data_parallel` is one.
 
-Nothing of the method is written here a second time: `ParameterServer`, `UpdateRule`, `Rounds` and the partitioners are
-those of the cluster. What is here is time: how long a step, an exchange, a merge, a round's beginning take. Events are
-those of a run's log, their times counted from the run's beginning.
+Nothing of the method is written here a second time: the coordinator, the server, the rules, the partitioners and a
+replica's side of an exchange are those of the cluster. What is here is time: how long a step, an exchange, a merge, a
+round's beginning take. Events are those of a run's log. Their times count from the run's beginning.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from daskcnn.events import (
-    CalibratedWorker,
-    EpochEnded,
-    Event,
-    RunEnded,
-    RunStarted,
-    SamplesAllocated,
-    ServerCounted,
-    WorkersCalibrated,
-)
-from daskcnn.nn.score import Score
-from daskcnn.partition.proportional import proportional
-from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
+from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
-from daskcnn.ps.bsp import BSP
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import Cluster, Worker
 from daskcnn.sim.host import EPOCH, Host, PeerToPeer
@@ -37,13 +25,20 @@ from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
-from daskcnn.training.reports import RoundReport
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.replicas import Coordinator
 
 
 class Simulation:
-    """One run. `emit` takes its events, if a log is wanted; `learner` makes each worker's arithmetic, none by default.
+    """One run.
 
-    about: what the first event says besides: run, dataset, model. Raises ValueError where the rule needs more workers.
+    Parameters
+    ----------
+    seed : of the workers' varying speeds.
+    learner : makes the arithmetic of each worker; none by default.
+    emit : takes the run's events, if a log is wanted.
+    about : what the first event says besides, such as run, dataset and model.
     """
 
     def __init__(
@@ -59,18 +54,7 @@ class Simulation:
         self._about = {"run": "simulated", "seed": seed, **(about or {})}
         self.workload, self.cluster, self.rule = workload, cluster, workload.rule
         self.members = cluster.members()
-        if len(self.members) < self.rule.fewest:
-            raise ValueError(
-                f"train.strategy = {workload.strategy!r} is for {self.rule.fewest} workers or more, and there "
-                f"are {len(self.members)}; add one, or choose sgwu or agwu"
-            )
         self._emit, self._agenda = emit, Agenda()
-        self._interval, self._mark, self._best, self._worse = _Interval(0.0), 1, 0.0, 0
-        self._joined: dict[str, None] = {}  # an ordered set
-        self._joining: set[str] = set()
-        self._held: list[RoundReport] = []  # came while the driver waited for others to join
-        self._version = 0
-        self.rounds = self._rounds()
         learners = [learner() for _ in self.members]
         self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH)
         self._host = self._made_host()
@@ -87,23 +71,25 @@ class Simulation:
             )
             for index, (member, own) in enumerate(zip(self.members, learners, strict=True))
         }
-
-    def _rounds(self) -> Rounds:
-        workload = self.workload
-        return Rounds(
-            workload.partitioner,
-            workload.samples,
-            {member.name: member.seconds for member in self.members},
-            epochs=workload.epochs,
-            barrier=self.rule.barrier,
-            passes=self.rule.passes(workload.epochs),
-            swaps=self.rule.swaps,
-            batch_size=workload.batch_size if workload.meets_within_rounds else None,
-        )
+        self.coordinator = Coordinator(workload.settings, logs=emit is not None)
+        self.end: orders.End | None = None
+        self._facts: deque[Fact] = deque()
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            orders.Calibrate: self._calibrate,
+            orders.StartServer: self._start_server,
+            orders.Join: self._join,
+            orders.StartRound: self._start_round,
+            orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
+            orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
+            orders.Judge: self._judge,
+            orders.CancelAll: lambda order: None,  # nothing is under way where nobody is lost
+            orders.Log: lambda order: self._log(order.event),
+            orders.End: self._end,
+        }
 
     def _made_host(self) -> Host:
         workload, cluster = self.workload, self.cluster
-        kind = PeerToPeer if isinstance(self.rule, BSP) and self.rule.exchange != "allreduce" else Host
+        kind = PeerToPeer if workload.settings.peers else Host
         split = cluster.server.split(workload.shards)
         return kind(self.server, self._agenda, split, cluster.costs, wire=workload.wire, nbytes=workload.nbytes)
 
@@ -113,136 +99,78 @@ class Simulation:
         return self._agenda.now
 
     def run(self) -> Snapshot:
-        """To the end; returns what the server holds then. Raises Diverged."""
+        """To the end; returns what the server holds then. Raises Diverged, and ClusterError for too few workers."""
         self._log(self._start_event())
-        self._log(WorkersCalibrated(workers=[_calibrated(member) for member in self.members]))
-        self._issue(())
+        for member in self.members:
+            self._facts.append(facts.WorkerReady(member.name, member.kind, 0.0))
+        self._tell_all()
         with _seldom_collected():
             self._agenda.run()
-        assert self.rounds.ended or self._stopping_early(), "nobody goes on"
+        assert self.end is not None, "nobody goes on"
+        if self.end.error is not None:
+            raise self.end.error
         snapshot = self.server.snapshot()
         self._log(_counted(snapshot))
-        self._log(RunEnded(status="done"))
+        self._log(RunEnded(status=self.end.status))
         return snapshot
 
-    # --- the rounds ---
+    @property
+    def rounds(self) -> Rounds:
+        """The rounds of the run, once it has begun."""
+        assert self.coordinator.rounds is not None
+        return self.coordinator.rounds
 
-    def _issue(self, ended: Iterable[str]) -> None:
-        """Start the rounds that are due; workers that ended one and have none now sit out, others join first."""
-        before = self.rounds.allocation
-        due = [] if self._stopping_early() else self.rounds.due()
-        if self.rounds.allocation is not before:
-            self._log(SamplesAllocated(sizes=self.rounds.allocation.sizes()))
-        self._sit_out(ended, due)
-        strangers = [round_.worker for round_ in due if round_.worker not in self._joined]
-        if strangers:
-            self._joining = set(strangers)
-            for worker in strangers:
-                self.replicas[worker].join(lambda worker: self._has_joined(worker, due))
-        elif due:
-            self._start(due)
+    # --- facts ---
 
-    def _sit_out(self, ended: Iterable[str], due: list[Round]) -> None:
-        """Nobody is to wait for those who have no round: behind a barrier once the others' is due, else at once."""
-        if self.rule.barrier:
-            ended = tuple(self._joined) if due else ()
-        for worker in ended:
-            if worker not in self.rounds.running:
-                del self._joined[worker]
-                self._host.leave(self.replicas[worker])
+    def _tell(self, fact: Fact) -> None:
+        """A fact that an order leads to at once: it is told when all orders are carried out."""
+        self._facts.append(fact)
 
-    def _has_joined(self, worker: str, due: list[Round]) -> None:
-        """Once all have, the rounds start, and the driver takes the reports that came meanwhile."""
-        self._joining.discard(worker)
-        self._joined[worker] = None
-        if not self._joining:
-            self._start(due)
-            held, self._held = self._held, []
-            for report in held:
-                self._take(report)
+    def _tell_now(self, fact: Fact) -> None:
+        """A fact that comes at its time of the agenda."""
+        for order in self.coordinator.handle(fact):
+            self._carry_out[type(order)](order)
+        if self._facts:
+            self._tell_all()
 
-    def _start(self, due: list[Round]) -> None:
-        scored, replicas = self._to_score(due), len(self.rounds.running)
-        costs = self.cluster.costs
-        at = self._agenda.now + costs.dispatch + (0.0 if self.rounds.done else costs.start)
-        if isinstance(self._host, PeerToPeer):
-            self._host.peers = [self.replicas[worker] for worker in self.rounds.running]
-        for round_ in due:
-            start = self.replicas[round_.worker].start
-            if at > self._agenda.now:
-                self._agenda.at(at, start, round_, scored.get(round_.worker), replicas, self._take)
-            else:
-                start(round_, scored.get(round_.worker), replicas, self._take)
+    def _tell_all(self) -> None:
+        while self._facts:
+            for order in self.coordinator.handle(self._facts.popleft()):
+                self._carry_out[type(order)](order)
 
-    def _to_score(self, due: list[Round]) -> dict[str, tuple[int, int]]:
-        """Who judges which part of the validation samples: behind a barrier everybody, else one each epoch."""
-        lo, hi = self.workload.samples, self.workload.samples + self.workload.validation
-        if self.rule.barrier:
-            parts = self._parts(lo, hi)
-            return parts if parts.keys() <= {r.worker for r in due} else {r.worker: (lo, hi) for r in due[:1]}
-        issued = 1 - self.rounds.budget.left / self.rounds.presentations
-        if issued * self.workload.epochs >= self._mark:
-            self._mark = math.floor(issued * self.workload.epochs) + 1
-            return {due[-1].worker: (lo, hi)}
-        return {}
+    # --- orders ---
 
-    def _parts(self, lo: int, hi: int) -> dict[str, tuple[int, int]]:
-        """lo…hi cut over the workers in proportion to their nominal speed."""
-        parts = {}
-        sizes = proportional(hi - lo, [1 / member.seconds for member in self.members])
-        for member, size in zip(self.members, sizes, strict=True):
-            if size:
-                parts[member.name] = (lo, lo + size)
-            lo += size
-        return parts
+    def _calibrate(self, order: orders.Calibrate) -> None:
+        member = self.replicas[order.worker].member
+        self._tell(facts.Calibrated(member.name, member.seconds, _calibrated(member), self.now))
 
-    def _take(self, report: RoundReport) -> None:
-        """A round has ended."""
-        if self._joining:
-            self._held.append(report)
-            return
-        worker = report.worker
-        self.rounds.finished(worker, report.busy / report.samples)
-        self._record(report)
-        self._issue((worker,))
+    def _start_server(self, order: orders.StartServer) -> None:
+        self._tell(facts.ServerReady(order.life, "simulated", self.now))
+
+    def _join(self, order: orders.Join) -> None:
+        replica, life, session = order.replica, order.life, order.session
+        self.replicas[replica].join(lambda name: self._tell_now(facts.Joined(name, life, session, self._agenda.now)))
+
+    def _start_round(self, order: orders.StartRound) -> None:
+        """The round starts when it was handed out; the first one when all is made and found that it needs."""
+        host, rounds, costs = self._host, self.rounds, self.cluster.costs
+        if isinstance(host, PeerToPeer) and len(host.peers) != len(rounds.running):
+            host.peers = [self.replicas[worker] for worker in rounds.running]
+        start, agenda = self.replicas[order.round.worker].start, self._agenda
+        at = agenda.now + costs.dispatch + (0.0 if rounds.done else costs.start)
+        if at > agenda.now:
+            agenda.at(at, start, order, self._tell_now)
+        else:
+            start(order, self._tell_now)
+
+    def _judge(self, order: orders.Judge) -> None:
+        learner, center = self.replicas[self.members[0].name].learner, self.server.snapshot().center
+        self._tell(facts.Judged(learner.judge(order.lo, order.hi, center), self.now))
+
+    def _end(self, order: orders.End) -> None:
+        self.end = order
 
     # --- what is recorded ---
-
-    def _record(self, report: RoundReport) -> None:
-        self._version = max(self._version, report.version)
-        self._interval.add(report)
-        if self._emit is not None:
-            self._log(report.event(self._epochs_done()))
-        round_ended = not self.rounds.running if self.rule.barrier else report.judged > 0
-        if round_ended and self._interval.judged:
-            self._look_at_center(report.lr)
-
-    def _epochs_done(self) -> float:
-        return self.rounds.done / self.workload.samples
-
-    def _look_at_center(self, lr: float | None) -> None:
-        interval, self._interval = self._interval, _Interval(self._agenda.now)
-        seconds, trained = self._agenda.now - interval.begun, interval.trained.judged
-        self._log(
-            EpochEnded(
-                epoch=self._epochs_done(),
-                epochs=self.workload.epochs,
-                step=self._version,
-                loss=trained.loss,
-                accuracy=trained.accuracy,
-                validation=interval.center.judged,
-                samples_per_second=interval.samples / seconds if seconds else 0.0,
-                lr=lr,
-                seconds=seconds,
-            )
-        )
-        if interval.center.samples:
-            better = interval.center.accuracy > self._best
-            self._best, self._worse = max(self._best, interval.center.accuracy), 0 if better else self._worse + 1
-
-    def _stopping_early(self) -> bool:
-        patience = self.workload.patience
-        return patience is not None and self._worse >= patience
 
     def _start_event(self) -> RunStarted:
         workload = self.workload
@@ -277,22 +205,6 @@ def _seldom_collected() -> Iterator[None]:
     finally:
         gc.set_threshold(*usual)
         gc.unfreeze()
-
-
-class _Interval:
-    """What was reported since the last look at the center."""
-
-    def __init__(self, begun: float) -> None:
-        self.begun, self.samples, self.judged = begun, 0, 0
-        self.trained, self.center = Score(0.0, 0, 0), Score(0.0, 0, 0)
-
-    def add(self, report: RoundReport) -> None:
-        self.samples += report.samples
-        self.judged += report.judged
-        if report.score is not None:
-            self.trained += report.score
-        if report.center is not None:
-            self.center += report.center
 
 
 def _counted(snapshot: Snapshot) -> ServerCounted:

@@ -10,6 +10,7 @@ from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.bsp import BSP
+from daskcnn.training.coordinator.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,18 @@ class Workload:
         return self.numbers * np.dtype(self.wire).itemsize
 
     @property
-    def meets_within_rounds(self) -> bool:
-        """Whether all replicas meet every few steps, so that they must make the same number of them."""
-        return self.rule.barrier and self.rule.period is not None
+    def settings(self) -> Settings:
+        """What the coordinator has to know."""
+        return Settings(
+            self.strategy,
+            self.rule,
+            self.partitioner,
+            self.samples,
+            self.validation,
+            self.epochs,
+            self.batch_size,
+            patience=self.patience,
+        )
 
     @property
     def judged(self) -> tuple[int, int]:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daskcnn.cluster.peers.driver import PeerToPeer
 
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.errors import JobError
 from daskcnn.launch.resolve import fitted, resolve
 from daskcnn.launch.training import driver_of

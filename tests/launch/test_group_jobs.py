@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from daskcnn.cluster.groups.driver import Grouped
+
 from daskcnn.errors import JobError
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import driver_of

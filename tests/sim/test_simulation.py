@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_cases import WITHIN, cluster, of, run, seconds, workload
 
+from daskcnn.errors import ClusterError
 from daskcnn.events import RoundEnded, RunEnded
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
@@ -225,8 +226,8 @@ def test_a_worker_without_a_round_sits_out_and_comes_back() -> None:
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.fewest > 1])
 def test_a_rule_for_several_is_refused_one_worker(name: str) -> None:
-    with pytest.raises(ValueError, match="is for 2 workers or more, and there are 1; add one, or choose sgwu"):
-        Simulation(workload(name), cluster(10))
+    with pytest.raises(ClusterError, match="is for 2 workers or more, and there are 1; start more, or choose sgwu"):
+        Simulation(workload(name), cluster(10)).run()
 
 
 def test_the_simulator_brings_no_dask_with_it() -> None:
