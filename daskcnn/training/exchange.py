@@ -229,12 +229,13 @@ class ReplicaExchange:
 
     def judged(self, score: Score | None, *, begun: float, at: float) -> Send | Report:
         """What was to be judged has this score; None: it is not known."""
-        tally = self._now
+        phase, tally = self._phase, self._now
+        if phase is not Phase.JUDGING_LOCAL:
+            self._expect(Phase.JUDGING_CENTER)
         tally.evaluation += at - begun
         tally.since = at
-        if self._phase is Phase.JUDGING_LOCAL:
+        if phase is Phase.JUDGING_LOCAL:
             return self._send(tally, None if score is None else score.accuracy)
-        self._expect(Phase.JUDGING_CENTER)
         assert tally.center_range is not None
         lo, hi = tally.center_range
         tally.center, tally.judged = score, hi - lo

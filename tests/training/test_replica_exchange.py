@@ -1,0 +1,329 @@
+"""A replica's side of exchanges: facts in any order keep its promises; what it orders, told by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
+from daskcnn.store.loader import BatchPlan, batch_edges
+from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.exchange import (
+    CERTAIN,
+    Await,
+    JudgeCenter,
+    Order,
+    Phase,
+    PullCenter,
+    ReplicaExchange,
+    Report,
+    Send,
+)
+from daskcnn.training.reports import RoundReport
+
+BATCH, VALIDATION = 3, (100, 107)
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "sgwu": [{"accuracy_on": "train"}],
+    "agwu": [{"accuracy_on": "train"}, {"max_staleness": 1}],
+    "bsp": [{"combine": "sum"}, {"every": 3}, {"every": 0}],
+    "easgd": [{"alpha": 0.9}, {"tau": 3}, {"max_staleness": 2}],
+    "downpour": [{"n_push": 2, "n_fetch": 3}, {"n_push": 4, "n_fetch": 2}, {"n_push": 3, "n_fetch": 3}],
+    "admm": [{"rho": 1.0, "every": 2}, {"rho": 0.5, "from_center": True}],
+}
+every_variant = pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(kind.model_validate(options), id=f"{name} {options}")
+        for name, kind in RULES.items()
+        for options in ({}, *VARIANTS.get(name, []))
+    ],
+)
+
+
+class JudgedWithinRounds(AccuracyWeighted):
+    """A toy rule: a replica goes on while every second step's weights are judged and pushed; every third it pulls."""
+
+    barrier = False
+
+    @property
+    def period(self) -> int:
+        return 2
+
+    @property
+    def overlaps(self) -> bool:
+        return True
+
+    def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
+        return super().due(step, round_end=round_end) | ({Action.PULL} if step % 3 == 0 else set())
+
+    def payload(self, local: Local) -> Vector:
+        return local.weights
+
+    def pulled(self, local: Local, center: Vector, version: int) -> None:
+        self.adopt(local, center, version)
+
+    def merge(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+class SaysNothing(JudgedWithinRounds):
+    """A toy rule: not even a round's end is an exchange."""
+
+    def due(self, step: int, *, round_end: bool) -> frozenset[Action]:
+        return frozenset()
+
+
+class Facts(RuleBasedStateMachine):
+    """One worker. `order` is what it is to do; `calls` is a Send that is not answered yet."""
+
+    of: UpdateRule
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.local = Local(np.zeros(2), np.zeros(2))
+        self.machine = ReplicaExchange(self.of, self.local, Cadence(self.of, BATCH, VALIDATION), overlap=True)
+        self.now, self.version, self.seq = 0.0, 0, 0
+        self.order: Order | None = None
+        self.calls: Send | None = None
+        self.reports: list[RoundReport] = []
+        self.rounds = 0
+        self.round: Round | None = None
+
+    # --- the world ---
+
+    def passes(self, seconds: float) -> float:
+        self.now += seconds
+        return self.now
+
+    def take(self, order: Order | None) -> None:
+        """Look at what is ordered."""
+        self.order, self.asked = order, self.now
+        match order:
+            case Send(push, pull, meanwhile):
+                assert self.calls is None, "every Send is answered before the next"
+                self.calls, self.order = order, meanwhile
+                self.sent = deepcopy(self.local)
+                self.exchanged[self.stop.step] = {Action.PUSH} if push else set()
+                self.exchanged[self.stop.step] |= {Action.PULL} if pull else set()
+                assert (meanwhile is not None) == (self.of.overlaps and not self.stop.last)
+                if push:
+                    self.seq += 1
+                    self.pushed += push.samples
+                    self.payload = push.payload.copy()
+                    self.last_push = push
+                    assert push.seq == self.seq
+                    assert push.base_version == self.local.base_version
+                    assert push.accuracy == (CERTAIN if self.q is None else self.q)
+                self.q = None if self.score is None else self.score.accuracy
+            case JudgeLocal(lo, hi):
+                assert self.of.judges_pushes
+                assert (lo, hi) == VALIDATION
+            case JudgeCenter(lo, hi, weights):
+                assert self.round is not None
+                assert (lo, hi) == self.range
+                if self.of.answers != "difference":
+                    np.testing.assert_array_equal(weights, self.local.base)
+                else:
+                    np.testing.assert_array_equal(weights, self.center)
+        if isinstance(self.order, Train):
+            self.stop, self.steps_made = self.order, self.order.first - 1
+
+    def reply(self, data: st.DataObject) -> tuple[Reply, Vector]:
+        self.version += data.draw(st.integers(0, 3))
+        waited, staleness = data.draw(st.floats(0, 2)), data.draw(st.integers(0, 5))
+        self.center = np.array([data.draw(st.integers(-9, 9)), 1.0])
+        self.last_reply = Reply(
+            0, "a", 1, 1, self.center, self.version, 0, staleness=staleness, gamma=0.5, waited=waited
+        )
+        return self.last_reply, self.center
+
+    # --- facts ---
+
+    @rule(version=st.integers(0, 5))
+    def join(self, version: int) -> None:
+        self.version = max(self.version, version)
+        self.machine.joined(np.array([self.version, 2.0]), self.version)
+        np.testing.assert_array_equal(self.local.weights, [self.version, 2.0])
+        self.seq, self.calls, self.order, self.round = 0, None, None, None
+
+    @precondition(lambda self: self.machine.phase is Phase.IDLE)
+    @rule(
+        whole=st.integers(1, 14),
+        passes=st.integers(1, 2),
+        steps=st.none() | st.integers(1, 5),
+        score=st.none() | st.just((100, 104)),
+    )
+    def begin(self, whole: int, passes: int, steps: int | None, score: tuple[int, int] | None) -> None:
+        self.rounds += 1
+        self.round = Round("a", self.rounds, ((0, whole),), whole * passes, (0.0, 1.0), steps)
+        self.range, self.score, self.exchanged = score, None, dict[int, set[Action]]()
+        self.q: float | None = None
+        self.pushed = self.answered = self.staleness = 0
+        self.communication = self.waited = self.evaluation = self.busy = 0.0
+        self.last_version = self.local.base_version
+        self.take(self.machine.begin(self.round, score))
+
+    @precondition(lambda self: isinstance(self.order, Train))
+    @rule(data=st.data(), all_of_them=st.booleans(), known=st.booleans())
+    def train(self, data: st.DataObject, all_of_them: bool, known: bool) -> None:
+        stop = self.stop
+        assert isinstance(self.order, Train)
+        while self.steps_made < stop.step:
+            self.local.weights += 1.0
+            self.steps_made += 1
+            self.busy += 1.0
+            self.passes(1.0)
+            if not all_of_them:
+                break
+        if self.steps_made == stop.step:
+            self.score = Score(1.0, data.draw(st.integers(0, stop.samples)), stop.samples) if known else None
+            self.q = None if self.score is None else self.score.accuracy
+            self.asked = self.now
+            self.take(self.machine.trained(self.score, 0.1, busy=self.busy, load=0.5, at=self.now))
+            assert isinstance(self.order, Await) == (self.calls is not None and self.calls.meanwhile is stop)
+
+    @precondition(lambda self: self.calls is not None)
+    @rule(data=st.data(), seconds=st.floats(0, 5))
+    def answer(self, data: st.DataObject, seconds: float) -> None:
+        calls, training = self.calls, isinstance(self.order, Train)
+        assert calls is not None
+        waited = self.passes(seconds) - self.asked if not training else 0.0
+        shadow, gained, answers = self.sent, self.local.weights - self.sent.weights, []
+        if calls.push:
+            np.testing.assert_array_equal(calls.push.payload, self.payload)
+            answers.append(self.reply(data))
+            self.of.adopt(shadow, self.center, self.version)
+            self.answered += 1
+            self.waited += self.last_reply.waited
+            self.staleness = max(self.staleness, self.last_reply.staleness)
+        if calls.pull:
+            answers.append(self.reply(data))
+            self.of.pulled(shadow, self.center, self.version)
+        self.calls, self.last_version = None, self.version
+        self.communication += waited
+        order = self.machine.replied(answers, self.now)
+        np.testing.assert_allclose(self.local.weights, shadow.weights + gained)
+        assert self.local.base_version == shadow.base_version
+        assert (order is None) == training
+        if order is not None:
+            self.take(order)
+
+    @precondition(lambda self: isinstance(self.order, PullCenter))
+    @rule(data=st.data(), seconds=st.floats(0, 5))
+    def bring_center(self, data: st.DataObject, seconds: float) -> None:
+        self.communication += self.passes(seconds) - self.asked
+        before = self.local.weights.copy()
+        self.take(self.machine.replied([self.reply(data)], self.now))
+        np.testing.assert_array_equal(self.local.weights, before)
+
+    @precondition(lambda self: isinstance(self.order, JudgeLocal | JudgeCenter))
+    @rule(right=st.none() | st.integers(0, 4), seconds=st.floats(0, 5))
+    def judge(self, right: int | None, seconds: float) -> None:
+        score = None if right is None else Score(1.0, right, 4)
+        if isinstance(self.order, JudgeLocal):
+            self.q = None if score is None else score.accuracy
+        else:
+            self.center_score = score
+        begun, at = self.now, self.passes(seconds)
+        self.evaluation += at - begun
+        self.take(self.machine.judged(score, begun=begun, at=at))
+
+    @precondition(lambda self: isinstance(self.order, Report))
+    @rule()
+    def report(self) -> None:
+        assert self.round is not None
+        report = self.machine.report(bytes_up=3, bytes_down=4)
+        self.reports.append(report)
+        assert report.round is self.round
+        assert self.exchanged == self.due()
+        assert report.pushes == self.answered
+        assert report.version == self.last_version
+        assert report.staleness == self.staleness
+        assert report.wait == pytest.approx(self.waited)
+        assert report.communication == pytest.approx(max(0.0, self.communication - self.waited))
+        assert report.evaluation == pytest.approx(self.evaluation)
+        assert (report.busy, report.load, report.score) == (self.busy, 0.5, self.score)
+        if self.answered:
+            assert self.pushed == self.round.samples or Action.PUSH not in self.due().get(self.stop.step, set())
+            assert report.base_version == self.last_push.base_version
+            assert report.gamma == 0.5
+        assert report.judged == (0 if self.range is None else 4)
+        assert self.range is None or report.center == self.center_score
+        self.order = self.round = None
+
+    @precondition(lambda self: self.machine.phase is not Phase.APART)
+    @rule(sure=st.integers(0, 3))
+    def give_up(self, sure: int) -> None:
+        if not sure:
+            self.machine.give_up()
+            self.order = self.calls = self.round = None
+
+    # --- what is out of turn ---
+
+    @rule()
+    def facts_out_of_turn_are_refused_and_change_nothing(self) -> None:
+        machine, phase, weights = self.machine, self.machine.phase, self.local.weights.copy()
+        score = Score(1.0, 1, 1)
+        refused: list[tuple[tuple[Phase, ...], Callable[[], Any]]] = [
+            ((Phase.IDLE,), lambda: machine.begin(Round("a", 0, ((0, 1),), 1, (0.0, 1.0)), None)),
+            ((Phase.TRAINING,), lambda: machine.trained(score, 0.1, busy=0.0, load=0.0, at=0.0)),
+            ((Phase.JUDGING_LOCAL, Phase.JUDGING_CENTER), lambda: machine.judged(score, begun=0.0, at=0.0)),
+            ((Phase.REPORTING,), lambda: machine.report(bytes_up=0, bytes_down=0)),
+        ]
+        if self.calls is None and phase is not Phase.PULLING_CENTER:
+            refused.append(((), lambda: machine.replied([], 0.0)))
+        for legal, fact in refused:
+            if phase not in legal:
+                with pytest.raises(AssertionError):
+                    fact()
+        assert machine.phase is phase
+        np.testing.assert_array_equal(self.local.weights, weights)
+
+    # --- what always holds ---
+
+    def due(self) -> dict[int, set[Action]]:
+        """After which steps of the round what is to be exchanged, asked step by step."""
+        assert self.round is not None
+        samples, (lo, hi) = self.round.samples, self.round.ranges[0]
+        plan, step, done = BatchPlan((), BATCH, 0, steps=self.round.steps), 0, 0
+        found = {}
+        while done < samples:
+            for begin, end in batch_edges(plan, min(hi - lo, samples - done)):
+                step += 1
+                before = done
+                found[step] = set(self.of.due(step, round_end=before + end - begin == samples))
+                done = before + end - begin
+        return {step: actions for step, actions in found.items() if actions}
+
+    @invariant()
+    def valid(self) -> None:
+        self.machine.validate()
+
+    @invariant()
+    def somebody_knows_what_is_next(self) -> None:
+        assert (self.round is None) == (self.machine.phase in (Phase.APART, Phase.IDLE))
+        assert self.round is None or self.order is not None or self.calls is not None
+
+    def teardown(self) -> None:
+        assert len({report.round.number for report in self.reports}) == len(self.reports), "a round is reported once"
+
+
+@every_variant
+def test_any_order_of_facts_keeps_the_promises(of: UpdateRule) -> None:
+    machine = type("FactsOfRule", (Facts,), {"of": of})
+    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
+
+
+@pytest.mark.parametrize("kind", [JudgedWithinRounds, SaysNothing])
+def test_a_rule_of_any_cadence_keeps_the_promises(kind: type[UpdateRule]) -> None:
+    machine = type("FactsOfRule", (Facts,), {"of": kind()})
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=60, deadline=None))
