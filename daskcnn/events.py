@@ -200,7 +200,7 @@ class WorkersCalibrated(Event):
     """The workers have measured themselves; training begins."""
 
     kind = "calibration"
-    workers: list[CalibratedWorker]
+    workers: tuple[CalibratedWorker, ...]
     """A row per worker."""
 
 
@@ -225,7 +225,7 @@ class LinkSpeeds(Event):
     """The worker to which the links lead."""
     task: NonNegativeFloat = 0.0
     """Seconds of the scheduler per task."""
-    workers: list[LinkSpeed]
+    workers: tuple[LinkSpeed, ...]
     """A row per worker."""
 
 
@@ -236,7 +236,7 @@ class FormedGroup(Fields):
     """The group."""
     home: str = ""
     """The member that holds the layers that are not sharded."""
-    members: list[str] = []
+    members: tuple[str, ...] = ()
     """Its workers."""
     device: str = ""
     """What its members train on, counted."""
@@ -248,9 +248,9 @@ class GroupsFormed(Event):
     """Workers were grouped; from here on each group has rounds as a worker has."""
 
     kind = "groups"
-    groups: list[FormedGroup]
+    groups: tuple[FormedGroup, ...]
     """A row per group."""
-    left_out: list[str] = []
+    left_out: tuple[str, ...] = ()
     """Workers in no group."""
 
 
@@ -378,7 +378,7 @@ class RoundEnded(Event, RoundNumbers):
     """Epochs that the run has trained so far."""
     samples_per_second: NonNegativeFloat | None = None
     """Samples per busy second."""
-    members: list[GroupMember] = []
+    members: tuple[GroupMember, ...] = ()
     """A row per worker of a group."""
 
 
@@ -407,7 +407,7 @@ class StepsEnded(Event):
     """The learning rate of the last step."""
     seconds_per_step: NonNegativeFloat
     """Seconds of a step, the mean since the last such event."""
-    workers: list[StepWorker] = []
+    workers: tuple[StepWorker, ...] = ()
     """A row per worker."""
 
 
@@ -444,7 +444,7 @@ class EpochEnded(Event):
     """The learning rate of the last step."""
     seconds: NonNegativeFloat = 0.0
     """Seconds since the last such event."""
-    workers: list[EpochWorker] = []
+    workers: tuple[EpochWorker, ...] = ()
     """A row per worker of a layer-sharded run."""
 
 
