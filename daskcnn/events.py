@@ -505,7 +505,7 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
     """
     kind = record.get("event")
     if not isinstance(kind, str):
-        raise DamagedEvent(f"{where}: says of no event what it is (event = {kind!r}); {_REMEDY}")
+        raise DamagedEvent(where, f"says of no event what it is (event = {kind!r})", _REMEDY)
     if (model := EVENTS.get(kind)) is None:
         return UnknownEvent(name=kind)
     try:
@@ -514,8 +514,7 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
         problem = error.errors(include_url=False)[0]
         key, found = ".".join(map(str, problem["loc"])) or "fields", f"{problem['input']!r:.60}"
         reason = problem["msg"].removeprefix("Value error, ")
-        wrong = f"{key} = {found}: {reason[0].lower()}{reason[1:]}"
-        raise DamagedEvent(f"{where} ({kind}): {wrong}; {_REMEDY}") from error
+        raise DamagedEvent(f"{where} ({kind}): {key} = {found}", f"{reason[0].lower()}{reason[1:]}", _REMEDY) from error
 
 
 def parsed(records: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
