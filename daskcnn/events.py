@@ -50,7 +50,7 @@ class Event(Fields):
 
     def record(self) -> dict[str, Any]:
         """The JSON object of the log: its kind, its time if it has one, and the fields that were given."""
-        fields = self.model_dump(exclude_unset=True)
+        fields = self.model_dump(mode="json", exclude_unset=True)
         if self.at is None:
             fields.pop("at", None)
         return {"event": self.kind, **fields}
