@@ -50,7 +50,7 @@ class Event(Fields):
 
     def record(self) -> dict[str, Any]:
         """The JSON object of the log: its kind, its time if it has one, and the fields that were given."""
-        fields = self.model_dump(exclude_unset=True)
+        fields = self.model_dump(mode="json", exclude_unset=True)
         if self.at is None:
             fields.pop("at", None)
         return {"event": self.kind, **fields}
@@ -200,7 +200,7 @@ class WorkersCalibrated(Event):
     """The workers have measured themselves; training begins."""
 
     kind = "calibration"
-    workers: list[CalibratedWorker]
+    workers: tuple[CalibratedWorker, ...]
     """A row per worker."""
 
 
@@ -225,7 +225,7 @@ class LinkSpeeds(Event):
     """The worker to which the links lead."""
     task: NonNegativeFloat = 0.0
     """Seconds of the scheduler per task."""
-    workers: list[LinkSpeed]
+    workers: tuple[LinkSpeed, ...]
     """A row per worker."""
 
 
@@ -236,7 +236,7 @@ class FormedGroup(Fields):
     """The group."""
     home: str = ""
     """The member that holds the layers that are not sharded."""
-    members: list[str] = []
+    members: tuple[str, ...] = ()
     """Its workers."""
     device: str = ""
     """What its members train on, counted."""
@@ -248,9 +248,9 @@ class GroupsFormed(Event):
     """Workers were grouped; from here on each group has rounds as a worker has."""
 
     kind = "groups"
-    groups: list[FormedGroup]
+    groups: tuple[FormedGroup, ...]
     """A row per group."""
-    left_out: list[str] = []
+    left_out: tuple[str, ...] = ()
     """Workers in no group."""
 
 
@@ -378,7 +378,7 @@ class RoundEnded(Event, RoundNumbers):
     """Epochs that the run has trained so far."""
     samples_per_second: NonNegativeFloat | None = None
     """Samples per busy second."""
-    members: list[GroupMember] = []
+    members: tuple[GroupMember, ...] = ()
     """A row per worker of a group."""
 
 
@@ -407,7 +407,7 @@ class StepsEnded(Event):
     """The learning rate of the last step."""
     seconds_per_step: NonNegativeFloat
     """Seconds of a step, the mean since the last such event."""
-    workers: list[StepWorker] = []
+    workers: tuple[StepWorker, ...] = ()
     """A row per worker."""
 
 
@@ -444,7 +444,7 @@ class EpochEnded(Event):
     """The learning rate of the last step."""
     seconds: NonNegativeFloat = 0.0
     """Seconds since the last such event."""
-    workers: list[EpochWorker] = []
+    workers: tuple[EpochWorker, ...] = ()
     """A row per worker of a layer-sharded run."""
 
 
@@ -505,7 +505,7 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
     """
     kind = record.get("event")
     if not isinstance(kind, str):
-        raise DamagedEvent(f"{where}: says of no event what it is (event = {kind!r}); {_REMEDY}")
+        raise DamagedEvent(where, f"says of no event what it is (event = {kind!r})", _REMEDY)
     if (model := EVENTS.get(kind)) is None:
         return UnknownEvent(name=kind)
     try:
@@ -514,8 +514,7 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
         problem = error.errors(include_url=False)[0]
         key, found = ".".join(map(str, problem["loc"])) or "fields", f"{problem['input']!r:.60}"
         reason = problem["msg"].removeprefix("Value error, ")
-        wrong = f"{key} = {found}: {reason[0].lower()}{reason[1:]}"
-        raise DamagedEvent(f"{where} ({kind}): {wrong}; {_REMEDY}") from error
+        raise DamagedEvent(f"{where} ({kind}): {key} = {found}", f"{reason[0].lower()}{reason[1:]}", _REMEDY) from error
 
 
 def parsed(records: Iterable[Mapping[str, Any]]) -> Iterator[Event]:

@@ -114,7 +114,7 @@ def _type(annotation: ast.expr) -> str:
     match annotation:
         case ast.BinOp(left=left, right=right):
             return f"{_type(left)} or {_type(right)}"
-        case ast.Subscript(value=ast.Name(id="list"), slice=item):
+        case ast.Subscript(value=ast.Name(id="tuple"), slice=ast.Tuple(elts=[item, _])):
             return f"list of {_type(item)}"
         case ast.Subscript(value=ast.Name(id="dict"), slice=ast.Tuple(elts=[_, item])):
             return f"object of {_type(item)}"

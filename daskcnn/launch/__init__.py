@@ -110,7 +110,7 @@ def _run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
     if resume != "auto":
         path = Path(resume)
         if not (path / "job.json").is_file():
-            raise DataError(f"{path}: no run there; give the folder that a run printed, or --resume auto")
+            raise DataError(path, "no run there", "give the folder that a run printed, or --resume auto")
         return path
     settings = resolve(raw).run
     if settings.name is None:

@@ -272,7 +272,9 @@ def breakdown(events: Iterable[Event]) -> tuple[float, float, float]:
         comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
         seconds, steps = seconds + epoch.seconds, steps + made
     if not steps:
-        raise DataError("this log has no epoch of sharded layers; give a run of strategy 'layer' that ended one")
+        raise DataError(
+            reason="this log has no epoch of sharded layers", remedy="give a run of strategy 'layer' that ended one"
+        )
     return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
 
 

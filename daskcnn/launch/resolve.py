@@ -184,18 +184,21 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     missing = "://" not in data.path and not Path(data.path).exists()
     if missing and not _may_be_made(data):
         raise DataError(
-            f"{data.path}: no data set here; correct data.path (--data), or make it there with "
-            f"`daskcnn data prepare {data.name} --out {data.path}`"
+            data.path,
+            "no data set here",
+            f"correct data.path (--data), or make it there with `daskcnn data prepare {data.name} --out {data.path}`",
         )
     if data.archive or missing:
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
     dataset = open_dataset(data.path, limit=data.limit)
     if dataset.name != data.name:
-        raise DataError(f"{data.path} holds {dataset.name}, the job wants {data.name}; set data.name or data.path")
+        raise DataError(
+            reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
+        )
     if dataset.order != data.order:
         raise DataError(
-            f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}; "
-            f"set data.order, or prepare it anew with --order {data.order} --out another path"
+            reason=f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}",
+            remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
         )
     return dataset
 

@@ -337,7 +337,9 @@ def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
     message = f"{error}\n{kept}"
     if not isinstance(error, Diverged):
         message += f"\ngo on with: python -m daskcnn.run --resume {run}"
-    return Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
+    found = Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)
+    found.value, found.reason, found.remedy = error.value, error.reason, error.remedy
+    return found
 
 
 def display(json_mode: bool) -> Progress:

@@ -35,7 +35,7 @@ def read_events(path: Path) -> list[Event]:
     try:
         return list(parsed(read_records(path)))
     except DamagedEvent as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

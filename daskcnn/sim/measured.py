@@ -68,7 +68,7 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
     return Cluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
 
-def calibration(log: Sequence[Event]) -> list[CalibratedWorker]:
+def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
     """What the workers measured of themselves, the last time. Raises DataError where the log has nothing of it."""
     found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:

@@ -134,7 +134,7 @@ class Replica:
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
-            raise Diverged(f"loss = {value}: training diverged at learning rate {lr:.3g}; lower train.lr")
+            raise Diverged(f"loss = {value}", f"training diverged at learning rate {lr:.3g}", "lower train.lr")
         self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
         parameters = self.weights[: self.layout.parameter_size]
         self.optimizer.step(parameters, adjust(self._grads), self.velocity, lr, self.device)

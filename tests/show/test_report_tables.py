@@ -306,7 +306,7 @@ def test_what_an_event_says_besides_and_other_events_change_nothing() -> None:
         (lap("w0", 0, wait=-1.0), "wait = -1.0"),
         (lap("w0", -1), "round = -1"),
         ({"event": "round", "worker": "w0"}, "field required"),
-        ({**epoch(), "workers": {"w0": {}}}, "workers = {'w0': {}}: input should be a valid list"),
+        ({**epoch(), "workers": {"w0": {}}}, "workers = {'w0': {}}: input should be a valid tuple"),
         ({**epoch(), "at": "yesterday"}, "at = 'yesterday': invalid isoformat string"),
         (counts(1, 1) | {"refused": {"finite": "many"}}, "refused.finite = 'many'"),
     ],
