@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 from distributed import Future
 
+from daskcnn.cluster.calls import answer_of_actor
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.protocol import RoundOrder, RoundReport
-from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import LOOK, PATIENCE, NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.session.tasks import join_run, train_round
 from daskcnn.errors import ClusterError, Diverged, Interrupted, PushRefused
@@ -31,7 +32,6 @@ from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 
-PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
 CALL = 60.0  # seconds the driver waits for the server to answer
 
 
@@ -183,6 +183,7 @@ class DataParallel:
         return snapshot
 
     def _save_interrupted(self) -> None:
+        self.context.ignore_signals()
         if self._actor is not None:
             with suppress(ServerLost):  # then the last saved state stands
                 self._save()
@@ -348,7 +349,7 @@ class DataParallel:
     def _call(self, method: str, *args: Any) -> Any:
         """Ask the server. Raises ServerLost where it does not answer."""
         try:
-            return getattr(self._actor, method)(*args).result(timeout=CALL)
+            return answer_of_actor(getattr(self._actor, method)(*args), within=CALL, check=self.context.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error
 

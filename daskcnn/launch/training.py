@@ -18,12 +18,11 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.admission import calibrate_all, check_workers
+from daskcnn.cluster.admission import admit, calibrate_all
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.groups.driver import Grouped
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
@@ -165,10 +164,11 @@ def train_job(
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
-        wanted, wait = job.cluster.workers, job.cluster.wait
-        members = wait_for_members(there, wanted, wait, signals.check, say=say, settle=settle)
-        check_workers(there, members, job, prepared.dataset.fingerprint)
+        fingerprint = prepared.dataset.fingerprint
+        members, left_out = admit(there, job, fingerprint, signals.check, say, settle=settle)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
+        for warning in left_out:
+            recorder.warn(warning)
         context = RunContext(
             there,
             _task_name(recorder.directory.path),

@@ -255,7 +255,7 @@ class Grouped(DataParallel):
 
     def _stuck(self, group: Group) -> list[str]:
         """Members that have tasks to do; all of them where none has."""
-        processing = self.context.client.processing()
+        processing = self.context.processing()
         members = {name: member for name, member in group.context.alive.items() if name in self.context.alive}
         return [name for name, member in members.items() if processing.get(member.address)] or list(members)
 

@@ -18,11 +18,11 @@ from typing import Any, ClassVar
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.data_parallel import PATIENCE, DataParallel
+from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import OutOfTurn, Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
 from daskcnn.cluster.protocol import RoundReport
-from daskcnn.cluster.run_context import NotYet, WorkersLost
+from daskcnn.cluster.run_context import PATIENCE, NotYet, WorkersLost
 from daskcnn.errors import Lost
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Snapshot

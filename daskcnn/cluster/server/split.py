@@ -241,16 +241,18 @@ class SplitServer:
         return SplitSnapshot(self._sequencer.snapshot(), self._ranges)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SplitSnapshot:
-    """A snapshot to come, as an actor's answer is."""
+    """A snapshot to come, as an actor's answer is. asked: the ranges' answers to come, once the sequencer's is here."""
 
     of_sequencer: Any
     ranges: Sequence[Any]
+    asked: tuple[Any, ...] = ()
 
     def result(self, timeout: float) -> Snapshot:
         """The whole of it. Raises OSError where a part of the server does not answer within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         snapshot, number = self.of_sequencer.result(timeout=timeout)
-        parts = [each.kept(number) for each in self.ranges]
-        return joined_snapshot(snapshot, [part.result(timeout=max(0.0, deadline - time.monotonic())) for part in parts])
+        self.asked = self.asked or tuple(each.kept(number) for each in self.ranges)
+        parts = [part.result(timeout=max(0.001, deadline - time.monotonic())) for part in self.asked]
+        return joined_snapshot(snapshot, parts)
