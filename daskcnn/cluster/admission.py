@@ -19,6 +19,7 @@ from daskcnn.cluster.session.tasks import calibrate, check_dataset
 from daskcnn.errors import ClusterError, UserError
 from daskcnn.job.tables import Job
 
+MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
 LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
 
@@ -56,7 +57,7 @@ def admit(
         )
         check_scheduler(client, check)
         try:
-            found = _silent_members(client, members, job, fingerprint, check)
+            found = _silent_members(client, members, job, fingerprint, _telling(check, say))
         except OSError as error:
             raise _scheduler_lost(client, error) from error
         if not found:
@@ -64,6 +65,19 @@ def admit(
         silent |= found
         for words in found.values():
             say(f"{words}; looking for another")
+
+
+def _telling(check: Check, say: Callable[[str], None]) -> Check:
+    """The check that also says, once, that workers are waited for, if it takes longer than a moment."""
+    due = [time.monotonic() + MOMENT]
+
+    def telling() -> None:
+        check()
+        if due and time.monotonic() >= due[0]:
+            due.clear()
+            say("waiting for workers to answer")
+
+    return telling
 
 
 def _silent_members(client: Client, members: Members, job: Job, fingerprint: str, check: Check) -> dict[str, str]:

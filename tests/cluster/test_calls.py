@@ -75,9 +75,8 @@ def test_nobody_to_ask():
     ],
 )
 def test_a_signal_ends_waiting_at_once(call: Callable[..., Any]):
-    with fake_client(there(A), hang={A, "scheduler"}) as client:
-        with pytest.raises(Interrupted):
-            call(client, interrupted_after(0.2))
+    with fake_client(there(A), hang={A, "scheduler"}) as client, pytest.raises(Interrupted):
+        call(client, interrupted_after(0.2))
 
 
 class NeverAnswers:

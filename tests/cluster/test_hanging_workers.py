@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from distributed import Client
-from test_by_hand import DASK, daskcnn_run, finish, hand_made_cluster, job_file, process, wait_for
+from test_by_hand import DASK, daskcnn_run, finish, hand_made_cluster, job_file, process, wait_for, wait_for_line
 
 pytestmark = pytest.mark.cluster
 
@@ -64,8 +63,7 @@ def test_too_few_that_answer_are_exit_3_and_a_finding(tmp_path: Path, synthetic:
 def test_a_signal_is_heeded_while_a_worker_is_waited_for(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
     job = job_file(tmp_path, synthetic)
     with process(*daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=3")) as run:
-        with pytest.raises(subprocess.TimeoutExpired):  # it waits for the answer
-            run.wait(12)
+        wait_for_line(run, "waiting for workers to answer")
         run.send_signal(signal.SIGTERM)
         _, told = run.communicate(timeout=30)
     assert run.returncode == 143, told
