@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,11 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         data = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; make it readable") from error
+    return parse_events(data, path)
+
+
+def parse_events(data: bytes, path: Path) -> list[dict[str, Any]]:
+    """Every event of a log's bytes, as `read_events` has them."""
     events = []
     for number, line in enumerate(data[: _sound_length(data)].splitlines(), start=1):
         if (event := _parse(line)) is None:
@@ -45,10 +53,15 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 class EventLog:
-    """Appends events to a file; opening it cuts off a last line that a killed writer left torn."""
+    """Appends events to a file; opening it cuts off a last line that a killed writer left torn.
+
+    Events that cannot be written stay in memory, and go to the file before the next one.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - kept open; unbuffered, so a failed write is not retried
+        self._path = path
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - kept open; unbuffered: a failed write is retried here
+        self._waiting: deque[bytes] = deque()
         data = path.read_bytes()
         self._end = _sound_length(data)
         if self._end < len(data):
@@ -56,7 +69,17 @@ class EventLog:
 
     def append(self, event: Mapping[str, Any], at: datetime) -> None:
         """Write one event and its time. Raises OSError when it cannot; the log then ends where it did before."""
-        line = (dumps({"event": event["event"], "at": at.isoformat(timespec="milliseconds"), **event}) + "\n").encode()
+        line = dumps({"event": event["event"], "at": at.isoformat(timespec="milliseconds"), **event}) + "\n"
+        self._waiting.append(line.encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the events that could not be written before. Raises OSError when they still cannot."""
+        while self._waiting:
+            self._write(self._waiting[0])
+            self._waiting.popleft()
+
+    def _write(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
             while rest:
@@ -65,6 +88,22 @@ class EventLog:
             self._file.truncate(self._end)
             raise
         self._end += len(line)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is still the one at its path: it may have been removed, or its disk unmounted."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    def content(self) -> bytes:
+        """The whole log, with the events that wait, also where the file was removed; without what cannot be read."""
+        written = bytearray()
+        with suppress(OSError):
+            while piece := os.pread(self._file.fileno(), self._end - len(written), len(written)):
+                written += piece
+        return bytes(written) + b"".join(self._waiting)
 
     def close(self) -> None:
         """Close the file."""

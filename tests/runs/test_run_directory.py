@@ -214,5 +214,6 @@ def test_a_full_disk_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
     directory.log({"event": "last"})
     assert len(warnings) == 1
     assert "events.jsonl: File too large" in warnings[0]
-    assert [event["event"] for event in directory.events()] == ["first", "last"]
     directory.close()
+    kept = [event["event"] for event in RunDirectory.open(directory.path).events()]
+    assert kept == ["first", "lost", "warning", "lost", "lost", "last"], "nothing is lost once there is room"
