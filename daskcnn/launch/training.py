@@ -259,6 +259,8 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
     finally:
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
+    if final is not recorder.last:
+        recorder.save(final)
     summary = _finish(recorder, "done", final, seconds, test)
     recorder.raise_if_not_kept()
     history = [event for event in recorder.directory.events() if event["event"] == "epoch"]
