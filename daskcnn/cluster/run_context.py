@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
@@ -262,9 +263,10 @@ class RunContext:
             self.look_round()
             if time.monotonic() > deadline:
                 raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
-        return {key: self._result(str(key), future, deadline) for key, future in futures.items()}
+        return {key: self.result(future, str(key), deadline) for key, future in futures.items()}
 
-    def _result(self, worker: str, future: Future, deadline: float) -> Any:
+    def result(self, future: Future, worker: str = "", deadline: float = math.inf) -> Any:
+        """The task's result, looking round meanwhile. Raises as `fetch` and `look_round`, WorkersLost when late."""
         while True:
             try:
                 return self.fetch(future)
