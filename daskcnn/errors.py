@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 
 def told(value: str, reason: str, remedy: str) -> str:
@@ -71,6 +72,21 @@ class Lost(UserError):
     """More was lost, or stalled for longer, than the run survives; the message says how to resume."""
 
     exit_code = 5
+
+
+class NotKept(UserError):
+    """The network is trained, but could not be kept in its run directory; the message names where it is instead.
+
+    Attributes
+    ----------
+    place : the run directory that holds the whole run, None where it could be written nowhere
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, place: Path | None) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class Interrupted(UserError):

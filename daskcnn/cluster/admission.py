@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from distributed import Client, Future
 
-from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
+from daskcnn.cluster.members import Member, Members, wait_for_members
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.session.session import check_dataset
@@ -19,6 +21,8 @@ from daskcnn.errors import ClusterError, UserError
 from daskcnn.events import CalibratedWorker, Warned, WorkerLeftOut, WorkersCalibrated
 from daskcnn.job.tables import Job
 
+MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
+LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
 
 
@@ -34,45 +38,108 @@ def _version(name: str) -> str:
         return "missing"
 
 
-def check_workers(client: Client, members: Members, job: Job, fingerprint: str) -> None:
-    """Raise ClusterError unless scheduler and workers run the driver's versions and every worker sees the data set."""
-    check_scheduler(client)
-    check_versions(client, [*members.workers, members.server, *members.servers])
-    workers = {m.address: m for m in members.workers}
-    for address, problem in _run(client, partial(check_dataset, job, fingerprint), workers).items():
+def admit(
+    client: Client,
+    job: Job,
+    fingerprint: str,
+    check: Check = no_check,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    settle: float = 0.0,
+) -> tuple[Members, tuple[str, ...]]:
+    """The job's workers, and warnings of those that were left out because they do not answer.
+
+    Waits for workers as `wait_for_members` does. Every worker runs the driver's versions and sees the data set.
+    Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
+    """
+    begun, silent = time.monotonic(), dict[str, str]()
+    while True:
+        members = wait_for_members(
+            client, job.cluster.workers, job.cluster.wait, check, say=say, settle=settle, silent=silent, begun=begun
+        )
+        check_scheduler(client, check)
+        try:
+            found = _silent_members(client, members, job, fingerprint, _telling(check, say))
+        except OSError as error:
+            raise _scheduler_lost(client, error) from error
+        if not found:
+            return members, tuple(f"{words}; the run starts without it" for words in silent.values())
+        silent |= found
+        for words in found.values():
+            say(f"{words}; looking for another")
+
+
+def _telling(check: Check, say: Callable[[str], None]) -> Check:
+    """The check that also says, once, that workers are waited for, if it takes longer than a moment."""
+    due = [time.monotonic() + MOMENT]
+
+    def telling() -> None:
+        check()
+        if due and time.monotonic() >= due[0]:
+            due.clear()
+            say("waiting for workers to answer")
+
+    return telling
+
+
+def _silent_members(client: Client, members: Members, job: Job, fingerprint: str, check: Check) -> dict[str, str]:
+    """Of the members those that do not answer, in words. Raises ClusterError where one is not fit."""
+    everyone = {m.address: m for m in (*members.workers, members.server, *members.servers)}
+    trains = {m.address: m for m in members.workers}
+    limit = job.cluster.stall_timeout
+    answers = ask_workers(client, versions_by_value(), everyone, within=min(ANSWER, limit), check=check)
+    for address, found in _sound(answers, everyone).items():
+        require_same(f"worker {everyone[address].name} ({address})", found)
+    if answers.silent:
+        return {a: unanswering(a, min(ANSWER, limit)) for a in answers.silent}
+    look = partial(check_dataset, job, fingerprint)
+    answers = ask_workers(client, look, trains, within=min(LOOK_AT_DATA, limit), check=check)
+    for address, problem in _sound(answers, trains).items():
         if problem:
             raise ClusterError(
-                f"worker {workers[address].name} ({address}) does not see the data set",
+                f"worker {trains[address].name} ({address}) does not see the data set",
                 problem,
                 "give data.path on storage that every worker reaches, or copy it there",
             )
+    return {a: unanswering(a, min(LOOK_AT_DATA, limit)) for a in answers.silent}
 
 
-def check_scheduler(client: Client) -> None:
-    """Raise ClusterError where it runs other versions than the driver: it reads the graphs of tasks that it is sent."""
-    found = client.run_on_scheduler(_versions_by_value())
-    _require_same(f"scheduler {client.scheduler.address}", found)
-
-
-def check_versions(client: Client, members: Iterable[Member]) -> None:
-    """Raise ClusterError naming a worker that lacks this package or runs other versions than the driver."""
-    by_address = {m.address: m for m in members}
-    for address, found in _run(client, _versions_by_value(), by_address).items():
-        _require_same(f"worker {by_address[address].name} ({address})", found)
-
-
-def _run(client: Client, function: Callable[[], Any], members: Mapping[str, Member]) -> dict[str, Any]:
-    """What it returns on each of these workers, by address. Raises ClusterError where one has gone."""
-    try:
-        return dict(client.run(function, workers=list(members)))
-    except (OSError, KeyError, ValueError) as error:
-        names = ", ".join(m.name for m in members.values())
+def _sound(answers: Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:
+    """The answers. Raises ClusterError naming a worker that was lost meanwhile."""
+    for address, error in answers.failed.items():
+        if not isinstance(error, OSError | KeyError | ValueError):
+            raise error
+        name = members[address].name
         raise ClusterError(
-            f"workers {names}", f"one was lost while it was looked at ({error})", "start it again"
+            f"worker {name} ({address}): was lost while it was looked at ({error}); start it again"
         ) from error
+    return answers.given
 
 
-def _versions_by_value() -> Any:
+def unanswering(worker: str, within: float) -> str:
+    """A worker that does not answer, and the remedy, in words."""
+    return (
+        f"worker {worker}: no answer within {within:g} s; is it stopped, out of memory or without its storage? "
+        "Restart it"
+    )
+
+
+def _scheduler_lost(client: Client, error: OSError) -> ClusterError:
+    if isinstance(error, Unanswered):
+        return ClusterError(f"{error} Restart it")
+    return ClusterError(f"scheduler {client.scheduler.address}: connection lost ({error}); start it again")
+
+
+def check_scheduler(client: Client, check: Check = no_check) -> None:
+    """Raise ClusterError where it runs other versions than the driver: it reads the graphs of tasks that it is sent."""
+    try:
+        found = ask_scheduler(client, versions_by_value(), check=check)
+    except OSError as error:
+        raise _scheduler_lost(client, error) from error
+    require_same(f"scheduler {client.scheduler.address}", found)
+
+
+def versions_by_value() -> Any:
     """A function that travels by its code: a worker may lack this package, and should say so."""
     names = PACKAGES
 
@@ -92,7 +159,8 @@ def _versions_by_value() -> Any:
     return versions_here
 
 
-def _require_same(where: str, found: Mapping[str, str]) -> None:
+def require_same(where: str, found: Mapping[str, str]) -> None:
+    """Raise ClusterError naming a place that lacks this package or runs other versions than the driver."""
     if found["daskcnn"] == "missing":
         raise ClusterError(
             reason=f"{where} does not have daskcnn", remedy="pip install it there, the same version as here"
@@ -140,7 +208,7 @@ def calibrate_all(context: RunContext) -> None:
             context.emit(WorkerLeftOut(worker=name, reason=failure.reason, remedy=failure.remedy))
             del context.alive[name]
         elif isinstance(failure, UserError | None):
-            context.calibrations[name] = future.result()
+            context.calibrations[name] = context.gather({name: future})[name]
         else:
             raise ClusterError(f"worker {name}: calibration failed: {type(failure).__name__}: {failure}") from failure
     if not context.alive:

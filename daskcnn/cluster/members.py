@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from distributed import Client
 
+from daskcnn.cluster.calls import Check, answer_to, no_check
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 
@@ -16,22 +17,25 @@ Kind = Literal["cpu", "gpu", "ps"]
 RESOURCES: dict[Kind, str] = {"cpu": "CPU", "gpu": "GPU", "ps": "PS"}
 POLL = 0.25  # seconds between two looks at the scheduler
 REMIND = 15.0  # seconds after which what is waited for is said again
-ANSWER = 60.0  # seconds it may take to answer
 
 
 @dataclass
 class Patience:
-    """How long is waited (seconds), and what is done meanwhile: `check` may raise, `say` is told what is missing."""
+    """How long is waited (seconds), and what is done meanwhile: `check` may raise, `say` is told what is missing.
+
+    begun: when the waiting began, on the monotonic clock.
+    """
 
     seconds: float
     check: Callable[[], None] = lambda: None
     say: Callable[[str], None] = lambda _: None
+    begun: float = field(default_factory=time.monotonic)
     _deadline: float = field(init=False)
     _said: str = field(init=False, default="")
     _again: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self._deadline = time.monotonic() + self.seconds
+        self._deadline = self.begun + self.seconds
 
     @property
     def over(self) -> bool:
@@ -93,13 +97,12 @@ class Members:
     servers: tuple[Member, ...] = ()
 
 
-def present(client: Client) -> dict[str, dict[str, Any]]:
-    """The scheduler's workers by address. Raises OSError or TimeoutError where the scheduler is gone.
+def present(client: Client, check: Check = no_check) -> dict[str, dict[str, Any]]:
+    """The scheduler's workers by address. Raises OSError where the scheduler is gone or does not answer.
 
     Asked of the scheduler itself: what `client.scheduler_info` returns is a cache that a timer empties of workers.
     """
-    info = client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER)
-    return dict(info["workers"])
+    return dict(answer_to(client, client.scheduler.identity(n_workers=-1), check=check)["workers"])
 
 
 def advertised(workers: Mapping[str, Mapping[str, Any]]) -> list[Member]:
@@ -129,22 +132,26 @@ def wait_for_members(
     *,
     say: Callable[[str], None] = lambda _: None,
     settle: float = 0.0,
+    silent: Mapping[str, str] | None = None,
+    begun: float | None = None,
 ) -> Members:
     """Wait until the wanted workers are there (seconds: `wait`) and say who they are.
 
     Where any number will do, until none has come for `settle` seconds. `check` is called now and then, and may raise;
-    `say` is told what is missing.
+    `say` is told what is missing. begun: when the waiting began.
+    silent: addresses of workers that do not answer, with the words for it; they are not chosen.
     Raises ClusterError naming what was found and the command that adds what is missing.
     """
-    patience = Patience(wait, check, say)
-    found, since = _there(client), time.monotonic()
+    silent = silent or {}
+    patience = Patience(wait, check, say, time.monotonic() if begun is None else begun)
+    found, since = _there(client, check, silent), time.monotonic()
     while True:
         check()
-        before, found = found, _there(client)
+        before, found = found, _there(client, check, silent)
         since = since if found == before else time.monotonic()
         settled = bool(wanted.given) or patience.over or time.monotonic() >= since + settle
         if (missing := missing_members(found, wanted)) and patience.over:
-            raise ClusterError(_what_is_missing(client, found, wanted, wait))
+            raise ClusterError(_what_is_missing(client, found, wanted, wait, silent))
         if settled and not missing:
             return chosen(found, wanted)
         if missing:
@@ -162,9 +169,9 @@ def _counted(found: list[Member]) -> str:
     return ", ".join(f"{_count(found, kind)} {kind}" for kind in RESOURCES)
 
 
-def _there(client: Client) -> list[Member]:
+def _there(client: Client, check: Check, silent: Mapping[str, str]) -> list[Member]:
     try:
-        return advertised(present(client))
+        return [member for member in advertised(present(client, check)) if member.address not in silent]
     except OSError as error:
         address = client.scheduler.address
         raise ClusterError(
@@ -197,7 +204,9 @@ def chosen(found: list[Member], wanted: Workers) -> Members:
     return Members(tuple(workers), (servers or spare or shared)[0], bool(servers or spare), tuple(servers[1:]))
 
 
-def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait: float) -> str:
+def _what_is_missing(
+    client: Client, found: list[Member], wanted: Workers, wait: float, silent: Mapping[str, str]
+) -> str:
     address = client.scheduler.address
     lines = [f"scheduler {address}: found {_counted(found)} workers after {wait:g} s, but the job wants more:"]
     for kind, n in missing_members(found, wanted).items():
@@ -211,7 +220,8 @@ def _what_is_missing(client: Client, found: list[Member], wanted: Workers, wait:
         for m in found
         if m.also
     ]
-    if silent := len(present(client)) - len(found):
-        who = "1 worker advertises" if silent == 1 else f"{silent} workers advertise"
+    lines += [f"  {words}" for words in silent.values()]
+    if others := present(client).keys() - {m.address for m in found} - silent.keys():
+        who = "1 worker advertises" if len(others) == 1 else f"{len(others)} workers advertise"
         lines.append(f"  {who} none of CPU, GPU, PS: restart with --resources CPU=1")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -16,12 +17,13 @@ from dask.task_spec import Alias, List, Task
 from distributed import Client, Future, KilledWorker, wait
 
 from daskcnn.arrays import Array
+from daskcnn.cluster.calls import Unanswered, answer_to, ask_scheduler, ask_workers, silent_among
 from daskcnn.cluster.members import Member, Members, advertised, present
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.session.session import forget_run
 from daskcnn.cluster.session.tasks import score_weights
 from daskcnn.errors import Interrupted, Lost
-from daskcnn.events import Event, WorkerIgnored, WorkerLost
+from daskcnn.events import Event, Warned, WorkerIgnored, WorkerLost
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
@@ -30,6 +32,7 @@ from daskcnn.sharded import Links
 from daskcnn.store import Dataset
 
 K = TypeVar("K")
+PATIENCE = 5.0  # work may take so many times what was expected, and stall_timeout on top
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 FREED = 20.0  # seconds that workers may take to free what a run keeps: one that hangs is left alone
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
@@ -128,8 +131,7 @@ class RunContext:
 
         Raises WorkersLost, ServerLost, Lost where the scheduler itself is gone, Interrupted after a signal.
         """
-        if (signum := self.interrupted()) is not None:
-            raise Interrupted(f"interrupted by signal {signum}", signum)
+        self.heed()
         if time.monotonic() - self._looked < LOOK:
             return False
         self._looked = time.monotonic()
@@ -152,11 +154,16 @@ class RunContext:
         numbers = [int(name.removeprefix(f"{kind}-")) for name in taken if name.startswith(f"{kind}-")]
         return f"{kind}-{max(numbers, default=-1) + 1}"
 
+    def heed(self) -> None:
+        """Raise Interrupted after a signal."""
+        if (signum := self.interrupted()) is not None:
+            raise Interrupted(f"interrupted by signal {signum}", signum)
+
     def _present(self) -> dict[str, Any]:
         address = self.client.scheduler.address
         try:
-            now = present(self.client)
-        except (OSError, TimeoutError) as error:
+            now = present(self.client, self.heed)
+        except OSError as error:
             raise Lost(f"scheduler {address}: connection lost") from error
         if self.client.status != "running":
             raise Lost(f"scheduler {address}: connection lost")
@@ -165,9 +172,15 @@ class RunContext:
     def scheduler_seconds(self) -> float:
         """Seconds of processor that the scheduler has had so far. Raises Lost where it is gone."""
         try:
-            return float(self.client.run_on_scheduler(time.process_time))
+            return float(ask_scheduler(self.client, time.process_time, check=self.heed))
         except OSError as error:
             raise Lost(f"scheduler {self.client.scheduler.address}: connection lost") from error
+
+    def processing(self) -> dict[str, Any]:
+        """Tasks of each worker, by address, as the scheduler has them; none where it does not answer."""
+        with suppress(OSError):
+            return dict(answer_to(self.client, self.client.scheduler.processing(workers=None), check=self.heed))
+        return {}
 
     def silent(self, seconds: float) -> list[str]:
         """Workers of the run that the scheduler has not heard of for so long, while it heard of others."""
@@ -176,10 +189,17 @@ class RunContext:
         return [name for name, member in self.alive.items() if newest - seen.get(member.address, 0.0) > seconds]
 
     def new_host(self) -> Member:
-        """The server goes to another worker set apart for it, else to one of the run, unless its own is there yet."""
+        """The server goes to another worker set apart for it, else to one of the run, unless its own is there yet.
+
+        Raises Lost where none of them answers.
+        """
         members, now = self.members, self._present()
         apart = [member for member in (members.server, *members.servers) if member.address in now]
-        host = (apart or list(self.alive.values()))[0]
+        silent = self.silent_now(member.address for member in (*apart, *self.alive.values()))
+        apart = [member for member in apart if member.address not in silent]
+        if not (able := apart or [member for member in self.alive.values() if member.address not in silent]):
+            raise Lost(f"workers {', '.join(sorted(silent))}: none answers, and the parameter server needs one")
+        host = able[0]
         alone = members.server_alone if apart else False
         servers = tuple(member for member in apart if member is not host)
         self.members = replace(members, server=host, servers=servers, server_alone=alone)
@@ -244,25 +264,29 @@ class RunContext:
         except CancelledError as error:
             self.explain(error)
 
-    def gather(self, futures: Mapping[K, Future], *, within: float = math.inf) -> dict[K, Any]:
+    def gather(self, futures: Mapping[K, Future], *, within: float | None = None) -> dict[K, Any]:
         """Results by the same keys. Raises what the tasks raise, WorkersLost, and so on.
 
-        `within`: seconds after which the keys are workers, taken for lost where their task has not ended.
+        `within`: seconds, the stall timeout by default, after which the keys are workers, and those whose task
+        has not ended or whose result does not come, are taken for lost.
         """
-        deadline, waiting = time.monotonic() + within, set(futures.values())
+        deadline = time.monotonic() + (self.job.cluster.stall_timeout if within is None else within)
+        waiting = set(futures.values())
         while waiting := self.turn(waiting):
             self.look_round()
             if time.monotonic() > deadline:
                 raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
-        return {key: self.result(future) for key, future in futures.items()}
+        return {key: self.result(future, str(key), deadline) for key, future in futures.items()}
 
-    def result(self, future: Future) -> Any:
-        """The task's result, looking round meanwhile. Raises as `fetch` and `look_round` do."""
+    def result(self, future: Future, worker: str = "", deadline: float = math.inf) -> Any:
+        """The task's result, looking round meanwhile. Raises as `fetch` and `look_round`, WorkersLost when late."""
         while True:
             try:
                 return self.fetch(future)
             except NotYet:
                 self.look_round()
+                if time.monotonic() > deadline:
+                    raise WorkersLost([worker]) from None
 
     def fetch(self, future: Future) -> Any:
         """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
@@ -295,12 +319,37 @@ class RunContext:
         return self.send_to(data, [self.alive[name].address for name in workers or self.alive])
 
     def send_to(self, data: Any, addresses: list[str]) -> Future:
-        """Data to the workers at these addresses. Raises WorkersLost or ServerLost where one is gone."""
+        """Data to the workers at these addresses. Raises WorkersLost or ServerLost where one is gone or silent."""
+        options = {"workers": addresses, "broadcast": True, "hash": False, "asynchronous": True}
+        limit = self.job.cluster.stall_timeout
         try:
-            (future,) = self.client.scatter([data], workers=addresses, broadcast=True, hash=False)
+            (future,) = answer_to(self.client, self.client.scatter([data], **options), within=limit, check=self.heed)
+        except Interrupted:
+            raise
+        except Unanswered:
+            self.require_answers(addresses)
+            raise Lost(
+                f"workers {', '.join(addresses)}: data did not arrive within {limit:g} s; look at their links with "
+                "`daskcnn doctor`, or raise cluster.stall_timeout"
+            ) from None
         except Exception as error:  # Dask has a different one for every moment at which a worker may go
             self.explain(error)
         return future
+
+    def silent_now(self, addresses: Iterable[str]) -> set[str]:
+        """Which workers do not answer. Raises Lost where the scheduler is gone."""
+        try:
+            return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
+        except OSError as error:
+            raise Lost(f"scheduler {self.client.scheduler.address}: connection lost") from error
+
+    def require_answers(self, addresses: Iterable[str]) -> None:
+        """Raise WorkersLost or ServerLost where one of them does not answer."""
+        silent = self.silent_now(addresses)
+        if names := [name for name, member in self.alive.items() if member.address in silent]:
+            raise WorkersLost(names)
+        if silent:
+            raise ServerLost
 
     def score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
         """Judge weights on samples lo…hi of a split, each worker a part by its speed; again if one is lost."""
@@ -315,10 +364,11 @@ class RunContext:
 
     def _score(self, weights: Array, split: str, lo: int, hi: int) -> Score:
         vector, total = self.send(weights), Score(0.0, 0, 0)
-        futures = {}
+        futures, slowest = {}, 0.0
         for name, begin, end in self.parts(lo, hi):
             futures[name] = self.submit("score", score_weights, self.name, vector, split, begin, end, worker=name)
-        for part in self.gather(futures).values():
+            slowest = max(slowest, (end - begin) * self.calibrations[name].seconds_per_sample)
+        for part in self.gather(futures, within=self.job.cluster.stall_timeout + PATIENCE * slowest).values():
             total += part
         return total
 
@@ -334,6 +384,12 @@ class RunContext:
         return cut
 
     def close(self) -> None:
-        """Free what the run keeps on the workers that are left. Raises TimeoutError where one does not answer."""
-        addresses = set(self._present()) & {m.address for m in self.alive.values()}
-        self.client.run(forget_run, self.name, workers=list(addresses), on_error="ignore", callback_timeout=FREED)
+        """Free what the run keeps on the workers that are left, and warn of those that do not answer."""
+        self.ignore_signals()
+        there = {m.address: name for name, m in self.alive.items()}
+        addresses = self._present().keys() & there.keys()
+        answers = ask_workers(self.client, forget_run, addresses, self.name, within=FREED)
+        for address in answers.silent:
+            value, remedy = f"worker {there[address]} ({address})", "restart it"
+            reason = f"no answer within {FREED:g} s, it may keep the run's memory"
+            self.emit(Warned(value=value, reason=reason, remedy=remedy))

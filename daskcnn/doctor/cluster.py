@@ -9,7 +9,8 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.admission import check_scheduler, check_versions
+from daskcnn.cluster.admission import check_scheduler, require_same, versions_by_value
+from daskcnn.cluster.calls import ANSWER, ask_workers
 from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present
 from daskcnn.doctor.findings import GIB, Finding, failed, gib, plural
 from daskcnn.doctor.links import Way, clock_offsets, measure_ways
@@ -18,6 +19,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
 from daskcnn.store import open_dataset
 
+LOOK = 60.0  # seconds within which a worker looks at itself and at the data set
 LEAST_MEMORY = 2 * GIB
 SLOW = 12.5e6  # bytes a second: a link of 100 Mb/s
 SKEW = 1.0  # seconds that a clock may be off before it is mentioned
@@ -37,11 +39,11 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
     address, workers = client.scheduler.address, present(client)
     yield _scheduler(client, len(workers))
     found = advertised(workers)
-    fit = yield from _of_same_versions(client, found)
+    answering, fit = yield from _of_same_versions(client, found)
     seen = _look(client, fit, wanted.data)
-    yield _workers(address, found, {m.address for m in fit if _left_out(seen, m)}, wanted.workers)
+    yield _workers(address, answering, {m.address for m in fit if _left_out(seen, m)}, wanted.workers)
     yield from _misdeclared(workers, found)
-    yield _server(address, found)
+    yield _server(address, answering)
     expected = None
     if wanted.data:
         data = data_here(wanted.data)
@@ -50,9 +52,10 @@ def examine_cluster(client: Client, wanted: Wanted) -> Iterator[Finding]:
     for member in fit:
         yield from worker_findings(member, workers[member.address], seen.get(member.name), wanted.data, expected)
     yield from sharing(fit, seen)
-    yield from clocks(clock_offsets(client, fit))
-    if len(fit) > 1:
-        yield links(measure_ways(client, fit))
+    able = [member for member in fit if member.name in seen]
+    yield from clocks(clock_offsets(client, able))
+    if len(able) > 1:
+        yield links(measure_ways(client, able))
 
 
 def _scheduler(client: Client, workers: int) -> Finding:
@@ -65,24 +68,39 @@ def _scheduler(client: Client, workers: int) -> Finding:
     return Finding("scheduler", True, f"{address}, {encrypted}, {plural(workers, 'worker')}, versions as here")
 
 
-def _of_same_versions(client: Client, found: Sequence[Member]) -> Generator[Finding, None, list[Member]]:
-    """The members that run our versions; a finding for each other one."""
+def _of_same_versions(
+    client: Client, found: Sequence[Member]
+) -> Generator[Finding, None, tuple[list[Member], list[Member]]]:
+    """The members that answer, and those of them that run our versions; a finding for each other one."""
+    answers = ask_workers(client, versions_by_value(), [m.address for m in found])
     fit = []
     for member in found:
+        name = f"worker {member.name}"
         try:
-            check_versions(client, [member])
-            fit.append(member)
+            if member.address in answers.given:
+                require_same(f"{name} ({member.address})", answers.given[member.address])
+                fit.append(member)
+            elif error := answers.failed.get(member.address):
+                yield Finding(name, False, f"at {member.address}: {_in_short(error)}", "start it again")
+            else:
+                seen = f"{member.kind} at {member.address}, does not answer within {ANSWER:g} s"
+                remedy = "a job leaves it out: is it stopped, or out of memory? Start it again"
+                yield Finding(name, True, seen, remedy)
         except ClusterError as error:
-            yield failed(f"worker {member.name}", error)
-    return fit
+            yield failed(name, error)
+    return [m for m in found if m.address not in answers.silent], fit
+
+
+def _in_short(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _look(client: Client, members: Iterable[Member], data: str | None) -> dict[str, Seen]:
-    """What each worker has, by name; all look at the same time, as they would train."""
+    """What each worker has, by name; all look at the same time, as they would train. Those that hang are left out."""
     by_address = {m.address: m for m in members}
     orders = {address: (m.kind, m.threads, data) for address, m in by_address.items()}
-    answers = client.run(_look_here, orders, workers=list(orders), on_error="return") if orders else {}
-    return {by_address[a].name: seen for a, seen in answers.items() if isinstance(seen, Seen)}
+    answers = ask_workers(client, _look_here, orders, orders, within=LOOK)
+    return {by_address[a].name: seen for a, seen in answers.given.items()}
 
 
 def _look_here(orders: Mapping[str, tuple[str, int, str | None]], dask_worker: Any) -> Seen:

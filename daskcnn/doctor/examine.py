@@ -44,7 +44,7 @@ def examine(scheduler: str | None, scheduler_file: str | None, wait: float, want
                 with suppress(ClusterError):  # who is missing will be among the findings
                     wait_for_members(client, wanted.workers, wait)
                 findings += examine_cluster(client, wanted)
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:  # the latter where it goes, or hangs, while it is looked at
             findings.append(failed("scheduler", error))
     elif wanted.data:
         findings.append(data_here(wanted.data))

@@ -33,8 +33,10 @@ class Finding:
         return asdict(self)
 
 
-def failed(check: str, error: UserError) -> Finding:
+def failed(check: str, error: UserError | OSError) -> Finding:
     """What an error says."""
+    if isinstance(error, OSError):
+        return Finding(check, False, str(error), "restart what does not answer")
     return Finding(check, False, told(error.value, error.reason, ""), error.remedy)
 
 

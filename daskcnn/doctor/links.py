@@ -14,6 +14,7 @@ import numpy as np
 from distributed import Client, Future
 from distributed.worker import get_data_from_worker
 
+from daskcnn.cluster.calls import ANSWER, ask_workers
 from daskcnn.cluster.members import Member
 
 LARGE = 8 << 20  # bytes of the parcel that bandwidth is measured with
@@ -81,11 +82,12 @@ def _transfers(
 ) -> Iterator[Way]:
     """Parcels of each pair's first to its second, all pairs at the same time."""
     orders = {b.address: (a.address, *(f.key for f in parcels[a.address])) for a, b in pairs}
-    found = client.run(_fetch, orders, workers=list(orders), on_error="return") if orders else {}
+    answers = ask_workers(client, _fetch, orders, orders, within=PATIENCE + ANSWER)
+    silence = OSError(f"{PATIENCE + ANSWER:g} s without an answer of the receiver")
     for a, b in pairs:
-        took = found.get(b.address, OSError("the worker is gone"))
-        if isinstance(took, BaseException):
-            yield Way(a.name, b.name, problem=" ".join(str(took).split())[:200] or type(took).__name__)
+        if (took := answers.given.get(b.address)) is None:
+            problem = answers.failed.get(b.address, silence)
+            yield Way(a.name, b.name, problem=" ".join(str(problem).split())[:200] or type(problem).__name__)
         else:
             yield Way(a.name, b.name, LARGE / max(took[1] - took[0], took[1] / 10), took[0])
 
@@ -114,15 +116,21 @@ async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> t
 
 
 def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[float, float]]:
-    """By worker's name: seconds that its clock is ahead of this machine's, and by how much that may be wrong."""
-    return {member.name: _clock_offset(client, member) for member in members}
+    """By worker's name: seconds that its clock is ahead of this machine's, and by how much that may be wrong.
+
+    Workers that do not answer are left out.
+    """
+    found = {member.name: _clock_offset(client, member) for member in members}
+    return {name: offset for name, offset in found.items() if offset is not None}
 
 
-def _clock_offset(client: Client, member: Member) -> tuple[float, float]:
+def _clock_offset(client: Client, member: Member) -> tuple[float, float] | None:
     best = (0.0, float("inf"))
     for _ in range(TIMES):
         before = time.time()
-        there = client.run(time.time, workers=[member.address])[member.address]
+        there = ask_workers(client, time.time, [member.address]).given.get(member.address)
         after = time.time()
+        if there is None:
+            return None
         best = min(best, (there - (before + after) / 2, (after - before) / 2), key=lambda found: found[1])
     return best

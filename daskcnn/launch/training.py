@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -18,20 +18,20 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.admission import calibrate_all, check_workers
+from daskcnn.cluster.admission import admit, calibrate_all
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
-from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunResumed, RunStarted, Warned
+from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import Job
+from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
-from daskcnn.runs.checkpoint import Checkpoint, latest, save
+from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.state import TrainingState, facts_of, to_checkpoint, to_state
+from daskcnn.runs.state import TrainingState, facts_of, to_state
 from daskcnn.show.progress import Progress, choose
 from daskcnn.show.summary import build_summary, worker_totals
 from daskcnn.store.facts import Facts
@@ -62,42 +62,6 @@ class Silent:
 
     def handle(self, event: Event) -> None:
         return None
-
-
-@dataclass
-class Recorder:
-    """Where a run's events and states go: log, display, checkpoints. Writing may fail; training goes on."""
-
-    directory: RunDirectory
-    progress: Progress
-    prepared: Prepared
-    seconds_before: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
-    checkpoint: Path | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training, those before a resume included."""
-        return self.seconds_before + time.monotonic() - self.begun
-
-    def emit(self, event: Event) -> None:
-        with self.lock:
-            self.directory.log(event)
-            self.progress.handle(event)
-
-    def save(self, state: TrainingState) -> None:
-        """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
-        checkpoint = to_checkpoint(state, self.prepared.layout, self.prepared.dataset, self.seconds)
-        try:
-            self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
-        except OSError as error:
-            self.warn(f"checkpoint of step {state.step} not written: {error}; the last one stays")
-        else:
-            self.emit(CheckpointWritten(path=str(self.checkpoint), step=state.step))
-
-    def warn(self, message: str) -> None:
-        self.emit(Warned(message=message))
 
 
 class Signals:
@@ -161,10 +125,11 @@ def train_job(
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
-        wanted, wait = job.cluster.workers, job.cluster.wait
-        members = wait_for_members(there, wanted, wait, signals.check, say=say, settle=settle)
-        check_workers(there, members, job, prepared.dataset.fingerprint)
+        fingerprint = prepared.dataset.fingerprint
+        members, left_out = admit(there, job, fingerprint, signals.check, say, settle=settle)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
+        for warning in left_out:
+            recorder.warn(warning)
         context = RunContext(
             there,
             _task_name(recorder.directory.path),
@@ -232,7 +197,10 @@ def _recorded(
         recorder.emit(_start_event(recorder))
         if checkpoint:
             recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
-        yield recorder, checkpoint
+        try:
+            yield recorder, checkpoint
+        finally:
+            recorder.directory.close()  # another one, where the run had to be kept elsewhere
 
 
 def _start_event(recorder: Recorder) -> RunStarted:
@@ -270,23 +238,27 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         if job.train.strategy == "layer":
             calibrate_all(context)
         state = to_state(checkpoint, job) if checkpoint else None
+        if state is not None:
+            recorder.resumed(state)
         recorder.begun = time.monotonic()
         strategy = driver_of(job)(context, state)
         final = strategy.train()
         seconds = recorder.seconds
         test = context.score(final.weights, "test", 0, len(context.dataset.test))
-        summary = _summary(recorder, "done", final, seconds, test)
     except Exception as error:
         status = STATUS.get(type(error), "failed")
         reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
-        _write_summary(recorder, _summary(recorder, status, reached, recorder.seconds, None))
+        _finish(recorder, status, reached, recorder.seconds, None)
         if isinstance(error, UserError) and strategy:
             raise _with_remedy(error, recorder) from error
         raise
     finally:
         with suppress(Exception):  # the run has ended: workers that cannot be told are gone, or soon will be
             context.close()
-    _write_summary(recorder, summary)
+    if final is not recorder.last:
+        recorder.save(final)
+    summary = _finish(recorder, "done", final, seconds, test)
+    recorder.raise_if_not_kept()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
     model = Classifier(job, Facts.of(context.dataset), final.weights)
     return Result(recorder.directory.path, summary, history, model)
@@ -322,12 +294,14 @@ def _result(score: Score | None) -> dict[str, Any] | None:
     return None if score is None else score.judged.model_dump()
 
 
-def _write_summary(recorder: Recorder, summary: dict[str, Any]) -> None:
-    recorder.emit(RunEnded(**{key: summary[key] for key in ("status", "seconds", "test")}))
-    try:
-        recorder.directory.write_summary(summary)
-    except OSError as error:
-        recorder.warn(f"summary.json not written: {error}")
+def _finish(
+    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None
+) -> dict[str, Any]:
+    """Keep how the run ended; returns the summary."""
+    return recorder.finish(
+        lambda: _summary(recorder, status, state, seconds, test),
+        lambda summary: RunEnded(**{key: summary[key] for key in ("status", "seconds", "test")}),
+    )
 
 
 def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
@@ -335,6 +309,8 @@ def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
     run, checkpoint = recorder.directory.path, recorder.checkpoint
     kept = f"last good checkpoint: {checkpoint}" if checkpoint else "no checkpoint was written yet"
     message = f"{error}\n{kept}"
+    if recorder.not_kept:
+        message += f"\nthe run could not be kept where it was asked to be ({recorder.not_kept})"
     if not isinstance(error, Diverged):
         message += f"\ngo on with: python -m daskcnn.run --resume {run}"
     found = Interrupted(message, error.signum) if isinstance(error, Interrupted) else type(error)(message)

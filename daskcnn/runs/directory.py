@@ -10,10 +10,12 @@ lock               held by the driver that writes the run
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 import platform
+import shutil
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +29,8 @@ from typing import IO, Any, Self
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
 from daskcnn.events import Event
-from daskcnn.runs.files import read_json, write_json
-from daskcnn.runs.log import EventLog, read_events
+from daskcnn.runs.files import read_json, write_json, write_synced
+from daskcnn.runs.log import EventLog, parse_events, read_events
 
 Warn = Callable[[str], None]
 _logger = logging.getLogger("daskcnn")
@@ -43,6 +45,8 @@ class RunDirectory:
         self._warn = warn or _logger.warning
         self._failing = False
         self._log: EventLog | None = None
+        self._documents: dict[str, Mapping[str, Any]] = {}  # as written: they may have to be written anew
+        self._device = _device_of(path)
         self._lock = _acquire(path) if writable else None
         if writable:
             try:
@@ -79,9 +83,13 @@ class RunDirectory:
         if not (path / "job.json").is_file():
             raise DataError(path, "not a run directory (it has no job.json)", "give one that a run made")
         try:
-            return cls(path, writable=writable, warn=warn)
+            found = cls(path, writable=writable, warn=warn)
         except OSError as error:
             raise DataError(f"run directory {path}", error.strerror or error, "make it writable to resume") from error
+        if writable:
+            with suppress(DataError):  # who reads the job is told
+                found._documents["job.json"] = found.job()
+        return found
 
     @property
     def checkpoints(self) -> Path:
@@ -100,7 +108,69 @@ class RunDirectory:
         """Keep how the run ended. Raises OSError."""
         write_json(self.path / "summary.json", summary)
 
+    @property
+    def in_place(self) -> bool:
+        """Whether a writer's directory is still there: it may have been removed, or its disk unmounted."""
+        return self._log is not None and self._log.in_place
+
+    def restore(self) -> None:
+        """Write the run anew at its path after it was removed: lock, job, environment and log, but no checkpoint.
+
+        Raises OSError where that cannot be written, or its disk is not mounted; InUse where another process has it now.
+        """
+        if self.in_place:
+            return
+        if not self.disk_is_there:
+            raise OSError(errno.ENODEV, "its disk is not mounted")
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        if self._lock is None or not _is_at(self.path / "lock", self._lock):
+            lock = _acquire(self.path)
+            if self._lock is not None:
+                self._lock.close()
+            self._lock = lock
+        assert self._log is not None, "opened to write"
+        log = self._written_to(self.path, self._log)
+        self._log.close()
+        self._log = log
+
+    @property
+    def disk_is_there(self) -> bool:
+        """Whether the run's path leads to the disk that it led to: behind an unmounted one's place there is another."""
+        return _device_of(self.path) == self._device
+
+    def copied_to(self, root: Path) -> Self:
+        """The whole run but for its checkpoints in a new folder in `root`, open for writing. Raises DataError."""
+        assert self._log is not None, "opened to write"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = _numbered_folder(root, self.path.name)
+        except OSError as error:
+            raise DataError(f"{root}: {error.strerror or error}; {_WRITABLE}") from error
+        try:
+            (path / "checkpoints").mkdir()
+            self._written_to(path, self._log).close()
+            copy = type(self)(path, writable=True, warn=self._warn)
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            raise DataError(f"{path}: {error.strerror or error}; {_WRITABLE}") from error
+        copy._documents = dict(self._documents)
+        return copy
+
+    def _written_to(self, path: Path, log: EventLog) -> EventLog:
+        for name, value in self._documents.items():
+            write_json(path / name, value)
+        temporary = path / ".events.jsonl.tmp"
+        write_synced(temporary, log.content())
+        os.replace(temporary, path / "events.jsonl")
+        return EventLog(path / "events.jsonl")
+
+    def flush(self) -> None:
+        """Write the events that could not be written so far. Raises OSError when they still cannot."""
+        if self._log is not None:
+            self._log.flush()
+
     def _write_at_start(self, name: str, value: Mapping[str, Any]) -> None:
+        self._documents[name] = value
         try:
             write_json(self.path / name, value)
         except OSError as error:
@@ -119,13 +189,15 @@ class RunDirectory:
         return read_json(path, remedy="resume the run to have it written again") if path.exists() else None
 
     def events(self) -> list[Event]:
-        """The events logged so far. Raises DataError when the log is damaged before its last line."""
-        return read_events(self.path / "events.jsonl")
+        """Every event logged so far. Raises DataError when the log is damaged before its last line."""
+        path = self.path / "events.jsonl"
+        return read_events(path) if self._log is None else parse_events(self._log.content(), path)
 
     def log(self, event: Event, at: datetime | None = None) -> None:
         """Append an event with its time, unless it has one; now by default.
 
         A full disk does not end a run: `warn` is told once, and again after the log had recovered and fails anew.
+        Events are kept in memory meanwhile.
         """
         if self._log is None:
             raise RuntimeError(f"{self.path}: opened for reading; open it with writable=True to log")
@@ -135,9 +207,8 @@ class RunDirectory:
         except OSError as error:
             was_failing, self._failing = self._failing, True  # set before warn, which may log in its turn
             if not was_failing:
-                self._warn(
-                    f"{self.path / 'events.jsonl'}: {error.strerror or error}; events are lost until it has room"
-                )
+                reason = error.strerror or error
+                self._warn(f"{self.path / 'events.jsonl'}: {reason}; events are kept in memory until it has room")
 
     def close(self) -> None:
         """Close the log and give the lock back; the directory stays."""
@@ -199,7 +270,12 @@ def _named_folder(root: Path, name: str) -> Path:
 
 def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
     """`root/2026-11-20T20-15-03-sgwu`, with -2, -3, … behind it when runs start in the same second."""
-    stem, number = f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}", 1
+    return _numbered_folder(root, f"{now:%Y-%m-%dT%H-%M-%S}-{strategy}")
+
+
+def _numbered_folder(root: Path, stem: str) -> Path:
+    """A new folder `root/stem`, or with -2, -3, … behind it where that is taken."""
+    number = 1
     while True:
         path = root / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -208,6 +284,22 @@ def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
             number += 1
         else:
             return path
+
+
+def _device_of(path: Path) -> int | None:
+    """The disk that the path, or the nearest folder above it that is there, lies on."""
+    for folder in (path.absolute(), *path.absolute().parents):
+        with suppress(OSError):
+            return os.stat(folder).st_dev
+    return None
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """Whether this is the file at the path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
 
 
 def _acquire(path: Path) -> IO[str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import deque
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,13 @@ def read_events(path: Path) -> list[Event]:
 
     Raises DataError naming the line that is damaged and what to do, or where the log cannot be read.
     """
+    return parse_events(_bytes_of(path), path)
+
+
+def parse_events(data: bytes, path: Path) -> list[Event]:
+    """The events of a log's bytes, as `read_events` has them."""
     try:
-        return list(parsed(read_records(path)))
+        return list(parsed(_records(data, path)))
     except DamagedEvent as error:
         raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
 
@@ -43,32 +51,53 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError where a line before the last is damaged, or the log cannot be read.
     """
+    return _records(_bytes_of(path), path)
+
+
+def _bytes_of(path: Path) -> bytes:
     try:
-        data = path.read_bytes() if path.exists() else b""
+        return path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise DataError(path, error.strerror or error, "make it readable") from error
-    events = []
+
+
+def _records(data: bytes, path: Path) -> list[dict[str, Any]]:
+    records = []
     for number, line in enumerate(data[: _sound_length(data)].splitlines(), start=1):
-        if (event := _parse(line)) is None:
+        if (record := _parse(line)) is None:
             raise DataError(path, f"line {number} is no JSON object", "remove that line to read the rest")
-        events.append(event)
-    return events
+        records.append(record)
+    return records
 
 
 class EventLog:
-    """Appends events to a file; opening it cuts off a last line that a killed writer left torn."""
+    """Appends events to a file; opening it cuts off a last line that a killed writer left torn.
+
+    Events that cannot be written stay in memory, and go to the file before the next one.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - kept open; unbuffered, so a failed write is not retried
+        self._path = path
+        self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - kept open; unbuffered: a failed write is retried here
+        self._waiting: deque[bytes] = deque()
         data = path.read_bytes()
         self._end = _sound_length(data)
         if self._end < len(data):
             self._file.truncate(self._end)
 
     def append(self, event: Event, at: datetime) -> None:
-        """Write one event and its time, unless it has one. Raises OSError when it cannot; the log stays as it was."""
+        """Write one event and its time, unless it has one. Raises OSError when it cannot; it then waits in memory."""
         record = {"event": event.kind, "at": at.isoformat(timespec="milliseconds"), **event.record()}
-        line = (dumps(record) + "\n").encode()
+        self._waiting.append((dumps(record) + "\n").encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the events that could not be written before. Raises OSError when they still cannot."""
+        while self._waiting:
+            self._write(self._waiting[0])
+            self._waiting.popleft()
+
+    def _write(self, line: bytes) -> None:
         rest = memoryview(line)
         try:
             while rest:
@@ -77,6 +106,22 @@ class EventLog:
             self._file.truncate(self._end)
             raise
         self._end += len(line)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file is still the one at its path: it may have been removed, or its disk unmounted."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
+
+    def content(self) -> bytes:
+        """The whole log, with the events that wait, also where the file was removed; without what cannot be read."""
+        written = bytearray()
+        with suppress(OSError):
+            while piece := os.pread(self._file.fileno(), self._end - len(written), len(written)):
+                written += piece
+        return bytes(written) + b"".join(self._waiting)
 
     def close(self) -> None:
         """Close the file."""

@@ -133,7 +133,7 @@ def test_the_training_unit_is_not_started_again_in_vain() -> None:
     (path,) = [path for path in UNITS if "train" in path.name]
     options, flags = unit_options(path), started_by(path).params
     assert options["Restart"] == "on-failure"
-    assert options["RestartPreventExitStatus"].split() == ["2", "4"]
+    assert options["RestartPreventExitStatus"].split() == ["2", "4", "6"]
     assert (flags["resume"], flags["name"], parse_value(flags["wait"])) == ("auto", "first", 600)
 
 

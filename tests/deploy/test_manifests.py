@@ -346,7 +346,7 @@ def test_exit_codes_that_would_come_again_end_the_job() -> None:
     assert drained["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert (refused["action"], refused["onExitCodes"]["operator"]) == ("FailJob", "In")
     assert refused["onExitCodes"]["containerName"] == "train"
-    ends = {errors.JobError.exit_code, errors.DataError.exit_code, errors.Diverged.exit_code}
+    ends = {errors.JobError.exit_code, errors.DataError.exit_code, errors.Diverged.exit_code, errors.NotKept.exit_code}
     assert set(refused["onExitCodes"]["values"]) == ends
     assert not ends & {errors.ClusterError.exit_code, errors.Lost.exit_code, 1, 130, 143}
     assert job["template"]["spec"]["restartPolicy"] == "Never"

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 import shutil
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
+from fake_client import fake_client
 
 from daskcnn.cli import main
+from daskcnn.cluster import admission
+from daskcnn.cluster.calls import ask_scheduler, ask_workers
 from daskcnn.cluster.members import Member
 from daskcnn.doctor import cluster as doctor_cluster
 from daskcnn.doctor import examine as doctor
@@ -214,20 +218,6 @@ def test_a_worker_looks_at_itself(path: str):
     assert look("ps", 1, path).fingerprint is None
 
 
-class StandInClient:
-    """A scheduler whose workers report versions that `change` makes of ours."""
-
-    def __init__(self, change: Callable[[dict[str, str]], Any]) -> None:
-        self.scheduler = namedtuple("Scheduler", "address")("tcp://10.0.0.1:8786")
-        self._change = change
-
-    def run(self, function: Callable[..., Any], workers: list[str]) -> dict[str, Any]:
-        return {address: self._change(function()) for address in workers}
-
-    def run_on_scheduler(self, function: Callable[..., Any]) -> Any:
-        return function()
-
-
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
     """What is found in a cluster of workers that advertise this; `seen` speaks of all, or of each by name."""
@@ -237,6 +227,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         wanted: Wanted | None = None,
         seen: Seen | dict[str, Seen] = SEEN,
         change: Callable[[dict[str, str]], Any] = lambda v: v,
+        hang: Collection[str] = (),
     ) -> list[Finding]:
         def by_name(m: Member) -> Seen:
             return seen[m.name] if isinstance(seen, dict) else seen
@@ -252,8 +243,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         )
         monkeypatch.setattr(doctor_cluster, "clock_offsets", lambda client, members: {})
         monkeypatch.setattr(doctor_cluster, "measure_ways", lambda client, members: [Way("a", "b", 1e9, 1e-4)])
-        client: Any = StandInClient(change)
-        return list(doctor_cluster.examine_cluster(client, wanted or Wanted()))
+        silent = {a for a, info in found.items() if info["name"] in hang} | ({"scheduler"} & set(hang))
+        with fake_client(found, hang=silent, change=change) as client:
+            return list(doctor_cluster.examine_cluster(client, wanted or Wanted()))
 
     return of
 
@@ -329,6 +321,28 @@ def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
     assert "numpy 1.0" in found.seen
     assert found.remedy == "install the same versions there"
     assert found.remedy not in found.seen
+
+
+def test_a_worker_that_hangs_is_a_finding_and_the_others_are_looked_at(
+    cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doctor_cluster, "ask_workers", partial(ask_workers, within=0.3))
+    workers = {"a": {"CPU": 1}, "b": {"CPU": 1}, "c": {"CPU": 1}}
+    findings = cluster(workers, Wanted(Workers(cpu=2)), hang=["b"])
+    found = of(findings, "worker b")
+    assert (found.mark, "does not answer" in found.seen, "leaves it out" in found.remedy) == ("!", True, True)
+    assert (of(findings, "worker a").mark, of(findings, "worker c").mark) == ("ok", "ok")
+    assert (would_start(findings), of(findings, "workers").seen) == (True, "2 cpu, 0 gpu, 0 ps")
+    short = cluster(workers, Wanted(Workers(cpu=3)), hang=["b"])
+    assert "a job needs 1 more cpu" in of(short, "workers").seen
+    assert not would_start(short)
+
+
+def test_a_scheduler_that_hangs_is_a_finding(cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "ask_scheduler", partial(ask_scheduler, within=0.2))
+    found = of(cluster({"a": {"CPU": 1}}, hang=["scheduler"]), "scheduler")
+    assert (found.ok, "no answer within 0.2 s" in found.seen) == (False, True)
+    assert found.remedy
 
 
 def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):

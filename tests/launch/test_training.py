@@ -15,9 +15,11 @@ from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
+from daskcnn.launch import recorder as recorder_module
 from daskcnn.launch import training as runner
+from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resolve import prepare_job, resolve
-from daskcnn.launch.training import Recorder, Signals, check_place, display, shown
+from daskcnn.launch.training import Signals, check_place, display, shown
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.progress import PlainProgress
@@ -111,7 +113,7 @@ def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.Monkey
     def full(*_: Any, **__: Any) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(runner, "save", full)
+    monkeypatch.setattr(recorder_module, "save", full)
     recorder.save(random_state(recorder.prepared.job, step=9))
     assert recorder.checkpoint == before
     event = recorder.directory.events()[-1]

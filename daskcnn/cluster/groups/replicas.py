@@ -196,6 +196,6 @@ class GroupReplicas:
     def stuck(self, replica: str) -> tuple[str, ...]:
         """Members that have tasks to do; all of them where none has."""
         context, group = self._context, self._groups[replica].context
-        processing = context.client.processing()
+        processing = context.processing()
         members = {name: member for name, member in group.alive.items() if name in context.alive}
         return tuple([name for name, member in members.items() if processing.get(member.address)] or members)

@@ -220,7 +220,7 @@ class LayerSharded:
 
     def _awaited(self, limit: float) -> str:
         """Whom the scheduler has not heard of meanwhile, else who has tasks to do: those wait for each other's data."""
-        processing = self.context.client.processing()
+        processing = self.context.processing()
         busy = [name for name, member in self.context.alive.items() if processing.get(member.address)]
         return ", ".join(self.context.silent(limit / 2) or busy) or "the scheduler"
 

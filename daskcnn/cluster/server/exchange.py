@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from daskcnn.arrays import Array
+from daskcnn.cluster.calls import answer_of_actor
 from daskcnn.cluster.exchange import Momenta, Replicas, Watch
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext, ServerLost
@@ -84,6 +85,7 @@ class ServerExchange:
         if self._hosted is None:
             raise ServerLost
         try:
-            return getattr(self._hosted.handle, method)(*args).result(timeout=CALL)
+            answer = getattr(self._hosted.handle, method)(*args)
+            return answer_of_actor(answer, within=CALL, check=self._context.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error

@@ -11,9 +11,10 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.cluster.members import RESOURCES, Member
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_context import RunContext, WorkersLost
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
+from daskcnn.errors import Lost
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
 
@@ -45,12 +46,13 @@ class ServerHandle:
         return ComingSnapshot(self._actor.snapshot(), self._ranges)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ComingSnapshot:
-    """A snapshot to come, as an actor's answer is."""
+    """A snapshot to come, as an actor's answer is. asked: the ranges' answers to come, once the actor's is here."""
 
     answer: Any
     ranges: Sequence[Any]
+    asked: tuple[Any, ...] = ()
 
     def result(self, timeout: float) -> Snapshot:
         """The whole of it. Raises OSError where a part of the server does not answer within `timeout` seconds."""
@@ -58,8 +60,8 @@ class ComingSnapshot:
         snapshot: Snapshot = self.answer.result(timeout=timeout)
         if not isinstance(snapshot.center, StoredVector):
             return snapshot
-        pieces = [each.kept(snapshot.center.number) for each in self.ranges]
-        left = [piece.result(timeout=max(0.0, deadline - time.monotonic())) for piece in pieces]
+        self.asked = self.asked or tuple(each.kept(snapshot.center.number) for each in self.ranges)
+        left = [piece.result(timeout=max(0.001, deadline - time.monotonic())) for piece in self.asked]
         return joined_snapshot(snapshot, left)
 
 
@@ -90,9 +92,25 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, ep
     held = context.send_to(sent, [server.address])
     options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
     futures.append(_start(context, server, at.key, ServerActor, rule, held, **options))
-    *parts, actor = context.gather(dict(enumerate(futures))).values()
-    hosts = frozenset([server.address, *(each.address for each in ranges)])
-    return Hosted(at, ServerHandle(actor, parts), tuple(futures), hosts)
+    held_by = [server.address, *(each.address for each in ranges)]
+    *parts, actor = _running(context, futures, held_by)
+    return Hosted(at, ServerHandle(actor, parts), tuple(futures), frozenset(held_by))
+
+
+def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str]) -> list[Any]:
+    """The actors, once they run. Raises WorkersLost or ServerLost where one of the hosts does not answer, else Lost."""
+    limit = context.job.cluster.stall_timeout
+    try:
+        return list(context.gather(dict(enumerate(futures)), within=limit).values())
+    except WorkersLost as lost:
+        if set(lost.names) <= context.alive.keys():
+            raise
+        context.require_answers(list(hosts))
+        raise Lost(
+            f"workers {', '.join(hosts)}",
+            f"the parameter server did not start within {limit:g} s",
+            "are they busy with another job? Give each job its own, or raise cluster.stall_timeout",
+        ) from lost
 
 
 def _start_ranges(

@@ -1,0 +1,150 @@
+"""Calls to the cluster that end: each has a limit, names the workers that do not answer, and heeds signals meanwhile.
+
+Dask waits without a limit for a worker that hangs: the connection stays open, and the scheduler gives such a worker up
+after minutes, if at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from concurrent.futures import Future as Pending
+from concurrent.futures import wait
+from dataclasses import dataclass
+from typing import Any
+
+from distributed import Client
+
+Check = Callable[[], None]
+ANSWER = 20.0
+"""Seconds within which a worker answers a question that costs it next to nothing."""
+SCHEDULER = 60.0
+"""Seconds within which the scheduler answers."""
+TURN = 0.1  # seconds between two looks at whether a signal came
+
+
+class Unanswered(TimeoutError):
+    """A call to the cluster was not answered within its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What workers answered, by address.
+
+    Attributes
+    ----------
+    given : what the function returned
+    failed : the error that it raised there, or that the scheduler met on the way to the worker
+    silent : workers without an answer within the limit
+    """
+
+    given: Mapping[str, Any]
+    failed: Mapping[str, Exception]
+    silent: tuple[str, ...]
+
+
+def no_check() -> None:
+    """The check of a caller that nothing interrupts."""
+
+
+def ask_workers(
+    client: Client,
+    function: Callable[..., Any],
+    workers: Iterable[str],
+    *arguments: Any,
+    within: float = ANSWER,
+    check: Check = no_check,
+) -> Answers:
+    """Run a function on these workers, all at the same time, and wait `within` seconds for each.
+
+    `check` is called now and then while it waits, and may raise. A function with the parameter `dask_worker` is given
+    the worker. Raises OSError where the scheduler is gone.
+    """
+    options = {"on_error": "return", "asynchronous": True}
+    begun = {a: _begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
+    waiting = _wait(begun.values(), within, check)
+    ended = {a: _result(pending, a) for a, pending in begun.items() if pending not in waiting}
+    return Answers(
+        {a: found for a, found in ended.items() if not isinstance(found, Exception)},
+        {a: found for a, found in ended.items() if isinstance(found, Exception)},
+        tuple(a for a, pending in begun.items() if pending in waiting),
+    )
+
+
+def silent_among(
+    client: Client, workers: Iterable[str], *, within: float = ANSWER, check: Check = no_check
+) -> set[str]:
+    """Those of the workers that do not answer."""
+    return set(ask_workers(client, time.time, workers, within=within, check=check).silent)
+
+
+def ask_scheduler(
+    client: Client, function: Callable[..., Any], *, within: float = SCHEDULER, check: Check = no_check
+) -> Any:
+    """What the function returns in the scheduler's process. Raises Unanswered, and OSError where it is gone."""
+    return answer_to(client, client.run_on_scheduler(function, asynchronous=True), within=within, check=check)
+
+
+def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER, check: Check = no_check) -> Any:
+    """What a call through the scheduler, as a coroutine, comes to.
+
+    Raises Unanswered, what the call raises, and what `check` raises.
+    """
+    pending = _begin(client, call)
+    if _wait([pending], within, check):
+        address = client.scheduler.address
+        raise Unanswered(
+            f"scheduler {address}: no answer within {within:g} s; is its process stopped, or its machine overloaded?"
+        )
+    return pending.result()
+
+
+def answer_of_actor(answer: Any, *, within: float, check: Check = no_check) -> Any:
+    """What a call to an actor comes to. Raises Unanswered, what the call raises, and what `check` raises."""
+    deadline = time.monotonic() + within
+    while True:
+        check()
+        left = deadline - time.monotonic()
+        try:
+            return answer.result(timeout=min(TURN, max(left, 0.001)))
+        except TimeoutError as error:
+            if left <= 0:
+                raise Unanswered(f"no answer within {within:g} s") from error
+
+
+def _begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
+    async def awaited() -> Any:
+        return await call
+
+    coroutine: Coroutine[Any, Any, Any] = awaited()
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, client.loop.asyncio_loop)
+    except RuntimeError as error:  # the client is closed, and its loop with it
+        coroutine.close()
+        if isinstance(call, Coroutine):
+            call.close()
+        raise ConnectionError("the connection to the scheduler is closed") from error
+
+
+def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[Pending[Any]]:
+    """Wait until all have ended, or `within` seconds; those that have not are cancelled and returned."""
+    deadline, waiting = time.monotonic() + within, set(calls)
+    try:
+        while waiting:
+            check()
+            if (left := deadline - time.monotonic()) <= 0:
+                break
+            waiting = wait(waiting, timeout=min(TURN, left)).not_done
+    finally:
+        for pending in waiting:
+            pending.cancel()
+    return waiting
+
+
+def _result(pending: Pending[Any], address: str) -> Any:
+    """What the worker answered; an error, also of the scheduler's on the way there, is returned."""
+    try:
+        return pending.result()[address]
+    except KeyError as error:  # the scheduler knows it no more
+        return error

@@ -1,0 +1,191 @@
+"""Where a run's events and states go: log, display, checkpoints; and, where that fails, where else they are kept."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daskcnn.errors import DataError, NotKept
+from daskcnn.events import CheckpointWritten, Event, Warned
+from daskcnn.launch.resolve import Prepared
+from daskcnn.runs.checkpoint import save
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import TrainingState, to_checkpoint
+from daskcnn.show.progress import Progress
+
+Summary = dict[str, Any]
+
+
+@dataclass
+class Recorder:
+    """Writes a run. Writing may fail; training goes on.
+
+    Attributes
+    ----------
+    directory : the run directory; another one once the run had to be kept elsewhere
+    checkpoint : the last checkpoint that was written
+    last : the state that was to be kept last
+    kept : whether `checkpoint` holds it
+    not_kept : why the run is not kept where it was asked to be; empty where it is
+    """
+
+    directory: RunDirectory
+    progress: Progress
+    prepared: Prepared
+    seconds_before: float = 0.0
+    begun: float = field(default_factory=time.monotonic)
+    checkpoint: Path | None = None
+    last: TrainingState | None = None
+    kept: bool = True
+    not_kept: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    _told: bool = False  # that the directory is gone
+    _ended: bool = False  # the last event is in the log
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training, those before a resume included."""
+        return self.seconds_before + time.monotonic() - self.begun
+
+    def emit(self, event: Event) -> None:
+        """Log and show an event. A run directory that was removed is written anew at once, with a warning."""
+        with self.lock:
+            self.directory.log(event)
+            self.progress.handle(event)
+        if not self._told and not self.directory.in_place:
+            self._restore()
+
+    def warn(self, message: str) -> None:
+        """Log and show a warning."""
+        self.emit(Warned(message=message))
+
+    def save(self, state: TrainingState) -> None:
+        """Write a checkpoint; a full disk is a warning, and the old checkpoints stay."""
+        self.last, self.kept = state, False
+        if not self.directory.in_place:
+            self._restore()
+        if not self.kept:
+            self._try_to_save()
+
+    def resumed(self, state: TrainingState) -> None:
+        """Training goes on from this state, which is in `checkpoint`."""
+        self.last = state
+
+    def _try_to_save(self) -> None:
+        try:
+            self._save()
+        except OSError as error:
+            step = self.last.step if self.last else 0
+            self.warn(f"checkpoint of step {step} not written: {error}; the last one stays")
+
+    def _save(self) -> None:
+        """Write the last state. Raises OSError."""
+        assert self.last is not None, "there is one to be kept"
+        checkpoint = to_checkpoint(self.last, self.prepared.layout, self.prepared.dataset, self.seconds)
+        self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
+        self.kept = True
+        if not self._ended:
+            self.emit(CheckpointWritten(path=str(self.checkpoint), step=self.last.step))
+
+    def _restore(self) -> None:
+        """Write the run anew at its path, which is gone. Where that fails the next checkpoint tries it again."""
+        path, told, self._told = self.directory.path, self._told, True
+        try:
+            self.directory.restore()
+        except (OSError, DataError) as error:
+            if not told:
+                self.warn(f"run directory {path}: gone, and not written anew ({_reason(error)}); training goes on")
+            return
+        self._told, self.checkpoint, self.kept = False, None, self.last is None
+        self.warn(f"run directory {path}: gone (was it removed?), and written anew; its older checkpoints are lost")
+        if self.last is not None:
+            self._try_to_save()
+
+    # --- the end ---
+
+    def finish(self, summary: Callable[[], Summary], end: Callable[[Summary], Event]) -> Summary:
+        """Keep how the run ended, where it was asked to be, else elsewhere; then `not_kept` says why.
+
+        summary: makes it of what this recorder says of run and checkpoint. end: the last event.
+        """
+        try:
+            return self._complete(summary, end)
+        except (OSError, DataError) as error:
+            self.not_kept = f"{self.directory.path}: {_reason(error)}"
+        if self.last is None:  # no network to be kept
+            self.warn(f"summary.json not written: {self.not_kept}")
+            return summary()
+        for root in self._elsewhere():
+            if (made := self._complete_in(root, summary, end)) is not None:
+                return made
+        self.kept, self.checkpoint = False, None
+        self.warn(f"the run could be kept nowhere: {self.not_kept}")
+        return summary()
+
+    def _complete(self, summary: Callable[[], Summary], end: Callable[[Summary], Event]) -> Summary:
+        """All of the run in its directory. Raises OSError or DataError where it cannot be."""
+        if not self.directory.in_place:
+            self._restore()
+            self.directory.restore()  # raises why it could not
+        if self.last is not None and not (self.kept and self.checkpoint and self.checkpoint.is_dir()):
+            self._save()
+        made = summary()
+        if not self._ended:
+            self.emit(end(made))
+            self._ended = True
+        self.directory.flush()
+        self.directory.write_summary(made)
+        return made
+
+    def _complete_in(
+        self, root: Path, summary: Callable[[], Summary], end: Callable[[Summary], Event]
+    ) -> Summary | None:
+        """All of the run in a new directory in this folder; None where that fails."""
+        before = self.directory, self.checkpoint, self.kept
+        try:
+            self.directory, self.kept = before[0].copied_to(root), False
+        except DataError as error:
+            self.not_kept += f"; {_reason(error)}"
+            return None
+        try:
+            made = self._complete(summary, end)
+        except (OSError, DataError) as error:
+            self.directory.close()
+            shutil.rmtree(self.directory.path, ignore_errors=True)
+            self.not_kept += f"; {self.directory.path}: {_reason(error)}"
+            self.directory, self.checkpoint, self.kept = before
+            return None
+        before[0].close()
+        return made
+
+    def _elsewhere(self) -> Iterator[Path]:
+        """Folders that may have room: that of the runs, unless its disk is gone, and a new one for temporary files."""
+        if self.directory.disk_is_there:
+            yield Path(self.prepared.job.run.dir)
+        try:
+            yield Path(tempfile.mkdtemp(prefix="daskcnn-"))
+        except OSError as error:
+            self.not_kept += f"; folder for temporary files: {_reason(error)}"
+
+    def raise_if_not_kept(self) -> None:
+        """Raise NotKept where the trained network is elsewhere than it was asked to be, or nowhere."""
+        if not self.not_kept:
+            return
+        if not self.kept:
+            raise NotKept(f"trained, but kept nowhere, the network is lost: {self.not_kept}", None)
+        place = self.directory.path
+        raise NotKept(
+            f"trained, but not kept in its run directory ({self.not_kept}); the whole run is in {place}\n"
+            f"make room, then move it where it belongs; `daskcnn evaluate {place}` works there too",
+            place,
+        )
+
+
+def _reason(error: OSError | DataError) -> str:
+    return str(getattr(error, "strerror", None) or error).partition("; ")[0]

@@ -1,0 +1,270 @@
+"""Calls to a cluster that hangs: each ends within its limit, names who did not answer, and heeds signals meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from fake_client import fake_client
+
+from daskcnn.cluster import admission, members, run_context
+from daskcnn.cluster.admission import admit
+from daskcnn.cluster.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, silent_among
+from daskcnn.cluster.members import Members, advertised, chosen
+from daskcnn.cluster.run_context import RunContext, ServerLost, WorkersLost
+from daskcnn.errors import ClusterError, Interrupted, Lost
+from daskcnn.events import Warned
+from daskcnn.job.tables import Cluster, Job, Workers
+
+SHORT = 0.3  # seconds of a limit
+A, B, C, S = (f"tcp://10.0.0.2:400{i}" for i in range(4))
+
+
+def there(*addresses: str) -> dict[str, Any]:
+    """What the scheduler says of CPU workers; S is set apart for the server."""
+    common = {"host": "10.0.0.2", "nthreads": 1, "memory_limit": 4 << 30}
+    return {a: common | {"name": a, "resources": {"PS": 1} if a == S else {"CPU": 1}} for a in addresses}
+
+
+def interrupted_after(seconds: float) -> Callable[[], None]:
+    """What raises after so many seconds, as a signal's handler would have it."""
+    begun = time.monotonic()
+
+    def check() -> None:
+        if time.monotonic() - begun > seconds:
+            raise Interrupted("interrupted by signal 15", 15)
+
+    return check
+
+
+# --- the calls ---
+
+
+def test_workers_are_asked_at_the_same_time_and_the_silent_ones_are_named():
+    with fake_client(there(A, B, C), hang={A, C}) as client:
+        answers = ask_workers(client, int, [A, B, C], "7", within=SHORT)
+    assert (answers.given, answers.failed, answers.silent) == ({B: 7}, {}, (A, C))
+
+
+def test_an_error_of_a_worker_is_its_answer():
+    def spoil(answer: Any) -> Any:
+        return ValueError("no such thing")  # as on_error="return" has it
+
+    with fake_client(there(A, B), lost={B}) as client:
+        answers = ask_workers(client, int, [A, B])
+        assert (dict(answers.given), list(answers.failed), answers.silent) == ({A: 0}, [B], ())
+        client.change = spoil
+        assert isinstance(ask_workers(client, int, [A]).failed[A], ValueError)
+
+
+def test_nobody_to_ask():
+    with fake_client({}) as client:
+        assert silent_among(client, []) == set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, check: ask_workers(client, int, [A], check=check),
+        lambda client, check: ask_scheduler(client, int, check=check),
+        lambda client, check: members.present(client, check),
+        lambda client, check: answer_of_actor(NeverAnswers(), within=60, check=check),
+    ],
+)
+def test_a_signal_ends_waiting_at_once(call: Callable[..., Any]):
+    with fake_client(there(A), hang={A, "scheduler"}) as client, pytest.raises(Interrupted):
+        call(client, interrupted_after(0.2))
+
+
+class NeverAnswers:
+    """An actor's answer that does not come."""
+
+    def result(self, timeout: float) -> Any:
+        time.sleep(timeout)
+        raise TimeoutError
+
+
+def test_a_scheduler_that_hangs_is_named():
+    with (
+        fake_client(there(A), hang={"scheduler"}) as client,
+        pytest.raises(Unanswered, match=r"scheduler tcp://10.0.0.1:8786: no answer within 0.3 s; "),
+    ):
+        ask_scheduler(client, int, within=SHORT)
+
+
+def test_an_actor_that_hangs():
+    with pytest.raises(Unanswered):
+        answer_of_actor(NeverAnswers(), within=SHORT)
+
+
+def test_a_connection_that_is_closed_is_an_error_of_the_connection():
+    with fake_client({}) as client:
+        pass
+    with pytest.raises(ConnectionError, match="closed"):
+        ask_scheduler(client, int)
+
+
+# --- before the run ---
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "ANSWER", SHORT)
+    monkeypatch.setattr(members, "POLL", 0.01)
+    monkeypatch.setattr(admission, "check_dataset", lambda job, fingerprint: None)
+
+
+def admitted(client: Any, *, wait: float = 0.5, check: Callable[[], None] = lambda: None, **workers: int) -> Any:
+    job = Job(cluster=Cluster(workers=Workers(**workers), wait=wait))
+    return admit(client, job, "feed", check)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_starts_without_a_worker_that_hangs_where_others_are_enough():
+    with fake_client(there(A, B, C), hang={A}) as client:
+        found, (warning,) = admitted(client, cpu=2)
+    assert [m.address for m in found.workers] == [B, C]
+    assert warning.startswith(f"worker {A}: no answer within 0.3 s; ")
+    assert "the run starts without it" in warning
+
+
+@pytest.mark.usefixtures("quick")
+def test_any_number_of_workers_are_those_that_answer():
+    with fake_client(there(A, B, S), hang={B, S}) as client:
+        found, warnings = admitted(client)
+    assert ([m.address for m in found.workers], found.server.address) == ([A], A)
+    assert len(warnings) == 2
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_worker_that_no_job_asks_for_is_not_asked():
+    with fake_client(there(A, B, C), hang={C}) as client:
+        asked = set[str]()
+        client.before = lambda address, _: asked.add(address)
+        found, warnings = admitted(client, cpu=1)
+    assert asked == {A, B}, "the worker that trains, and the one that the server goes to"
+    assert (len(found.workers), warnings) == (1, ())
+
+
+@pytest.mark.usefixtures("quick")
+def test_too_few_workers_that_answer_are_an_unusable_cluster():
+    with fake_client(there(A, B), hang={B}) as client, pytest.raises(ClusterError) as caught:
+        admitted(client, cpu=2, wait=1.0)
+    assert caught.value.exit_code == 3
+    assert "1 more with CPU=1" in str(caught.value)
+    assert f"worker {B}: no answer within" in str(caught.value)
+    assert "advertises none" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_worker_that_hangs_over_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "LOOK_AT_DATA", SHORT)
+    with fake_client(there(A, B)) as client:
+        client.before = lambda address, look: setattr(client, "hang", {A} if isinstance(look, partial) else set())
+        found, warnings = admitted(client)
+    assert [m.address for m in found.workers] == [B]
+    assert len(warnings) == 1
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("hang", [A, "scheduler"])
+def test_a_signal_is_heeded_before_the_run(hang: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "ANSWER", 60.0)
+    with fake_client(there(A), hang={hang}) as client, pytest.raises(Interrupted):
+        admitted(client, check=interrupted_after(0.2))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_worker_that_died_since_is_named():
+    with fake_client(there(A), lost={A}) as client, pytest.raises(ClusterError, match=rf"cpu-0 \({A}\): was lost"):
+        admitted(client)
+
+
+# --- while the run goes on ---
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = {"within": SHORT}
+    monkeypatch.setattr(run_context, "silent_among", lambda *args, **kw: silent_among(*args, **kw | limited))
+    monkeypatch.setattr(run_context, "FREED", SHORT)
+    monkeypatch.setattr(run_context, "EXPLAINED", SHORT)
+
+
+def context_of(client: Any, *, signum: Callable[[], int | None] = lambda: None) -> RunContext:
+    found: Members = chosen(advertised(client.workers), Workers())
+    job = Job(cluster=Cluster(stall_timeout=SHORT))
+    none: Any = None
+    events: list[Any] = []
+    context = RunContext(client, "a run", job, none, found, {}, events.append, none, signum)
+    context.events = events  # type: ignore[attr-defined]
+    return context
+
+
+@pytest.mark.usefixtures("fast")
+def test_data_for_a_worker_that_hangs_names_it():
+    with fake_client(there(A, B, S)) as client:
+        context = context_of(client)
+        assert context.send("data").data == "data"
+        client.hang = {B}
+        with pytest.raises(WorkersLost, match="cpu-1"):
+            context.send("data")
+        client.hang = {S}
+        with pytest.raises(ServerLost):
+            context.send_to("data", [S])
+
+
+@pytest.mark.usefixtures("fast")
+def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch):
+    with fake_client(there(A)) as client:
+        context = context_of(client)
+
+        async def slow(*_: Any, **__: Any) -> Any:
+            await client._perhaps("network")
+
+        client.scatter, client.hang = slow, {"network"}
+        with pytest.raises(Lost, match=rf"{A}: data did not arrive within 0.3 s; "):
+            context.send("data")
+
+
+@pytest.mark.usefixtures("fast")
+def test_a_new_server_goes_to_a_worker_that_answers():
+    with fake_client(there(A, B, S)) as client:
+        context = context_of(client)
+        client.hang = {S, A}
+        assert context.new_host().address == B
+        client.hang = {A, B, S}
+        with pytest.raises(Lost, match="none answers"):
+            context.new_host()
+
+
+@pytest.mark.usefixtures("fast")
+def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyPatch):
+    with fake_client(there(A, B)) as client:
+        context = context_of(client, signum=lambda: 15 if client.hang else None)
+        client.hang = {B}
+        context.close()
+    (event,) = context.events  # type: ignore[attr-defined]
+    assert isinstance(event, Warned)
+    assert str(event.message).startswith(f"worker cpu-1 ({B}): no answer")
+
+
+@pytest.mark.parametrize("ask", ["scheduler_seconds", "processing", "new_host", "look_round"])
+def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: str):
+    with fake_client(there(A)) as client:
+        context, check = context_of(client), interrupted_after(0.2)
+
+        def signum() -> int | None:
+            try:
+                check()
+            except Interrupted as error:
+                return error.signum
+            return None
+
+        context.interrupted, context._looked, client.hang = signum, -math.inf, {"scheduler"}
+        with pytest.raises(Interrupted):
+            getattr(context, ask)()

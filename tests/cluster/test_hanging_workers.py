@@ -1,0 +1,70 @@
+"""A worker's process is stopped before the run: neither job nor doctor waits for it, and signals are heeded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from distributed import Client
+from test_by_hand import DASK, daskcnn_run, finish, hand_made_cluster, job_file, process, wait_for, wait_for_line
+
+pytestmark = pytest.mark.cluster
+
+
+class Stopped(NamedTuple):
+    """The scheduler's file of a cluster of three workers, and the address of the one that is stopped."""
+
+    file: str
+    worker: str
+
+
+@pytest.fixture(scope="module")
+def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
+    with hand_made_cluster(tmp_path_factory.mktemp("stopped"), ["CPU=1"] * 3) as (file, _):
+        wait_for(Path(file))
+        with Client(scheduler_file=file) as client:
+            client.wait_for_workers(3, timeout=100)
+            address, pid = min(client.run(os.getpid).items())
+        os.kill(pid, signal.SIGSTOP)
+        yield Stopped(file, address)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
+    job = job_file(tmp_path, synthetic, cluster={"stall_timeout": 15})
+    done = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--json"), timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["workers"]) == 2
+    if one_stopped.worker in done.stderr:  # chosen at first
+        assert f"warning: worker {one_stopped.worker}: no answer within 15 s" in done.stderr
+
+
+def test_too_few_that_answer_are_exit_3_and_a_finding(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
+    """Job and doctor at the same time: both only wait."""
+    job = job_file(tmp_path, synthetic, cluster={"stall_timeout": 5})
+    look = [*DASK, "cnn", "doctor", "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--wait", "1", "--json"]
+    with process(*look) as doctor:
+        refused = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=3", "--wait", "1"))
+        out, told = doctor.communicate(timeout=100)
+    assert refused.returncode == 3, refused.stderr
+    assert f"worker {one_stopped.worker}: no answer within 5 s" in refused.stderr
+    assert doctor.returncode == 0, told
+    workers = [f for f in json.loads(out) if f["check"].startswith("worker ")]
+    (silent,) = [f for f in workers if "does not answer" in f["seen"]]
+    assert one_stopped.worker in silent["seen"]
+    assert len([f for f in workers if f["ok"] and f["facts"]]) == 2, "the others are looked at"
+
+
+def test_a_signal_is_heeded_while_a_worker_is_waited_for(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
+    job = job_file(tmp_path, synthetic)
+    with process(*daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=3")) as run:
+        wait_for_line(run, "waiting for workers to answer")
+        run.send_signal(signal.SIGTERM)
+        _, told = run.communicate(timeout=30)
+    assert run.returncode == 143, told
+    assert "Traceback" not in told

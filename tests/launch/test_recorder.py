@@ -1,0 +1,271 @@
+"""A run whose disk is full, or whose directory is gone, is kept whole: in its place, or elsewhere with exit 6."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_runs import random_state, tiny_job, tiny_run
+
+from daskcnn.errors import Interrupted, NotKept
+from daskcnn.events import EpochEnded, Warned
+from daskcnn.launch import training as runner
+from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.resolve import kept_job, prepare_job, resolve
+from daskcnn.runs.checkpoint import latest
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import TrainingState, to_state
+
+Full = Callable[[bool], None]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The driver's folder for temporary files, empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def disk(stack: ExitStack, folder: Path) -> None:
+    """Mount a small disk of its own at the folder."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("a disk may not be mounted here")
+    stack.callback(subprocess.run, ["umount", "-l", folder], check=False, capture_output=True)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """The folder `run.dir`."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def recorder(runs: Path, path: str) -> Iterator[Recorder]:
+    with recorder_in(runs, path) as made:
+        yield made
+
+
+@contextmanager
+def recorder_in(runs: Path, path: str) -> Iterator[Recorder]:
+    raw = tiny_job(path, run={"dir": str(runs)})
+    prepared = prepare_job(resolve(raw), progress=lambda *_: None, warn=pytest.fail)
+    with RunDirectory.open(tiny_run(runs, raw), writable=True) as directory:
+        made = Recorder(directory, runner.Silent(), prepared)
+        yield made
+        made.directory.close()
+
+
+@pytest.fixture(params=["a real disk", "injected"])
+def full(request: pytest.FixtureRequest, runs: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Full]:
+    """Fills the disk of `run.dir`, or makes room: a small disk that is mounted there, or every fsync there fails."""
+    with ExitStack() as stack:
+        if request.param == "a real disk":
+            disk(stack, runs)
+            yield lambda on: _fill(runs / "filler", on)
+        else:
+            yield lambda on: _refuse(monkeypatch, runs, on)
+
+
+def _fill(filler: Path, on: bool) -> None:
+    if not on:
+        filler.unlink()
+        return
+    with open(filler, "wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(512)):
+            pass
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, runs: Path, on: bool) -> None:
+    if not on:
+        monkeypatch.undo()
+        monkeypatch.setattr(tempfile, "tempdir", str(runs.parent / "temporary"))
+        return
+    fsync = os.fsync
+
+    def refusing(descriptor: int) -> None:
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(runs):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+
+
+def finish(recorder: Recorder, status: str = "done") -> dict[str, Any]:
+    assert recorder.last is not None
+    return runner._finish(recorder, status, recorder.last, 1.0, None)
+
+
+def whole(place: Path, state: TrainingState, summary: dict[str, Any]) -> list[str]:
+    """Assert that the run is there, as evaluating and resuming read it; returns the kinds of its events."""
+    run = RunDirectory.open(place)
+    job = kept_job(run)
+    found = latest(run.checkpoints, warn=pytest.fail)
+    assert found is not None
+    np.testing.assert_array_equal(to_state(found, job).weights, state.weights)
+    assert run.summary() == summary
+    assert (summary["run"], summary["checkpoint"]) == (str(place), str(found.path))
+    return [event.kind for event in run.events()]
+
+
+# --- a full disk ---
+
+
+@pytest.mark.usefixtures("full")
+def test_a_disk_with_room_keeps_the_run_in_its_place(recorder: Recorder, runs: Path):
+    state = random_state(recorder.prepared.job)
+    recorder.save(state)
+    assert whole(runs / "run", state, finish(recorder)) == ["checkpoint", "end"]
+    recorder.raise_if_not_kept()
+
+
+def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, path: str, temporary: Path):
+    with recorder_in(runs, path) as recorder:
+        recorder.save(random_state(recorder.prepared.job, step=7))
+        full(True)
+        state = random_state(recorder.prepared.job, seed=1, step=9)
+        recorder.save(state)
+        recorder.emit(Warned(message="x" * 5000))
+        summary = finish(recorder)
+        with pytest.raises(NotKept) as caught:
+            recorder.raise_if_not_kept()
+    assert caught.value.exit_code == 6
+    (place,) = temporary.glob("daskcnn-*/run")
+    assert caught.value.place == place
+    assert str(place) in str(caught.value)
+    assert "No space left on device" in str(caught.value)
+    kinds = whole(place, state, summary)
+    assert kinds[0] == "checkpoint"
+    assert kinds[-2:] == ["checkpoint", "end"]
+    assert kinds.count("epoch") == 1
+    assert "warning" in kinds
+    assert [p.name for p in runs.iterdir() if p.name != "filler"] == ["run"], "what failed half-way is cleaned up"
+
+
+def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str):
+    with recorder_in(runs, path) as recorder:
+        full(True)
+        state = random_state(recorder.prepared.job)
+        recorder.save(state)
+        assert not recorder.kept
+        full(False)
+        kinds = whole(runs / "run", state, finish(recorder))
+        recorder.raise_if_not_kept()
+    assert kinds[-2:] == ["checkpoint", "end"]
+
+
+def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
+    full: Full, runs: Path, path: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Ending:
+        def __init__(self, *_: Any) -> None:
+            self.state = random_state(recorder.prepared.job)
+
+        def train(self) -> None:
+            recorder.save(self.state)
+            raise Interrupted("interrupted by signal 15", 15)
+
+    monkeypatch.setattr(runner, "calibrate_all", lambda context: None)
+    monkeypatch.setattr(runner, "DataParallel", Ending)
+    with recorder_in(runs, path) as recorder:
+        full(True)
+        with pytest.raises(Interrupted) as caught:
+            runner._train(SimpleNamespace(job=recorder.prepared.job, close=lambda: None), recorder, None)
+    (place,) = temporary.glob("daskcnn-*/run")
+    assert caught.value.exit_code == 143
+    assert f"--resume {place}" in str(caught.value)
+    assert "could not be kept where it was asked to be" in str(caught.value)
+    assert latest(place / "checkpoints", warn=pytest.fail) is not None
+
+
+def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch):
+    with recorder_in(runs, path) as recorder:
+        full(True)
+        recorder.save(random_state(recorder.prepared.job))
+        monkeypatch.setattr(tempfile, "tempdir", str(runs / "none"))
+        finish(recorder)
+        with pytest.raises(NotKept, match="the network is lost") as caught:
+            recorder.raise_if_not_kept()
+    assert (caught.value.place, caught.value.exit_code) == (None, 6)
+    assert str(caught.value).count("No space left on device") >= 2, "each place with its reason"
+
+
+# --- a run directory that is gone ---
+
+
+def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: Path):
+    state = random_state(recorder.prepared.job)
+    recorder.save(state)
+    recorder.emit(EpochEnded(epoch=1.0, step=1))
+    shutil.rmtree(runs)
+    recorder.emit(EpochEnded(epoch=2.0, step=1))
+    log = RunDirectory.open(runs / "run").events()
+    assert [e.kind for e in log] == ["checkpoint", "epoch", "epoch", "warning", "checkpoint"]
+    assert "gone (was it removed?), and written anew" in log[3]["message"]
+    whole(runs / "run", state, finish(recorder))
+    recorder.raise_if_not_kept()
+    with pytest.raises(Exception, match="being written by"):
+        RunDirectory.open(runs / "run", writable=True)
+
+
+def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path):
+    state = random_state(recorder.prepared.job)
+    recorder.resumed(state)
+    shutil.rmtree(runs / "run")
+    recorder.emit(EpochEnded(epoch=2.0, step=1))
+    whole(runs / "run", state, finish(recorder))
+
+
+def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, runs: Path):
+    state = random_state(recorder.prepared.job)
+    recorder.save(state)
+    shutil.rmtree(runs / "run" / "checkpoints")
+    whole(runs / "run", state, finish(recorder))
+    recorder.raise_if_not_kept()
+
+
+def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it(recorder: Recorder, runs: Path):
+    state = random_state(recorder.prepared.job)
+    recorder.save(state)
+    shutil.rmtree(runs / "run")
+    (runs / "run").write_text("in the way")
+    for epoch in (1.0, 2.0):
+        recorder.emit(EpochEnded(epoch=epoch, step=1))
+    kinds = whole(runs / "run-2", state, finish(recorder))
+    assert kinds == ["checkpoint", "epoch", "warning", "epoch", "checkpoint", "end"]
+    with pytest.raises(NotKept, match="run-2"):
+        recorder.raise_if_not_kept()
+
+
+def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, path: str, temporary: Path):
+    with ExitStack() as stack:
+        disk(stack, runs)
+        with recorder_in(runs, path) as recorder:
+            state = random_state(recorder.prepared.job)
+            recorder.save(state)
+            recorder.emit(EpochEnded(epoch=1.0, step=1))
+            subprocess.run(["umount", "-l", runs], check=True)
+            recorder.emit(EpochEnded(epoch=2.0, step=1))
+            assert "its disk is not mounted" in recorder.directory.events()[-1]["message"]
+            summary = finish(recorder)
+            with pytest.raises(NotKept):
+                recorder.raise_if_not_kept()
+    (place,) = temporary.glob("daskcnn-*/run")
+    assert whole(place, state, summary) == ["checkpoint", "epoch", "epoch", "warning", "checkpoint", "end"]
+    assert list(runs.iterdir()) == [], "what is written there would be hidden once the disk is back"
