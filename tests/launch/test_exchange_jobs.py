@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daskcnn.cluster.peers.driver import PeerToPeer
 
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
@@ -15,6 +14,7 @@ from daskcnn.errors import JobError
 from daskcnn.launch.resolve import fitted, resolve
 from daskcnn.launch.training import driver_of
 from daskcnn.store import open_dataset, prepare
+from daskcnn.training.coordinator.settings import Settings
 
 ASA: dict[str, Any] = {"train": {"strategy": "bsp"}, "rule": {"exchange": "asa"}}
 
@@ -45,15 +45,20 @@ def test_a_server_cannot_be_split_into_more_ranges_than_the_vector_has_numbers(t
 
 
 @pytest.mark.parametrize(
-    ("tables", "driver"),
+    ("tables", "peers"),
     [
-        ({}, DataParallel),
-        ({"train": {"strategy": "bsp"}}, DataParallel),
-        (ASA, PeerToPeer),
-        ({"train": {"strategy": "bsp"}, "rule": {"exchange": "asa16"}}, PeerToPeer),
-        ({"train": {"strategy": "layer"}}, LayerSharded),
+        ({}, False),
+        ({"train": {"strategy": "bsp"}}, False),
+        (ASA, True),
+        ({"train": {"strategy": "bsp"}, "rule": {"exchange": "asa16"}}, True),
     ],
     ids=str,
 )
-def test_every_exchange_has_its_driver(tables: dict[str, Any], driver: type) -> None:
-    assert driver_of(resolve(tables)) is driver
+def test_a_run_without_a_server_exchanges_from_peer_to_peer(tables: dict[str, Any], peers: bool) -> None:
+    job = resolve(tables)
+    assert driver_of(job) is DataParallel
+    assert Settings.of(job, 1000).peers is peers
+
+
+def test_the_layer_strategy_has_a_driver_of_its_own() -> None:
+    assert driver_of(resolve({"train": {"strategy": "layer"}})) is LayerSharded

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from daskcnn.cluster.groups.driver import Grouped
 
+from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import JobError
 from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import driver_of
+from daskcnn.training.coordinator.settings import Settings
 
 TWO = {"replica_size": 2}
 
@@ -46,4 +47,6 @@ def test_what_groups_cannot_do_is_refused_before_anything_starts(raw: dict[str, 
     ],
 )
 def test_groups_run_any_other_rule(raw: dict[str, Any]) -> None:
-    assert driver_of(resolve(raw)) is Grouped
+    job = resolve(raw)
+    assert driver_of(job) is DataParallel
+    assert Settings.of(job, 1000).replica_size == 2

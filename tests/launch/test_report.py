@@ -6,17 +6,12 @@ import csv
 import io
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.errors import Diverged
-from daskcnn.events import Event, ServerCounted
-from daskcnn.ps import Snapshot
 from daskcnn.show.history import ROUND_COLUMNS
 
 CALIBRATION = {"event": "calibration", "workers": [{"name": "w0", "device": "cpu"}]}
@@ -131,19 +126,3 @@ def test_compare_wants_two_runs_and_targets_that_are_accuracies(run: Path) -> No
         assert "write accuracies above 0 and up to 1, such as 0.5,0.6" in told(
             "compare", run, run, "--targets", targets
         )
-
-
-def test_a_push_that_made_a_run_diverge_is_on_record() -> None:
-    events: list[Event] = []
-    driver: Any = DataParallel.__new__(DataParallel)
-    driver.context, driver._epoch = SimpleNamespace(emit=events.append), 3
-    driver._begin = driver._cancel_all = lambda: None
-    driver._call = {"snapshot": Snapshot(None, merged=5, repeated=1, refused={"finite": 1})}.__getitem__  # type: ignore[arg-type]
-
-    def diverge() -> None:
-        raise Diverged("push of w0")
-
-    driver._run = diverge
-    with pytest.raises(Diverged):
-        driver.train()
-    assert events == [ServerCounted(server=3, merged=5, repeated=1, refused={"finite": 1})]
