@@ -608,10 +608,11 @@ def test_an_answer_from_before_a_move_says_nothing_of_the_new_shares() -> None:
     shell.stopped()
     shell.steps(shell.end - shell.trained)  # asked again, not answered
     shell.pieces()
-    watch = shell.coordinator._watch
     shell.counted()
+    watch, shares = shell.coordinator.sharing.watch, shell.coordinator.sharing.shares
     assert watch is not None
-    assert not watch._last
+    assert shares is not None
+    assert watch.measured() == shares.balance
 
 
 def test_who_gets_no_kernels_is_said_once() -> None:
@@ -668,7 +669,7 @@ class Machine(RuleBasedStateMachine):
             if self.trains():
                 self.shell.step()
 
-    @precondition(lambda self: self.trains() and len(self.shell.told) > 120)
+    @precondition(lambda self: self.trains() and len(self.shell.told) > 80)
     @rule()
     def loss_is_not_finite(self) -> None:
         self.shell.step(float("nan"))
@@ -731,7 +732,7 @@ class Machine(RuleBasedStateMachine):
         self.shell.then(facts.Tick)
         self.shell.then(facts.Tick, after=after)
 
-    @precondition(lambda self: len(self.shell.told) > 80)
+    @precondition(lambda self: len(self.shell.told) > 50)
     @rule()
     def signal(self) -> None:
         self.shell.interrupt()

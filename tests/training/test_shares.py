@@ -7,7 +7,8 @@ import pytest
 from daskcnn.events import Spent
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import Balance, stages_of
-from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch, added_up
+from daskcnn.training.coordinator.costs import added_up
+from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
 
 STAGES = stages_of(
     sequential_from_spec(

@@ -25,24 +25,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Diverged, Lost, UserError
-from daskcnn.events import EpochWorker, Event, Spent, StepsEnded, Warned, WorkerLost
+from daskcnn.events import Event, StepsEnded, Warned, WorkerLost
 from daskcnn.nn.score import Score
 from daskcnn.sharded import Links
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.calibration import Calibration
+from daskcnn.training.coordinator.costs import Costs
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.looks import Look, Looks
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
-from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Move, Shares, ShareWatch, added_up
+from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
+from daskcnn.training.coordinator.silence import Silence
 
 REPLICA = "layer"
 """The name of the only replica."""
@@ -96,12 +98,8 @@ class LayerCoordinator:
         self.saved = self.snapshot.step  # the step of the last checkpoint
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
         self.links: Links | None = None
-        self.shares: Shares | None = None
-        self._watch: ShareWatch | None = None
-        self._move: Move | None = None
-        self._shared_at = 0  # the step at which shares were made
-        self._fewer = False  # a worker was lost since
-        self._idle: Set[tuple[str, str]] = set()  # workers without kernels of layers that the log has mentioned
+        self.sharing = Sharing(BETWEEN_MOVES)
+        self._fewer = False  # a worker was lost since kernels were shared
         self._stopping = False  # the segment
         self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
         book = self.snapshot.book
@@ -110,12 +108,9 @@ class LayerCoordinator:
         self._look: tuple[Look, bool] | None = None  # the epoch that is reported once the counters are there
         self._lr: float | None = None  # of the last step
         self._reported = (0.0, 0)  # when and at which step the last report of steps was
-        self._spent: dict[str, Spent] = {}  # since the epoch's begin
-        self._ask = 0  # number of the last ask for counters
-        self._asked: ShareWatch | None = None  # whom the answer that is awaited is for
+        self.costs = Costs()
         self._last_ask = False  # whether the answer that is awaited is the epoch's last
-        self._heard: float | None = None  # None: the clock starts with the next tick
-        self._asked_waiting = False
+        self.silence = Silence()
         self._now = 0.0
         self._interrupted: errors.Interrupted | None = None
         self._out: list[Order] = []
@@ -204,35 +199,23 @@ class LayerCoordinator:
 
     def _share_out(self) -> None:
         """Cut the kernels over the workers by what is known of them now."""
-        alive = self.roster.alive
-        self.shares = shares = Shares.of(self.settings.balancing(self._fastest, alive, self.links or Links()))
-        self._log(shares.event(self.settings.eq2))
-        idle = shares.idle()
-        for (worker, layer), reason in idle.items():
-            if (worker, layer) not in self._idle:
-                self._warn(f"worker {worker} gets no kernels of {layer}: {reason}")
-        self._idle = idle.keys()
-        self._watch, self._move, self._shared_at = ShareWatch(shares), None, self.snapshot.step
+        balance = self.settings.balancing(self._fastest, self.roster.alive, self.links or Links())
+        for event in self.sharing.make(balance, self.snapshot.step, self.settings.eq2):
+            self._log(event)
         self._reported = self._now, self.snapshot.step
         self._place()
-
-    def _seek_move(self, worth: float | None = None) -> bool:
-        """Whether other shares than the present ones are worth it, for the first time."""
-        if self._watch is None or self._move is not None or self.done - self._shared_at < BETWEEN_MOVES:
-            return False
-        self._move = self._watch.move() if worth is None else self._watch.move(worth)
-        return self._move is not None
 
     # --- a segment ---
 
     def _place(self) -> None:
         """Place the snapshot's pieces, and train on them."""
-        assert self.shares is not None
+        shares = self.sharing.shares
+        assert shares is not None
         self.life += 1
         self.done, self.end = self.snapshot.step, self._segment_end()
         self._enter(Phase.STEPPING)
         self._out += [
-            orders.Place(self.life, self.done, self.shares),
+            orders.Place(self.life, self.done, shares),
             orders.RunSegment(self.life, self.done, self.end),
         ]
 
@@ -243,7 +226,8 @@ class LayerCoordinator:
 
     def _enter(self, phase: Phase) -> None:
         """The shell has something new to carry out; how long that takes is none of the workers' silence."""
-        self.phase, self._heard, self._asked_waiting, self._stopping = phase, None, False, False
+        self.phase, self._stopping = phase, False
+        self.silence.restart()
 
     def _on_step_done(self, fact: facts.StepDone) -> None:
         if self.phase is not Phase.STEPPING or fact.life != self.life or fact.number != self.done:
@@ -252,7 +236,8 @@ class LayerCoordinator:
             message = f"loss = {fact.score.loss} at step {fact.number}: training diverged; lower train.lr"
             self._end("diverged", Diverged(message))
             return
-        self.done, self._heard, self._lr = fact.number + 1, fact.at, fact.lr
+        self.done, self._lr = fact.number + 1, fact.lr
+        self.silence.heard(fact.at)
         self.looks.trained(fact.score)
         if self.done - self._reported[1] >= REPORT_EVERY or self.done >= self.settings.steps:
             self._report_steps(fact.score)
@@ -262,17 +247,18 @@ class LayerCoordinator:
     def _report_steps(self, last: Score) -> None:
         since, before = self._reported
         self._reported = self._now, self.done
-        assert self.shares is not None
+        shares = self.sharing.shares
+        assert shares is not None
         event = StepsEnded(
             step=self.done,
             epoch=self._epoch_of(self.done),
             loss=last.loss,
             lr=self._lr,
             seconds_per_step=(self._now - since) / (self.done - before),
-            workers=self.shares.rows(),
+            workers=shares.rows(),
         )
         self._log(event)
-        if self._asked is None:
+        if not self.costs.awaited:
             self._ask_for_counters()
 
     def _epoch_of(self, step: int) -> float:
@@ -332,7 +318,7 @@ class LayerCoordinator:
         self._last_ask = False
         if self._fewer:
             self._end_epoch()
-        elif self._asked is None:
+        elif not self.costs.awaited:
             self._last_ask = True
             self._ask_for_counters()
 
@@ -342,20 +328,15 @@ class LayerCoordinator:
         look, better = self._look
         settings, step = self.settings, self.snapshot.step
         event = look.event(epoch=self.snapshot.epoch, epochs=settings.epochs, step=step, lr=self._lr)
-        self._log(event.model_copy(update={"workers": [self._row(own, look) for own in self._spent.values()]}))
+        self._log(event.model_copy(update={"workers": self.costs.rows(look)}))
         self._begin_epoch()
         self._go_on(better=better)
 
-    @staticmethod
-    def _row(own: Spent, look: Look) -> EpochWorker:
-        """A worker's epoch; it waited whenever it did not compute."""
-        wait = max(0.0, look.seconds - own.busy)
-        return EpochWorker(**own.model_dump(), samples=look.trained.samples, wait=wait, communication=0.0)
-
     def _begin_epoch(self) -> None:
-        """Count anew; answers that are still to come are of no more use."""
+        """Count anew."""
         self.looks.restart(self._now)
-        self._look, self._spent, self._asked = None, {}, None
+        self.costs.forget()
+        self._look = None
 
     def _go_on(self, *, better: bool) -> None:
         """Behind a snapshot: save it if that is due, and train on, with other shares where these are worth it."""
@@ -367,9 +348,9 @@ class LayerCoordinator:
         if self._fewer:
             self._go_on_from_snapshot()
             return
-        self._seek_move(WORTH_ANYWAY)
-        if self._move is not None:
-            self.roster.alive |= self._move.measured(self.roster.alive)
+        self.sharing.seek(self.done, WORTH_ANYWAY)
+        if (move := self.sharing.move) is not None:
+            self.roster.alive |= move.measured(self.roster.alive)
             self._share_out()
         else:
             self._place()
@@ -395,28 +376,32 @@ class LayerCoordinator:
     # --- what the workers spent ---
 
     def _ask_for_counters(self) -> None:
-        self._ask += 1
-        self._asked = self._watch
-        self._out.append(orders.AskCounters(self._ask))
+        watch = self.sharing.watch
+        assert watch is not None
+        self._out.append(orders.AskCounters(self.costs.ask(watch)))
 
     def _on_counted(self, fact: facts.Counted) -> None:
-        if self._asked is None or fact.ask != self._ask:
+        watch = self.costs.answered(fact.ask, fact.spent)
+        if watch is None:
             return
-        asked, self._asked = self._asked, None
-        self._spent |= {worker: added_up(self._spent.get(worker), own) for worker, own in fact.spent.items()}
-        if asked is self._watch:  # else shares have moved since
-            self._watch.take(fact.spent)
-            if not (self._ending or self._interrupted) and self._seek_move():
-                self._warn(f"after step {self.done}: {self._move}")
-                if self.phase is Phase.STEPPING:
-                    self._stop_segment()
+        if watch is self.sharing.watch:  # else shares have moved since
+            watch.take(fact.spent)
+            self._move_if_worth_it()
         if self.phase is not Phase.COUNTING:
             return
         if self._last_ask:
             self._end_epoch()
         else:
-            self._last_ask, self._heard = True, None
+            self._last_ask = True
+            self.silence.restart()
             self._ask_for_counters()
+
+    def _move_if_worth_it(self) -> None:
+        if self._ending or self._interrupted is not None or not self.sharing.seek(self.done):
+            return
+        self._warn(f"after step {self.done}: {self.sharing.move}")
+        if self.phase is Phase.STEPPING:
+            self._stop_segment()
 
     # --- workers go, and tasks out of step ---
 
@@ -441,7 +426,7 @@ class LayerCoordinator:
         self._fewer = True
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             self._out.append(orders.CancelAll())
-            self._asked = None
+            self.costs.awaited = False
             self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
         elif self._interrupted is not None:
             self._end_interrupted()
@@ -480,10 +465,7 @@ class LayerCoordinator:
                 self._begin_if_calibrated()
         elif self.phase is Phase.MEASURING:  # each transfer has a limit of its own
             return
-        elif self._heard is None:
-            self._heard = fact.at
-        elif fact.at - self._heard > self._limit and not self._asked_waiting:
-            self._asked_waiting = True
+        elif self.silence.overdue(fact.at, self._limit):
             self._out.append(orders.AskWaiting((REPLICA,)))
 
     @property
@@ -495,10 +477,8 @@ class LayerCoordinator:
         return limit
 
     def _on_waits(self, fact: facts.Waits) -> None:
-        if not self._asked_waiting:
-            return
-        self._asked_waiting = False
-        if self._heard is None or fact.at - self._heard <= self._limit:
+        asked, self.silence.asked = self.silence.asked, False
+        if not asked or not self.silence.longer(fact.at, self._limit):
             return
         awaited = {
             Phase.STEPPING: f"step {self.done}",
@@ -565,14 +545,12 @@ class LayerCoordinator:
             begun, last = (step // settings.steps_per_epoch for step in (snapshot.step, self.end - 1))
             assert begun == last, "a segment goes over an epoch's end"
         if self.phase in (Phase.STEPPING, Phase.COLLECTING):
-            assert self.shares is not None
+            shares = self.sharing.shares
+            assert shares is not None
             assert not self._fewer
             assert self.end - snapshot.step <= SNAPSHOT_EVERY
-            assert self.shares.home in alive, "home is gone"
-            assert self.shares.balance.compute.keys() == alive.keys(), "kernels of workers that are gone"
-            for stage, own in zip(self.shares.balance.stages, self.shares.kernels, strict=True):
-                assert stage.conv is None or sum(own.values()) == stage.conv.kernels, f"kernels of {stage.name}"
-                assert own.keys() <= alive.keys()
+            assert shares.balance.compute.keys() == alive.keys(), "shares of other workers"
+            shares.validate()
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             assert snapshot.step == self.done
             assert self.done % settings.steps_per_epoch == 0, "judged within an epoch"

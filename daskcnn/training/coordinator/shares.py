@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from daskcnn.events import CalibratedWorker, KernelsSharded, Spent, StepWorker
+from daskcnn.events import CalibratedWorker, Event, KernelsSharded, Spent, StepWorker, Warned
 from daskcnn.sharded import Balance, Kernels
 from daskcnn.training.coordinator.roster import Measured
 
@@ -55,6 +54,13 @@ class Shares:
     def rows(self) -> list[StepWorker]:
         """The shares as they are logged with steps."""
         return [StepWorker(name=worker, kernels=own) for worker, own in self.by_worker().items()]
+
+    def validate(self) -> None:
+        """Assert that every kernel has one worker."""
+        assert self.home in self.balance.compute
+        for stage, own in zip(self.balance.stages, self.kernels, strict=True):
+            assert stage.conv is None or sum(own.values()) == stage.conv.kernels, f"kernels of {stage.name}: {own}"
+            assert own.keys() <= self.balance.compute.keys()
 
     def event(self, eq2: int) -> KernelsSharded:
         """The shares as they are logged when they are made."""
@@ -141,19 +147,40 @@ class ShareWatch:
         return Move(found, now, then) if then < (1 - worth) * now else None
 
 
-def added_up(some: Spent | None, more: Spent) -> Spent:
-    """What a worker spent and moved in two times together."""
-    if some is None:
-        return more
-    return Spent(
-        name=more.name,
-        busy=some.busy + more.busy,
-        conv_seconds=_sum(some.conv_seconds, more.conv_seconds),
-        conv_samples=_sum(some.conv_samples, more.conv_samples),
-        bytes_up=some.bytes_up + more.bytes_up,
-        bytes_down=some.bytes_down + more.bytes_down,
-    )
+class Sharing:
+    """The shares of a run as they change.
 
+    Attributes
+    ----------
+    shares : the present ones; None: none were made yet.
+    watch : compares them with what steps take.
+    move : other shares, once they are worth it.
+    """
 
-def _sum(a: Mapping[str, float], b: Mapping[str, Any]) -> dict[str, float]:
-    return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
+    def __init__(self, between: int) -> None:
+        self._between = between
+        self.shares: Shares | None = None
+        self.watch: ShareWatch | None = None
+        self.move: Move | None = None
+        self._made = 0
+        self._idle: Set[tuple[str, str]] = set()
+
+    def make(self, balance: Balance, step: int, eq2: int) -> list[Event]:
+        """Cut the kernels before this step. Returns what is to be logged; why a worker has no kernels is said once."""
+        self.shares = shares = Shares.of(balance)
+        self.watch, self.move, self._made = ShareWatch(shares), None, step
+        before, idle = self._idle, shares.idle()
+        self._idle = idle.keys()
+        told = [
+            Warned(message=f"worker {worker} gets no kernels of {layer}: {reason}")
+            for (worker, layer), reason in idle.items()
+            if (worker, layer) not in before
+        ]
+        return [shares.event(eq2), *told]
+
+    def seek(self, done: int, worth: float = WORTH) -> bool:
+        """Whether other shares have become worth it just now. Shares stay as they are for `between` steps at least."""
+        if self.watch is None or self.move is not None or done - self._made < self._between:
+            return False
+        self.move = self.watch.move(worth)
+        return self.move is not None
