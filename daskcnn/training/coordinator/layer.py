@@ -181,7 +181,7 @@ class LayerCoordinator:
         """Share out the network over the workers that are left, once their links are known."""
         self._fewer = False
         if self.links is None and len(self.roster.alive) > 1:
-            self.phase = Phase.MEASURING
+            self._enter(Phase.MEASURING)
             self.life += 1
             self._out.append(orders.MeasureLinks(self.life, self._fastest))
         else:
