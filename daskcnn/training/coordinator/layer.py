@@ -426,7 +426,6 @@ class LayerCoordinator:
         self._fewer = True
         if self.phase in (Phase.JUDGING, Phase.COUNTING):
             self._out.append(orders.CancelAll())
-            self.costs.awaited = False
             self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
         elif self._interrupted is not None:
             self._end_interrupted()
