@@ -384,9 +384,8 @@ class LayerCoordinator:
         watch = self.costs.answered(fact.ask, fact.spent)
         if watch is None:
             return
-        if watch is self.sharing.watch:  # else shares have moved since
-            watch.take(fact.spent)
-            self._move_if_worth_it()
+        watch.take(fact.spent)  # of the shares that there were when it was asked
+        self._move_if_worth_it()
         if self.phase is not Phase.COUNTING:
             return
         if self._last_ask:
