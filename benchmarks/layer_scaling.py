@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,19 +28,24 @@ from distributed import Client, Future, wait
 from layer_study import simulate
 
 from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
-from daskcnn.cluster.admission import calibrate_all
+from daskcnn.cluster.calibration import calibrated, calibration_row, submit_calibration
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, Drift, adopt
-from daskcnn.cluster.layers.driver import AHEAD, MOMENTUM, LayerSharded
+from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.layers.task_context import Where, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.session import Counters, session_of
+from daskcnn.events import Spent
 from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.resolve import find_dataset, fitted, resolve
+from daskcnn.sharded import Links
 from daskcnn.store import load_batch
+from daskcnn.training.coordinator.layer import REPLICA
+from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.coordinator.settings import STEPS_AHEAD
+from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)
@@ -95,7 +101,9 @@ def opened(
         client, name, job, prepared.dataset, members, {}, lambda event: None, lambda state: None, lambda: None
     )
     try:
-        calibrate_all(context)
+        for worker, future in {name: submit_calibration(context, name) for name in context.alive}.items():
+            context.gather({worker: future})
+            calibrated(context, worker, future, time.monotonic())
         yield context
     finally:
         context.close()
@@ -143,15 +151,21 @@ class Sharded:
         """By what is known of the workers now."""
         driver, generation = self.driver, self.graph.generation if self.graph else 0
         self.graph = LayerGraph(self.context, driver.stages, driver.layout, generation=generation)
-        self.graph.place(driver.state.weights, driver.state.velocities[MOMENTUM], self.number)
+        self.graph.place(driver.state.weights, driver.state.velocities[REPLICA], self.number)
 
     def settle(self, seconds: float) -> None:
         """Shares by what steps take, for about so many seconds, as a run has behind its first snapshot."""
-        drift = Drift(self.graph.balance, self.graph.kernels)
+        watch = ShareWatch(Shares(self.graph.balance, self.graph.kernels))
         for _ in range(REPORTS):
-            drift.take(self.seconds(seconds / REPORTS, warm=1)[1])
-        if move := drift.move(WORTH_ANYWAY):
-            adopt(self.context, move)
+            counted = self.seconds(seconds / REPORTS, warm=1)[1]
+            watch.take({worker: Spent(name=worker, **asdict(own)) for worker, own in counted.items()})
+        if move := watch.move(WORTH_ANYWAY):
+            known = self.context.calibrations
+            before = {
+                name: Measured(known[name].seconds_per_sample, calibration_row(member, known[name]))
+                for name, member in self.context.alive.items()
+            }
+            self.driver.balance(self.graph.home, move.measured(before), self.context.links or Links())
             self._place()
 
     def seconds(self, seconds: float, *, warm: int = WARM) -> tuple[list[float], dict[str, Counters], int]:
@@ -164,7 +178,7 @@ class Sharded:
         self._counters()
         first, begun, ends = self.number, time.monotonic(), [time.monotonic()]
         while time.monotonic() - begun < seconds or len(ends) < 4:
-            while len(flight) < AHEAD:
+            while len(flight) < STEPS_AHEAD:
                 self._submit(flight)
             self.context.result(flight.popleft())
             ends.append(time.monotonic())

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from distributed import Client, Future
+from distributed import Client
 
 from daskcnn.cluster.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
 from daskcnn.cluster.members import Member, Members, wait_for_members
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.run_context import EXPLAINED, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.session.session import check_dataset
-from daskcnn.cluster.session.tasks import calibrate
-from daskcnn.errors import ClusterError, UserError
-from daskcnn.events import CalibratedWorker, Warned, WorkerLeftOut, WorkersCalibrated
+from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
 
 MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
@@ -175,67 +171,3 @@ def require_same(where: str, found: Mapping[str, str]) -> None:
 
 def _minor(version: str) -> str:
     return version.rpartition(".")[0]
-
-
-def submit_calibration(context: RunContext, worker: str) -> Future:
-    """Let a worker of the run look whether it fits, and measure itself."""
-    member = context.alive[worker]
-    _warn_of_two_kinds(context, worker)
-    order = context.name, context.job, member.kind, context.dataset.fingerprint
-    return context.submit("calibrate", calibrate, *order, worker=worker)
-
-
-def calibrate_all(context: RunContext) -> None:
-    """Every worker measures itself, all at the same time as they will train. Fills in `context.calibrations`.
-
-    A worker whose device cannot be used is left out with a warning. Raises ClusterError where none is left.
-    """
-    futures = {name: submit_calibration(context, name) for name in context.alive}
-    try:
-        context.settle(futures.values(), within=context.job.cluster.stall_timeout)
-    except TimeoutError as error:
-        names = ", ".join(name for name, future in futures.items() if not future.done())
-        raise ClusterError(
-            f"worker {names}",
-            f"not calibrated within {context.job.cluster.stall_timeout:g} s",
-            "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout",
-        ) from error
-    except (WorkersLost, ServerLost) as lost:
-        raise ClusterError(f"worker {lost}", "lost while it was calibrated", "start it again") from lost
-    for name, future in futures.items():
-        failure = future.exception(timeout=EXPLAINED)
-        if isinstance(failure, ClusterError):
-            context.emit(WorkerLeftOut(worker=name, reason=failure.reason, remedy=failure.remedy))
-            del context.alive[name]
-        elif isinstance(failure, UserError | None):
-            context.calibrations[name] = context.gather({name: future})[name]
-        else:
-            raise ClusterError(f"worker {name}: calibration failed: {type(failure).__name__}: {failure}") from failure
-    if not context.alive:
-        raise ClusterError(reason="no worker is usable", remedy="see the warnings above")
-    rows = [calibration_row(member, context.calibrations[name]) for name, member in context.alive.items()]
-    context.emit(WorkersCalibrated(workers=rows))
-
-
-def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
-    member = context.alive[worker]
-    if member.also:
-        reason = f"advertises {member.declared}, and trains as {member.kind}"
-        value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
-        context.emit(Warned(value=value, reason=reason, remedy=remedy))
-
-
-def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
-    """What the log says of a calibrated worker."""
-    return CalibratedWorker(
-        name=member.name,
-        address=member.address,
-        host=member.host,
-        device=member.kind,
-        processor=measured.device,
-        threads=measured.threads,
-        memory=measured.memory,
-        images_per_second=1 / measured.seconds_per_sample,
-        conv_seconds=measured.conv_seconds,
-        conv_fixed=measured.conv_fixed,
-    )

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from dask.utils import format_bytes
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.admission import calibration_row, submit_calibration
+from daskcnn.cluster.calibration import calibrated, submit_calibration
 from daskcnn.cluster.exchange import Exchange
 from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.members import Member
 from daskcnn.cluster.peers.exchange import PeerExchange
 from daskcnn.cluster.peers.tasks import OutOfTurn
-from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.run_context import NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.server.exchange import ServerExchange
 from daskcnn.cluster.session.replicas import WorkerReplicas
@@ -26,7 +23,7 @@ from daskcnn.cluster.shell import Heard, Shell
 from daskcnn.cluster.work import TaskWork, Work
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
-from daskcnn.job.network import initial_weights, replica_bytes
+from daskcnn.job.network import initial_weights
 from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -114,26 +111,10 @@ class DataParallel(Shell):
 
     def _calibrate(self, order: orders.Calibrate) -> None:
         worker = order.worker
-        self.context.alive[worker] = member = self._candidates[worker]
+        self.context.alive[worker] = self._candidates[worker]
         future = submit_calibration(self.context, worker)
         future.add_done_callback(lambda done: self.watch(worker, done))
-        self._work[worker] = TaskWork(future, lambda found, at: self._calibrated(worker, member, found, at))
-
-    def _calibrated(self, worker: str, member: Member, found: Calibration, at: float) -> facts.Fact:
-        self.context.calibrations[worker] = found
-        self._work.pop(worker, None)
-        return facts.Calibrated(worker, found.seconds_per_sample, calibration_row(member, found), at)
-
-    def lost(self, names: tuple[str, ...]) -> None:
-        """A worker that is lost while it is calibrated is left out, with what it needed and had."""
-        calibrating = [name for name in names if self._is_calibration(name)]
-        for name in calibrating:
-            needs = replica_bytes(self.context.job, self.context.dataset)
-            has = self.context.alive[name].memory_limit
-            reason = f"lost while it was calibrated: it needs about {format_bytes(needs)} and has {format_bytes(has)}"
-            remedy = "give it more memory (--memory-limit), or lower train.batch_size or train.workspace_mib"
-            self.tell(facts.CalibrationFailed(name, reason, remedy, self.now))
-        super().lost(tuple(name for name in names if name not in calibrating))
+        self._work[worker] = TaskWork(future, lambda fact, at: fact)
 
     def _dismiss(self, order: orders.Dismiss) -> None:
         self.give_up(order.worker)
@@ -176,6 +157,10 @@ class DataParallel(Shell):
 
     def fetch(self, name: str, future: Future) -> Any:
         """The result of a task; a worker that was lost with it, or a mistake of the user's, becomes a fact."""
+        if self._is_calibration(name):
+            found = calibrated(self.context, name, future, self.now)
+            del self._work[name]
+            return found
         try:
             return super().fetch(name, future)
         except (WorkersLost, ServerLost, NotYet, Interrupted, Lost):
@@ -194,7 +179,7 @@ class DataParallel(Shell):
 
     def _failed(self, name: str, error: Exception) -> Exception:
         """The error, as something to go on with. Raises it where it is none of the user's."""
-        if self._is_calibration(name) or isinstance(error, PushRefused | UserError):
+        if isinstance(error, PushRefused | UserError):
             return error
         raise error
 
@@ -215,9 +200,6 @@ class DataParallel(Shell):
             self.tell(fact)
 
     def _fact_of(self, name: str, error: Exception) -> facts.Fact:
-        if self._is_calibration(name):
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            return facts.CalibrationFailed(name, reason, "", self.now)
         if isinstance(error, OutOfStep):
             return facts.OutOfStep(self.life, str(error), self.now)
         if isinstance(error, PushRefused):

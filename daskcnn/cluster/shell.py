@@ -5,12 +5,13 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from distributed import Future
 
+from daskcnn.cluster.calibration import lost_while_calibrated
 from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
 from daskcnn.cluster.work import Work
 from daskcnn.errors import Interrupted, Lost
@@ -23,6 +24,36 @@ class Decider(Protocol):
     """A coordinator."""
 
     def handle(self, fact: Any) -> list[Any]: ...
+
+
+BROKEN = (WorkersLost, Interrupted, Lost)
+"""What any call to the cluster may raise in place of its result."""
+
+
+def facts_of(context: RunContext, broken: WorkersLost | Interrupted | Lost, at: float) -> list[Fact]:
+    """The exception as facts. A signal is told once: what is under way then is the coordinator's to end."""
+    if isinstance(broken, WorkersLost):
+        return _of_lost(context, broken.names, at)
+    if isinstance(broken, Interrupted):
+        context.ignore_signals()
+        return [facts.Interrupted(broken.signum, at)]
+    return [facts.SchedulerGone(broken, at)]
+
+
+def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]:
+    calibrating = [name for name in names if name in context.alive and name not in context.calibrations]
+    gone = tuple(name for name in names if name not in calibrating)
+    found: list[Fact] = [lost_while_calibrated(context, name, at) for name in calibrating]
+    return [*found, *([facts.WorkerGone(gone, "connection lost", at)] if gone else [])]
+
+
+def look_round(context: RunContext, at: float) -> list[Fact]:
+    """What has become of workers and scheduler since the last look."""
+    try:
+        context.look_round()
+    except BROKEN as broken:
+        return facts_of(context, broken, at)
+    return []
 
 
 Heard = Callable[[Fact, list[Order]], None]
@@ -82,20 +113,10 @@ class Shell:
         """What is found lost meanwhile becomes a fact."""
         try:
             yield
-        except WorkersLost as lost:
-            self.lost(lost.names)
         except ServerLost:
             self.tell(facts.ServerGone(self.life, self.now))
-        except Interrupted as signal:
-            self.context.ignore_signals()  # it is told once
-            self.tell(facts.Interrupted(signal.signum, self.now))
-        except Lost as error:
-            self.tell(facts.SchedulerGone(error, self.now))
-
-    def lost(self, names: tuple[str, ...]) -> None:
-        """These workers are gone."""
-        if names:
-            self.tell(facts.WorkerGone(names, "connection lost", self.now))
+        except BROKEN as broken:
+            self._facts += facts_of(self.context, broken, self.now)
 
     @property
     def now(self) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.admission import admit, calibrate_all
+from daskcnn.cluster.admission import admit
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
@@ -235,8 +235,6 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
     try:
-        if job.train.strategy == "layer":
-            calibrate_all(context)
         state = to_state(checkpoint, job) if checkpoint else None
         if state is not None:
             recorder.resumed(state)

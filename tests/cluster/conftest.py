@@ -22,7 +22,8 @@ from daskcnn.store import prepare
 def free_links(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks that train in seconds are not worth a transfer, or what any shard takes: shares go by eq. 1 here."""
     monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: Links())
-    monkeypatch.setattr(layer_graph, "balance_of", _by_size_alone)
+    for module in (layer_sharded, layer_graph):
+        monkeypatch.setattr(module, "balance_of", _by_size_alone)
 
 
 def _by_size_alone(context: RunContext, stages: Sequence[Stage], home: str) -> Balance:

@@ -250,7 +250,8 @@ def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyP
         context.close()
     (event,) = context.events  # type: ignore[attr-defined]
     assert isinstance(event, Warned)
-    assert str(event.message).startswith(f"worker cpu-1 ({B}): no answer")
+    assert event.value == f"worker cpu-1 ({B})"
+    assert str(event.reason).startswith("no answer")
 
 
 @pytest.mark.parametrize("ask", ["scheduler_seconds", "processing", "new_host", "look_round"])

@@ -15,9 +15,9 @@ from distributed import Client
 from daskcnn.cluster import data_parallel
 from daskcnn.cluster import run_context as context
 from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.layers import driver as layer_sharded
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.runs.checkpoint import Checkpoint, load
+from daskcnn.training.coordinator import layer as coordinator
 
 pytestmark = pytest.mark.cluster
 TWO: dict[str, Any] = {"workers": {"cpu": 2}}
@@ -91,7 +91,7 @@ def _newest(run_directory: Path) -> Checkpoint:
 def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 8)
+    monkeypatch.setattr(coordinator, "REPORT_EVERY", 8)
     train = {"strategy": "layer", "epochs": 1}
     job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run={"checkpoint_every": 0.2})
     undisturbed = run(three_workers, job)

@@ -11,8 +11,7 @@ import pytest
 from cluster_jobs import Watch, one_process, run, small_job
 from distributed import Client
 
-from daskcnn.cluster.layers import driver as layer_sharded
-from daskcnn.errors import Lost
+from daskcnn.training.coordinator import layer as coordinator
 
 pytestmark = pytest.mark.cluster
 
@@ -45,7 +44,7 @@ def test_layer_sharding_follows_one_process_for_50_steps(
     tolerance: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
     # at 0.01 a rounding error may flip a near-tie of a max pool, which float32 does not forgive within 50 steps
     job = small_job(synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
     expected, _ = one_process(job)
@@ -80,7 +79,7 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does it matter what of the first convolution is divided."""
-    monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
+    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
     model = {"name": None, "layers": REACHING, "dtype": "float64"}
     cluster = {"workers": {"cpu": workers}, "wire": wire}
     job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster=cluster)
@@ -146,10 +145,3 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
         result = run(three_workers, job, watch)
     assert "somebody took it: back to step 0" in [event["message"] for event in watch.of("warning")]
     np.testing.assert_allclose(result.model.weights, whole.model.weights, rtol=1e-9, atol=1e-12)
-
-
-def test_parts_that_are_never_to_be_had_end_the_run(three_workers: Client, synthetic: str, runs: str) -> None:
-    job = small_job(synthetic, runs, train={"strategy": "layer"}, cluster={"workers": {"cpu": 3}})
-    message = "somebody took it, for the 5th time behind step 0: do all workers reach each other"
-    with lost_parts(three_workers, 10_000), pytest.raises(Lost, match=message):
-        run(three_workers, job)

@@ -155,7 +155,6 @@ def test_a_clean_up_that_fails_hides_no_early_end(
     def close() -> None:
         raise OSError("the scheduler is gone")
 
-    monkeypatch.setattr(runner, "calibrate_all", lambda context: None)
     monkeypatch.setattr(runner, "DataParallel", Ending)
     with pytest.raises(type(error), match="no checkpoint was written yet"):
         runner._train(SimpleNamespace(job=recorder.prepared.job, close=close), recorder, None)

@@ -1,69 +1,105 @@
-"""Layer-sharded training: one replica over all workers, the kernels of every convolution spread by speed.
+"""Layer-sharded training on a cluster: the coordinator's orders become tasks, tasks' results become facts.
 
-Steps (`layer_graph`) are submitted ahead; each chains to the one before through its shards. A snapshot gathers all
-pieces and sends them anew, which also cuts the scheduler's memory of the chain. A lost worker takes the run back to
-the last snapshot, on those that are left. Where workers have become slower or faster than their shares were made for
-(`layer_balance`), a snapshot is taken at once and the kernels placed by what was measured since.
+What happens next is decided in `daskcnn.training.coordinator.layer`. The driver keeps the snapshot's arrays, submits
+the steps of a segment ahead (`layers.graph`), each of which chains to the one before through its shards, and takes
+results as they come. Placing the pieces anew also cuts the scheduler's memory of the chain.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
-from collections.abc import Mapping, Set
-from contextlib import suppress
-from dataclasses import asdict
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.layers.balance import BETWEEN_MOVES, WORTH_ANYWAY, Drift, Move, added_up, adopt, fastest
+from daskcnn.cluster.calibration import calibrated, submit_calibration
+from daskcnn.cluster.layers.balance import balance_of
 from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
-from daskcnn.cluster.run_context import NotYet, RunContext, WorkersLost
+from daskcnn.cluster.members import Member
+from daskcnn.cluster.run_context import LOOK, NotYet, RunContext
 from daskcnn.cluster.session.session import Counters
-from daskcnn.errors import Diverged, Interrupted, Lost
-from daskcnn.events import EpochEnded, EpochWorker, KernelsSharded, StepsEnded, StepWorker, Warned
+from daskcnn.cluster.session.tasks import score_weights
+from daskcnn.cluster.shell import BROKEN, facts_of, look_round
+from daskcnn.errors import UserError
+from daskcnn.events import Spent
 from daskcnn.job.network import initial_weights, network_of, rate_of
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import eq2_elements, stage_shapes, stages_of
+from daskcnn.sharded import Balance, Links, eq2_elements, stage_shapes, stages_of
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, Snapshot
+from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
 
-K = TypeVar("K")
-AHEAD = 3  # steps submitted before the oldest has ended
-SNAPSHOT_EVERY = 250  # steps between two snapshots at the most: what a lost worker costs, and the chain's length
-REPORT_EVERY = 25  # steps
-GO_BACK = 5  # times on end to the same snapshot, before the run ends
-MOMENTUM = "layer"  # the one replica's name among the velocities of a state
+
+@dataclass
+class Awaited:
+    """Tasks whose results make a fact together. found: the results that have come."""
+
+    futures: Mapping[Any, Future]
+    fact: Callable[[dict[Any, Any], float], Fact]
+    found: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> list[Future]:
+        """The tasks whose results have not come."""
+        return [future for key, future in self.futures.items() if key not in self.found]
 
 
 class LayerSharded:
-    """Drives one run of plain SGD over the workers of a context."""
+    """Carries out one run of plain SGD over the workers of a context.
+
+    Attributes
+    ----------
+    state : the snapshot.
+    """
 
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         self.context, self.job = context, context.job
         self.layout, weights = initial_weights(self.job, context.dataset)
         self.stages = stages_of(network_of(self.job, context.dataset))
-        self.rate = rate_of(self.job.train.schedule)
-        self._eq2 = self._numbers_by_eq2()
-        self.steps_per_epoch = -(-context.samples // self.job.train.batch_size)
-        self.steps = self.steps_per_epoch * self.job.train.epochs
         still = np.zeros(self.layout.parameter_size, self.layout.dtype)
-        self.state = resumed or TrainingState(0, 0.0, weights, {MOMENTUM: still}, {})
-        self.best, self.worse = float(self.state.book.get("best", 0.0)), int(self.state.book.get("worse", 0))
-        self._saved, self._generation = self.state.step, 0
-        self._idle: Set[tuple[str, str]] = set()  # of which workers it was said that they get no kernels of a layer
-        self._move: Move | None = None
-        self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # to which steps, last
-        # of the epoch: since when and with what score, what was spent, what is asked for
-        self._epoch = (time.monotonic(), Score(0.0, 0, 0))
-        self._spent: dict[str, Counters] = {}
-        self._asked: dict[str, Future] = {}
+        self.state = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
+        self.settings = LayerSettings.of(self.job, context.samples, self.balance, self._numbers_by_eq2())
+        snapshot = Snapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
+        self.coordinator = LayerCoordinator(self.settings, snapshot)
+        self._rate = rate_of(self.job.train.schedule)
+        self._facts: deque[Fact] = deque()
+        self._error: UserError | None = None
+        self._graph: LayerGraph | None = None
+        self._life = 0  # whose pieces are placed
+        self._candidates: dict[str, Member] = {}
+        self._calibrating: dict[str, Future] = {}
+        self._flight: deque[tuple[Step, Future]] = deque()
+        self._next = self._end = 0  # the next step to submit, and the first that is not
+        self._awaited: list[Awaited] = []
+        self._collected: tuple[Array, Array] = weights, still
+        self._orders: dict[type, Callable[[Any], None]] = {
+            orders.Calibrate: self._calibrate,
+            orders.MeasureLinks: self._measure_links,
+            orders.Place: self._place,
+            orders.RunSegment: self._run_segment,
+            orders.StopSegment: self._stop_segment,
+            orders.Collect: self._collect,
+            orders.Keep: self._keep,
+            orders.Judge: self._judge,
+            orders.Save: self._save,
+            orders.AskCounters: self._ask_counters,
+            orders.AskWaiting: self._ask_waiting,
+            orders.Dismiss: self._dismiss,
+            orders.CancelAll: self._cancel_all,
+            orders.Log: self._log,
+            orders.End: self._finish,
+        }
 
     def _numbers_by_eq2(self) -> int:
         """What the papers' scheme would exchange in a step."""
@@ -72,264 +108,195 @@ class LayerSharded:
         convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
         return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
+    def balance(self, home: str, workers: Mapping[str, Measured], links: Links) -> Balance:
+        """What shares go by. The calibrations that the context has follow what steps took."""
+        known = self.context.calibrations
+        for name, own in workers.items():
+            conv, fixed = dict(own.row.conv_seconds), dict(own.row.conv_fixed)
+            known[name] = replace(known[name], seconds_per_sample=own.seconds, conv_seconds=conv, conv_fixed=fixed)
+        part = self.context.within(workers)
+        part.links = links
+        return balance_of(part, self.stages, home)
+
     def train(self) -> TrainingState:
         """Train to the end and return the last state.
 
-        Raises Diverged, Lost, or Interrupted once the state after the last whole step is saved.
+        Raises
+        ------
+        Diverged, Lost, Interrupted, ClusterError : the run has ended early; what was to be saved is saved.
         """
-        self._begin_epoch()
-        while not self._ended():
-            try:
-                self._go_on()
-                continue
-            except WorkersLost as lost:
-                self._drop(lost.names)
-            except OutOfStep as repeated:
-                self._go_back(repeated)
-            except Lost:
-                self._save_what_is_new()
-                raise
-            self._begin_epoch()
+        now = time.monotonic()
+        self._candidates = dict(self.context.alive)
+        self.context.alive.clear()  # until they are calibrated
+        self._facts += [facts.WorkerReady(name, member.kind, now) for name, member in self._candidates.items()]
+        while not self.coordinator.ended:
+            if not self._facts:
+                self._follow()
+            for order in self.coordinator.handle(self._facts.popleft()):
+                self._carry_out(order)
+        if self._error is not None:
+            raise self._error
         return self.state
 
-    def _go_back(self, repeated: OutOfStep) -> None:
-        """To the last snapshot. Raises Lost where that did not help so many times on end."""
-        self.context.emit(Warned(message=f"{repeated}: back to step {self.state.step}"))
-        self._gone_back.append(self.state.step)
-        if len(self._gone_back) == GO_BACK and len(set(self._gone_back)) == 1:
-            self._save_what_is_new()
-            remedy = "do all workers reach each other? `daskcnn doctor --scheduler ADDRESS` tries their links"
-            raise Lost(f"{repeated}, for the {GO_BACK}th time behind step {self.state.step}: {remedy}")
+    # --- facts ---
 
-    def _save_what_is_new(self) -> None:
-        if self.state.step > self._saved:
-            self._save()
+    def _follow(self) -> None:
+        """Wait for a moment, until something happens; what has happened is queued."""
+        self._facts += look_round(self.context, time.monotonic())
+        if self._facts:
+            return
+        try:
+            self._submit()
+            self._take_results()
+            if not self._facts:
+                self._wait()
+        except OutOfStep as repeated:
+            self._facts.append(facts.OutOfStep(self._life, str(repeated), time.monotonic()))
+        except BROKEN as broken:
+            self._facts += facts_of(self.context, broken, time.monotonic())
+        except NotYet:
+            pass
+        self._facts.append(facts.Tick(time.monotonic()))
 
-    def _ended(self) -> bool:
-        patience = self.job.train.early_stopping
-        return self.state.step >= self.steps or (patience is not None and self.worse >= patience)
-
-    def _drop(self, names: tuple[str, ...]) -> None:
-        """Go on without the workers that are gone, from the last snapshot."""
-        for name in names:
-            self.context.lose(name, "connection lost")
-        message = f"back to the snapshot of step {self.state.step}, on {len(self.context.alive)} workers"
-        self.context.emit(Warned(message=message))
-
-    def _go_on(self) -> None:
-        """From the present state, a snapshot at a time, on the workers that are alive; until kernels have to move."""
-        if self.context.links is None and len(self.context.alive) > 1:
-            self.context.links = measure_links(self.context, fastest(self.context))
-        self._share_out()
-        self._rated = (time.monotonic(), self.state.step)
-        while not self._ended() and self._move is None:
-            self._generation = self.graph.generation + 1  # even if placing fails half-way: what it left is older then
-            self.graph.place(self.state.weights, self.state.velocities[MOMENTUM], self.state.step)
-            self._flight: deque[tuple[Step, Future]] = deque()
-            self._submitted = self.state.step
-            end = self._segment_end()
-            try:
-                while self._submitted < end and self._move is None:
-                    self._submit(self._step(self._submitted))
-                    self._drain(AHEAD)
-                self._drain(0)
-                self._snapshot(self._submitted)
-                self._adjust()
-            except Interrupted:
-                self._finish_and_save()
-                raise
-        if self._move is not None:
-            self._take_counters()
-            adopt(self.context, self._move)
-
-    def _share_out(self) -> None:
-        """Cut the kernels over the workers by what is known of them now."""
-        self.graph = LayerGraph(self.context, self.stages, self.layout, generation=self._generation)
-        self.context.emit(
-            KernelsSharded(
-                home=self.graph.home,
-                kernels=self.graph.by_worker(),
-                divided=self.graph.divided(),
-                of=self.graph.of(),
-                eq2=self._eq2,
-            )
-        )
-        idle = self.graph.balance.idle(self.graph.kernels)
-        for (worker, layer), reason in idle.items():
-            if (worker, layer) not in self._idle:
-                message = f"worker {worker} gets no kernels of {layer}: {reason}"
-                self.context.emit(Warned(message=message))
-        self._idle = idle.keys()
-        self._drift = Drift(self.graph.balance, self.graph.kernels)
-        self._move = None
-        self._shared_out = self.state.step
-
-    def _adjust(self) -> None:
-        """Behind a snapshot the pieces are placed anew: by what steps took, if that is any better."""
-        if self._move is None and self._submitted - self._shared_out >= BETWEEN_MOVES and not self._ended():
-            self._move = self._drift.move(WORTH_ANYWAY)
-
-    def _segment_end(self) -> int:
-        """The next snapshot's step: an epoch's end, a checkpoint that is due, or as far as a chain may grow."""
-        step = self.state.step
-        epoch_end = (step // self.steps_per_epoch + 1) * self.steps_per_epoch
-        return min(step + SNAPSHOT_EVERY, epoch_end, max(step + 1, self._saved + self._between_checkpoints()))
-
-    def _between_checkpoints(self) -> int:
-        return max(1, round(self.job.run.checkpoint_every * self.steps_per_epoch))
+    def _submit(self) -> None:
+        """Submit what may be ahead of the oldest step under way."""
+        while self._next < self._end and len(self._flight) <= STEPS_AHEAD:
+            assert self._graph is not None
+            step = self._step(self._next)
+            self._flight.append((step, self._graph.submit(step)))
+            self._next += 1
 
     def _step(self, number: int) -> Step:
-        presentation, position = divmod(number, self.steps_per_epoch)
-        lr = self.rate.rate(self.job.train.lr, number / self.steps, number / self.steps_per_epoch)
-        size = self.job.train.batch_size
+        settings, train = self.settings, self.job.train
+        presentation, position = divmod(number, settings.steps_per_epoch)
+        lr = self._rate.rate(train.lr, number / settings.steps, number / settings.steps_per_epoch)
+        size = train.batch_size
         return Step(number, presentation, position, lr, min(size, self.context.samples - position * size))
 
-    def _submit(self, step: Step) -> None:
-        self._flight.append((step, self.graph.submit(step)))
-        self._submitted = step.number + 1
-
-    # --- following the steps ---
-
-    def _drain(self, ahead: int) -> None:
-        """Wait until no more than `ahead` steps are under way."""
-        while len(self._flight) > ahead:
+    def _take_results(self) -> None:
+        """The oldest step's score, and all that is complete besides. Raises NotYet, and what tasks raise."""
+        self._take_calibrations()
+        while self._flight and self._flight[0][1].done():
             step, future = self._flight[0]
-            score = self._wait(step, future)
+            score = self.context.fetch(future)
             self._flight.popleft()
-            if not math.isfinite(score.loss_sum):
-                raise Diverged(f"loss = {score.loss} at step {step.number}: training diverged; lower train.lr")
-            self._count(step, score)
+            self._facts.append(facts.StepDone(self._life, step.number, score, step.lr, time.monotonic()))
+        for awaited in list(self._awaited):
+            if all(future.done() for future in awaited.left):
+                for key, future in awaited.futures.items():
+                    if key not in awaited.found:
+                        awaited.found[key] = self.context.fetch(future)
+                self._awaited.remove(awaited)
+                self._facts.append(awaited.fact(awaited.found, time.monotonic()))
 
-    def _wait(self, step: Step, future: Future) -> Score:
-        """The step's score. Raises Lost where it does not come within the stall timeout."""
-        score: Score = self._gathered({0: future}, f"step {step.number}")[0]
-        return score
+    def _take_calibrations(self) -> None:
+        for worker, future in list(self._calibrating.items()):
+            if future.done():
+                self._facts.append(calibrated(self.context, worker, future, time.monotonic()))
+                del self._calibrating[worker]
 
-    def _gathered(self, futures: Mapping[K, Future], of: str) -> dict[K, Any]:
-        """Results by the same keys. Raises Lost, which says whom they wait for, after the stall timeout."""
-        limit = self.job.cluster.stall_timeout
-        deadline, found = time.monotonic() + limit, dict[K, Any]()
-        while left := [key for key in futures if key not in found]:
-            self.context.look_round()
-            if time.monotonic() > deadline:
-                raise Lost(f"{of}: no progress for {limit:g} s, waiting for {self._awaited(limit)}")
-            if not self.context.turn([futures[left[0]]]):
-                with suppress(NotYet):
-                    found[left[0]] = self.context.fetch(futures[left[0]])
-        return found
+    def _wait(self) -> None:
+        waiting = [*self._calibrating.values(), *[future for _, future in list(self._flight)[:1]]]
+        waiting += [future for awaited in self._awaited for future in awaited.left if not future.done()]
+        if waiting:
+            self.context.turn(waiting)
+        else:
+            time.sleep(LOOK)  # nothing is under way: the stall clock ends that
 
-    def _awaited(self, limit: float) -> str:
-        """Whom the scheduler has not heard of meanwhile, else who has tasks to do: those wait for each other's data."""
+    # --- orders ---
+
+    def _carry_out(self, order: Order) -> None:
+        try:
+            self._orders[type(order)](order)
+        except BROKEN as broken:
+            self._facts += facts_of(self.context, broken, time.monotonic())
+
+    def _calibrate(self, order: orders.Calibrate) -> None:
+        self.context.alive[order.worker] = self._candidates[order.worker]
+        self._calibrating[order.worker] = submit_calibration(self.context, order.worker)
+
+    def _measure_links(self, order: orders.MeasureLinks) -> None:
+        self.context.links = measure_links(self.context, order.home)
+        self._facts.append(facts.LinksMeasured(order.life, self.context.links, time.monotonic()))
+
+    def _place(self, order: orders.Place) -> None:
+        graph, balance = self._graph, order.shares.balance
+        if graph is None or graph.balance is not balance:
+            graph = self._graph = LayerGraph(self.context, self.stages, self.layout, balance=balance)
+        graph.generation = order.life - 1  # of what a placing that failed half-way has left
+        graph.place(self.state.weights, self.state.velocities[REPLICA], order.step)
+        self._life = order.life
+
+    def _run_segment(self, order: orders.RunSegment) -> None:
+        if order.life == self._life:  # else the pieces could not be placed, and the coordinator is told why
+            self._next, self._end = order.begin, order.end
+
+    def _stop_segment(self, order: orders.StopSegment) -> None:
+        now = time.monotonic()
+        if order.life == self._life:
+            self._end = self._next
+            self._facts.append(facts.SegmentStopped(order.life, self._end, now))
+        else:
+            self._facts.append(facts.OutOfStep(order.life, "the pieces were not placed", now))
+
+    def _collect(self, order: orders.Collect) -> None:
+        graph = self._graph
+        assert graph is not None
+
+        def collected(pieces: dict[int, Any], at: float) -> Fact:
+            self._collected = graph.joined(pieces)
+            return facts.PiecesCollected(order.life, order.step, bool(np.isfinite(self._collected[0]).all()), at)
+
+        self._awaited.append(Awaited(graph.pieces(), collected))
+
+    def _keep(self, order: orders.Keep) -> None:
+        weights, velocity = self._collected
+        velocities = {REPLICA: velocity}
+        self.state = TrainingState(order.step, order.epoch, weights, velocities, order.book, order.validation)
+
+    def _judge(self, order: orders.Judge) -> None:
+        context = self.context
+        vector = context.send(self.state.weights)
+        futures = {
+            name: context.submit("score", score_weights, context.name, vector, "train", begin, end, worker=name)
+            for name, begin, end in context.parts(order.lo, order.hi)
+        }
+        self._awaited.append(
+            Awaited(futures, lambda found, at: facts.Judged(sum(found.values(), Score(0.0, 0, 0)), at))
+        )
+
+    def _save(self, order: orders.Save) -> None:
+        self.context.save(self.state)
+        self._facts.append(facts.Saved(self.state.step, time.monotonic()))
+
+    def _ask_counters(self, order: orders.AskCounters) -> None:
+        graph = self._graph
+        assert graph is not None
+
+        def counted(found: dict[str, Counters], at: float) -> Fact:
+            return facts.Counted(order.ask, {w: Spent(name=w, **asdict(own)) for w, own in found.items()}, at)
+
+        self._awaited.append(Awaited({worker: graph.counters(worker) for worker in self.context.alive}, counted))
+
+    def _ask_waiting(self, order: orders.AskWaiting) -> None:
+        """Workers that the scheduler has not heard of meanwhile, else those with tasks: they wait for others' data."""
         processing = self.context.processing()
         busy = [name for name, member in self.context.alive.items() if processing.get(member.address)]
-        return ", ".join(self.context.silent(limit / 2) or busy) or "the scheduler"
+        stuck = tuple(self.context.silent(self.settings.stall_timeout / 2) or busy)
+        self._facts.append(facts.Waits(frozenset(), time.monotonic(), {REPLICA: stuck}))
 
-    def _count(self, step: Step, score: Score) -> None:
-        begun, total = self._epoch
-        self._epoch = (begun, total + score)
-        if self._asked and all(future.done() for future in self._asked.values()):
-            self._take_counters()
-        done, (since, rated) = step.number + 1, self._rated
-        if done - rated < REPORT_EVERY and done < self.steps:
-            return
-        self._rated = (time.monotonic(), done)
-        self.context.emit(
-            StepsEnded(
-                step=done,
-                epoch=done / self.steps_per_epoch,
-                loss=score.loss,
-                lr=step.lr,
-                seconds_per_step=(self._rated[0] - since) / (done - rated),
-                workers=[StepWorker(name=w, kernels=own) for w, own in self.graph.by_worker().items()],
-            )
-        )
-        if not self._asked:
-            self._ask_for_counters()
+    def _dismiss(self, order: orders.Dismiss) -> None:
+        self._calibrating.pop(order.worker, None)
+        self.context.alive.pop(order.worker, None)
 
-    # --- what steps take the workers ---
+    def _cancel_all(self, order: orders.CancelAll) -> None:
+        """Nobody wants what is under way any more; Dask's own cancel would take what hangs on a task with it."""
+        self._flight.clear()
+        self._awaited.clear()
+        self._graph, self._life, self._next, self._end = None, 0, 0, 0
 
-    def _ask_for_counters(self) -> None:
-        """Between two tasks of steps; nobody waits for the answers."""
-        self._asked = {worker: self.graph.counters(worker) for worker in self.context.alive}
+    def _log(self, order: orders.Log) -> None:
+        self.context.emit(order.event)
 
-    def _take_counters(self) -> None:
-        """What was asked for, once all of it is there: is there reason for other shares?"""
-        asked, self._asked = self._asked, {}
-        found: dict[str, Counters] = self._gathered(asked, "counters")
-        self._spent = {**self._spent, **{w: added_up(self._spent.get(w, Counters()), own) for w, own in found.items()}}
-        self._drift.take(found)
-        if self._submitted - self._shared_out >= BETWEEN_MOVES and self._move is None:
-            self._move = self._drift.move()
-            if self._move is not None:
-                self.context.emit(Warned(message=f"after step {self._submitted}: {self._move}"))
-
-    # --- snapshots ---
-
-    def _snapshot(self, step: int) -> None:
-        """Gather the pieces after this step; at an epoch's end judge them. Kept on disk where a checkpoint is due."""
-        weights, velocity = self._collected(step)
-        validation, better = None, False
-        if step % self.steps_per_epoch == 0:
-            lo, hi = self.context.samples, len(self.context.dataset.train)
-            validation = self.context.score(weights, "train", lo, hi)
-            better = validation.accuracy > self.best
-            self.best, self.worse = max(self.best, validation.accuracy), 0 if better else self.worse + 1
-            self._report_epoch(step, validation)
-        self._remember(step, weights, velocity, validation)
-        if better or step - self._saved >= self._between_checkpoints() or self._ended():
-            self._save()
-
-    def _collected(self, step: int) -> tuple[Array, Array]:
-        return self.graph.collect(partial(self._gathered, of=f"weights after step {step}"))
-
-    def _remember(self, step: int, weights: Array, velocity: Array, validation: Score | None) -> None:
-        if not np.isfinite(weights).all():  # the last step may have spoilt what its own loss does not show yet
-            raise Diverged(f"weights after step {step}: not finite, training diverged; lower train.lr")
-        book = {"best": self.best, "worse": self.worse}
-        epoch = step / self.steps_per_epoch
-        self.state = TrainingState(step, epoch, weights, {MOMENTUM: velocity}, book, validation)
-
-    def _save(self) -> None:
-        self.context.save(self.state)
-        self._saved = self.state.step
-
-    def _finish_and_save(self) -> None:
-        """After a signal: the steps under way end, and what they leave is kept; the last snapshot if they cannot."""
-        self.context.ignore_signals()
-        with suppress(WorkersLost, Lost):
-            self._drain(0)
-            self._remember(self._submitted, *self._collected(self._submitted), None)
-        self._save()
-
-    def _report_epoch(self, step: int, validation: Score) -> None:
-        (begun, trained), now = self._epoch, time.monotonic()
-        workers = self._counters(trained.samples, now - begun)
-        self._begin_epoch()
-        self.context.emit(
-            EpochEnded(
-                epoch=step / self.steps_per_epoch,
-                epochs=self.job.train.epochs,
-                step=step,
-                loss=trained.loss,
-                accuracy=trained.accuracy,
-                validation=validation.judged,
-                samples_per_second=trained.samples / (now - begun),
-                lr=self._step(step - 1).lr,
-                seconds=now - begun,
-                workers=workers,
-            )
-        )
-
-    def _begin_epoch(self) -> None:
-        self._epoch = (time.monotonic(), Score(0.0, 0, 0))
-        self._spent, self._asked = {}, {}
-
-    def _counters(self, samples: int, seconds: float) -> list[EpochWorker]:
-        """What every worker spent and moved since the last epoch; its wait is all that it did not compute in."""
-        self._take_counters()
-        self._ask_for_counters()
-        self._take_counters()
-        return [
-            EpochWorker(name=w, samples=samples, wait=max(0.0, seconds - own.busy), communication=0.0, **asdict(own))
-            for w, own in self._spent.items()
-        ]
+    def _finish(self, order: orders.End) -> None:
+        self._error = order.error

@@ -7,7 +7,7 @@ worker. Where the last shards send sums, everybody adds them up and the head is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from daskcnn.cluster.layers.transfers import Cuts
 from daskcnn.cluster.run_context import Bundle, RunContext
 from daskcnn.nn import Layout
 from daskcnn.sharded import (
+    Balance,
     By,
     Piece,
     Share,
@@ -77,10 +78,18 @@ class Before:
 class LayerGraph:
     """The network's pieces on the workers that are alive, and the tasks of one step after the other."""
 
-    def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout, *, generation: int = 0) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        stages: Sequence[Stage],
+        layout: Layout,
+        *,
+        balance: Balance | None = None,
+        generation: int = 0,
+    ) -> None:
         self.context, self.layout = context, layout
-        self.home = fastest(context)
-        self.balance = balance_of(context, stages, self.home)
+        self.balance = balance or balance_of(context, stages, fastest(context))
+        self.home = self.balance.home
         self.kernels = self.balance.kernels()
         self.stages = [
             s.spread_for(list(own.values())) for s, own in zip(self.balance.stages, self.kernels, strict=True)
@@ -143,15 +152,21 @@ class LayerGraph:
 
     def collect(self, gather: Callable[[dict[int, Future]], dict[int, Any]]) -> tuple[Array, Array]:
         """Weights and momentum after the steps submitted so far, on the driver; `gather` waits for the pieces."""
+        return self.joined(gather(self.pieces()))
+
+    def pieces(self) -> dict[int, Future]:
+        """All pieces after the steps submitted so far, on their way to the driver."""
         self._step_owed()
         shards = [
-            {w: self._collect(self._part(i, share), w) for w, share in s.items()} for i, s in enumerate(self.shares)
+            self._collect(self._part(i, share), w) for i, own in enumerate(self.shares) for w, share in own.items()
         ]
-        merged = {i: self._collect(self._part(i), self.home) for i in self._weighted}
-        pieces = gather(dict(enumerate([*(f for own in shards for f in own.values()), *merged.values()])))
-        found = iter(pieces.values())
-        kernels = [[next(found) for _ in own] for own in shards]
-        whole = dict(zip(merged, found, strict=True))
+        return dict(enumerate([*shards, *(self._collect(self._part(i), self.home) for i in self._weighted)]))
+
+    def joined(self, pieces: Mapping[int, Any]) -> tuple[Array, Array]:
+        """Weights and momentum from these pieces."""
+        found = iter([pieces[i] for i in range(len(pieces))])
+        kernels = [[next(found) for _ in own] for own in self.shares]
+        whole = dict(zip(self._weighted, found, strict=True))
         return join_pieces(self.stages, self.layout, kernels, [whole.get(i) for i in range(len(self.stages))])
 
     def _collect(self, part: Part, worker: str) -> Future:

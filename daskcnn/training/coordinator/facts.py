@@ -1,7 +1,8 @@
 """What a coordinator is told: what happened in a run, and when. Plain frozen data.
 
-Every fact has `at`, seconds on the shell's own clock. `life` counts the servers of a run, `session` the times a replica
-has joined one: facts of an earlier life or session are of no more interest and change nothing.
+Every fact has `at`, seconds on the shell's own clock. `life` counts the servers of a run, or the times that the pieces
+of a layer-sharded network were placed; `session` counts the times a replica has joined a server. Facts of an earlier
+life or session are of no more interest and change nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from daskcnn.errors import UserError
-from daskcnn.events import CalibratedWorker
+from daskcnn.events import CalibratedWorker, Spent
 from daskcnn.nn.score import Score
+from daskcnn.sharded import Links
 from daskcnn.training.reports import RoundReport
 
 Kind: TypeAlias = str
@@ -146,6 +148,61 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
+class LinksMeasured:
+    """The answer to `MeasureLinks`."""
+
+    life: int
+    links: Links
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step of a layer-sharded run has ended. Steps end in order.
+
+    Attributes
+    ----------
+    number : the step's number in the run, from 0.
+    score : loss and right answers of its minibatch.
+    lr : its learning rate.
+    """
+
+    life: int
+    number: int
+    score: Score
+    lr: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStopped:
+    """The answer to `StopSegment`. end: the first step that will not run."""
+
+    life: int
+    end: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesCollected:
+    """The answer to `Collect`. finite: whether every weight is a finite number."""
+
+    life: int
+    step: int
+    finite: bool
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The answer to `AskCounters` of this number: what each worker spent and moved since it was last asked."""
+
+    ask: int
+    spent: Mapping[str, Spent]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rescued:
     """The answer to `Rescue`. version: of the last center that a worker still has; None: no worker has one."""
 
@@ -205,6 +262,11 @@ Fact: TypeAlias = (
     | RoundFailed
     | OutOfStep
     | Waits
+    | LinksMeasured
+    | StepDone
+    | SegmentStopped
+    | PiecesCollected
+    | Counted
     | Rescued
     | Judged
     | Saved

@@ -83,6 +83,20 @@ class Looks:
         if report.center is not None:
             self._center += report.center
 
+    def trained(self, score: Score) -> None:
+        """Count samples that were trained on."""
+        self._samples += score.samples
+        self._trained += score
+
+    def scored(self, score: Score) -> None:
+        """Count samples that the center was judged on."""
+        self._center += score
+        self.judged = True
+
+    def restart(self, now: float) -> None:
+        """Forget what was counted since the last look: it is trained again."""
+        self._begin(now)
+
     def look(self, now: float) -> tuple[Look, bool]:
         """End the interval: what came of it, and whether the center is better than all before."""
         found = Look(self._trained, self._center, self._samples, now - self._begun)

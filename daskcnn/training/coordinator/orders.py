@@ -10,6 +10,7 @@ from daskcnn.errors import UserError
 from daskcnn.events import Event
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
+from daskcnn.training.coordinator.shares import Shares
 
 Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable"]
 
@@ -102,6 +103,71 @@ class AskWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureLinks:
+    """Measure every worker's link to home. Answer: `LinksMeasured`, or `WorkerGone` of a worker out of reach."""
+
+    life: int
+    home: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Send every piece of the snapshot to the worker that trains it from this step on."""
+
+    life: int
+    step: int
+    shares: Shares
+
+
+@dataclass(frozen=True, slots=True)
+class RunSegment:
+    """Train the steps begin…end on the pieces that were placed, some of them submitted ahead. Answers: `StepDone`."""
+
+    life: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopSegment:
+    """Submit no further step; those under way end. Answer: `SegmentStopped`."""
+
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    """Gather the pieces as this step has left them. Answer: `PiecesCollected`."""
+
+    life: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The pieces collected last become the snapshot. `Judge` scores it, `Save` writes it, `Place` begins from it.
+
+    Attributes
+    ----------
+    step, epoch : steps, and presentations a sample, so far.
+    book : what a resumed run needs of the coordinator, as JSON can keep it.
+    validation : the snapshot's score; None: not judged.
+    """
+
+    step: int
+    epoch: float
+    book: Mapping[str, Any]
+    validation: Score | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskCounters:
+    """Ask every worker what it spent and moved, between two tasks of steps. Answer: `Counted` of the same number."""
+
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
 class Rescue:
     """Find the last center that one of the workers has, and go on from it. Answer: `Rescued`."""
 
@@ -116,7 +182,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep the server's state with this book. Answer: `Saved`, or `ServerGone`.
+    """Write the server's state, or the snapshot, with this book. Answer: `Saved`, or `ServerGone`.
 
     Attributes
     ----------
@@ -163,6 +229,13 @@ Order: TypeAlias = (
     | CancelAll
     | Dismiss
     | AskWaiting
+    | MeasureLinks
+    | Place
+    | RunSegment
+    | StopSegment
+    | Collect
+    | Keep
+    | AskCounters
     | Rescue
     | Judge
     | Save

@@ -4,16 +4,24 @@ simulator alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.ps.bsp import BSP
+from daskcnn.sharded import Balance, Links
+from daskcnn.training.coordinator.roster import Measured
 
 STEPS_AHEAD = 3
 """Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""
+PATIENCE = 5.0
+"""Work whose length is known may take this many times as long, and the stall timeout on top."""
+
+Balancing: TypeAlias = Callable[[str, Mapping[str, Measured], Links], Balance]
+"""What shares go by, from home, the workers' calibrations, and the links."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +80,62 @@ class Settings:
     def meets_within_rounds(self) -> bool:
         """Whether all replicas meet every few steps, so that they must make the same number of them."""
         return self.rule.barrier and self.rule.period is not None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSettings:
+    """A layer-sharded run.
+
+    Attributes
+    ----------
+    samples, validation : samples that are trained on, and those behind them that snapshots are judged on.
+    balancing : computes what shares go by.
+    eq2 : numbers that a step would exchange by Marques et al., eq. 2.
+    patience : epochs without a better validation accuracy after which the run stops early; None: never.
+    checkpoint_every : epochs between two checkpoints.
+    stall_timeout : seconds without a sign of life.
+    wanted : workers of each kind that the job asks for; empty: all there are.
+    """
+
+    samples: int
+    validation: int
+    epochs: int
+    batch_size: int
+    balancing: Balancing
+    eq2: int = 0
+    patience: int | None = None
+    checkpoint_every: float = 1.0
+    stall_timeout: float = 300.0
+    wanted: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int) -> LayerSettings:
+        """Those of a resolved job that trains on so many samples."""
+        train = job.train
+        return cls(
+            samples,
+            job.data.validation,
+            train.epochs,
+            train.batch_size,
+            balancing,
+            eq2,
+            train.early_stopping,
+            job.run.checkpoint_every,
+            job.cluster.stall_timeout,
+            job.cluster.workers.given,
+        )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Minibatches of an epoch, the last of which may be smaller."""
+        return -(-self.samples // self.batch_size)
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of the whole run."""
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def between_checkpoints(self) -> int:
+        """Steps between two checkpoints."""
+        return max(1, round(self.checkpoint_every * self.steps_per_epoch))

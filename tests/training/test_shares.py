@@ -1,14 +1,14 @@
-"""When kernels move, and what a link's transfers say of it: without any process."""
+"""When kernels move."""
 
 from __future__ import annotations
 
 import pytest
 
-from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, Drift, added_up
-from daskcnn.cluster.link_speeds import LARGEST, _way
-from daskcnn.cluster.session.session import Counters
+from daskcnn.events import Spent
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import Balance, stages_of
+from daskcnn.training.coordinator.costs import added_up
+from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
 
 STAGES = stages_of(
     sequential_from_spec(
@@ -21,21 +21,27 @@ STAGES = stages_of(
 )
 
 
-def drift(a: float = 1.0, b: float = 1.0) -> Drift:
+def watched(a: float = 1.0, b: float = 1.0) -> ShareWatch:
     """20 kernels each, as for equal workers unless told otherwise."""
     balance = Balance(STAGES, (8, 8, 3), "a", {"a": {"conv1": a}, "b": {"conv1": b}})
-    return Drift(balance, balance.kernels())
+    return ShareWatch(Shares.of(balance))
 
 
-def report(a: float, b: float, samples: float = 100.0) -> dict[str, Counters]:
+def spent(
+    worker: str, busy: float, seconds: dict[str, float], samples: dict[str, float], up: int = 0, down: int = 0
+) -> Spent:
+    return Spent(name=worker, busy=busy, conv_seconds=seconds, conv_samples=samples, bytes_up=up, bytes_down=down)
+
+
+def report(a: float, b: float, samples: float = 100.0) -> dict[str, Spent]:
     """Seconds a sample of each, in a stage."""
     return {
-        w: Counters(each * samples, {"conv1": each * samples}, {"conv1": samples}) for w, each in (("a", a), ("b", b))
+        w: spent(w, each * samples, {"conv1": each * samples}, {"conv1": samples}) for w, each in (("a", a), ("b", b))
     }
 
 
 def test_kernels_move_when_a_worker_takes_three_times_as_long() -> None:
-    found = drift()
+    found = watched()
     for _ in range(REPORTS):
         assert found.move() is None
         found.take(report(0.5, 1.5))
@@ -46,14 +52,14 @@ def test_kernels_move_when_a_worker_takes_three_times_as_long() -> None:
 
 
 def test_what_saves_less_than_a_tenth_moves_nothing() -> None:
-    found = drift()
+    found = watched()
     for _ in range(REPORTS):
         found.take(report(0.5, 0.55))
     assert found.move() is None
 
 
 def test_it_does_where_all_is_placed_anew_anyway() -> None:
-    found = drift()
+    found = watched()
     for _ in range(REPORTS):
         found.take(report(0.5, 0.55))
     move = found.move(WORTH_ANYWAY)
@@ -62,7 +68,7 @@ def test_it_does_where_all_is_placed_anew_anyway() -> None:
 
 
 def test_one_slow_report_among_others_moves_nothing() -> None:
-    found = drift()
+    found = watched()
     for b in (0.5, 5.0, 0.5):
         found.take(report(0.5, b))
     assert found.move() is None
@@ -71,17 +77,17 @@ def test_one_slow_report_among_others_moves_nothing() -> None:
 
 
 def test_shares_that_measure_as_they_were_made_for_stay() -> None:
-    found = drift(1.0, 3.0)
+    found = watched(1.0, 3.0)
     for _ in range(REPORTS):
         found.take(report(0.75, 0.75))  # 30 of 40 kernels, 10 of 40
     assert found.move() is None
 
 
 def test_reports_of_a_moment_without_steps_say_nothing() -> None:
-    found = drift()
+    found = watched()
     for _ in range(REPORTS + 1):
         found.take(report(0.5, 1.5))
-        found.take({"a": Counters(), "b": Counters()})
+        found.take({"a": Spent(name="a"), "b": Spent(name="b")})
     assert found.move() is not None
 
 
@@ -92,36 +98,19 @@ def test_a_worker_that_has_become_slower_is_slower_where_it_has_no_kernels_too()
         {"layer": "flatten"},
     ]
     compute = {w: {"conv1": 1.0, "conv2": 2.0} for w in "ab"}
-    found = Drift(Balance(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute), [{"a": 2, "b": 2}, {"a": 4}])
+    balance = Balance(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute)
+    found = ShareWatch(Shares(balance, [{"a": 2, "b": 2}, {"a": 4}]))
     found.take(
         {
-            "a": Counters(0.0, {"conv1": 0.5, "conv2": 2.0}, {"conv1": 1, "conv2": 1}),
-            "b": Counters(0.0, {"conv1": 3.0}, {"conv1": 1}),
+            "a": spent("a", 0.0, {"conv1": 0.5, "conv2": 2.0}, {"conv1": 1, "conv2": 1}),
+            "b": spent("b", 0.0, {"conv1": 3.0}, {"conv1": 1}),
         }
     )
     assert found.measured().compute == {"a": {"conv1": 1.0, "conv2": 2.0}, "b": {"conv1": 6.0, "conv2": 12.0}}
 
 
 def test_counters_of_two_times_add_up() -> None:
-    some, more = Counters(1.0, {"conv1": 1.0}, {"conv1": 8}, 10, 20), Counters(2.0, {"conv2": 5.0}, {"conv2": 8}, 1, 2)
-    assert added_up(some, more) == Counters(3.0, {"conv1": 1.0, "conv2": 5.0}, {"conv1": 8, "conv2": 8}, 11, 22)
-
-
-@pytest.mark.parametrize("bandwidth", [1e5, 5e6, 1.25e8, 1e10])
-def test_a_link_is_measured_by_parcels_that_take_their_time_and_no_longer(bandwidth: float) -> None:
-    sent: list[int] = []
-
-    def seconds(nbytes: int) -> float:
-        sent.append(nbytes)
-        return 0.002 + nbytes / bandwidth
-
-    link = _way(seconds)
-    assert link.bandwidth == pytest.approx(min(bandwidth, 10 * LARGEST / (0.002 + LARGEST / bandwidth)))
-    assert link.latency == pytest.approx(0.002)
-    assert max(sent) <= LARGEST
-    assert sum(sent) / bandwidth < 2.5
-
-
-def test_one_transfer_that_was_held_up_does_not_count() -> None:
-    held_up = iter([0, 0, 0, 0, 0, 0, 0, 1.0, 0, 0, 0])
-    assert _way(lambda nbytes: nbytes / 1e9 + 0.001 + next(held_up)).bandwidth == pytest.approx(1e9)
+    some = spent("a", 1.0, {"conv1": 1.0}, {"conv1": 8}, 10, 20)
+    more = spent("a", 2.0, {"conv2": 5.0}, {"conv2": 8}, 1, 2)
+    assert added_up(None, some) == some
+    assert added_up(some, more) == spent("a", 3.0, {"conv1": 1.0, "conv2": 5.0}, {"conv1": 8, "conv2": 8}, 11, 22)

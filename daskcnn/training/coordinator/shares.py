@@ -1,0 +1,186 @@
+"""Who has which kernels of a layer-sharded network, and whether these shares still fit the workers' speeds."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from statistics import median
+
+from daskcnn.events import CalibratedWorker, Event, KernelsSharded, Spent, StepWorker, Warned
+from daskcnn.sharded import Balance, Kernels
+from daskcnn.training.coordinator.roster import Measured
+
+REPORTS = 3
+"""The median of the last reports is a worker's speed."""
+WORTH = 0.1
+"""The part of a step's time that other shares must save."""
+WORTH_ANYWAY = 0.02
+"""The same where all pieces are placed anew anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A network cut over workers.
+
+    Attributes
+    ----------
+    balance : what the cut was made from.
+    kernels : kernels of each stage by worker, without workers that have none.
+    """
+
+    balance: Balance
+    kernels: Kernels
+
+    @classmethod
+    def of(cls, balance: Balance) -> Shares:
+        """The cut with the shortest step."""
+        return cls(balance, tuple(balance.kernels()))
+
+    @property
+    def home(self) -> str:
+        """The worker that holds the layers that are not sharded."""
+        return self.balance.home
+
+    def by_worker(self) -> dict[str, dict[str, int]]:
+        """Kernels of each layer by worker; of a layer that is divided by samples, parts out of as many."""
+        named = [(stage.name, own) for stage, own in zip(self.balance.stages, self.kernels, strict=True) if stage.name]
+        return {worker: {name: own.get(worker, 0) for name, own in named} for worker in self.balance.compute}
+
+    def idle(self) -> dict[tuple[str, str], str]:
+        """Why workers have no kernels of layers, by worker and layer."""
+        return self.balance.idle(self.kernels)
+
+    def rows(self) -> list[StepWorker]:
+        """The shares as they are logged with steps."""
+        return [StepWorker(name=worker, kernels=own) for worker, own in self.by_worker().items()]
+
+    def validate(self) -> None:
+        """Assert that every kernel has one worker."""
+        assert self.home in self.balance.compute
+        for stage, own in zip(self.balance.stages, self.kernels, strict=True):
+            assert stage.conv is None or sum(own.values()) == stage.conv.kernels, f"kernels of {stage.name}: {own}"
+            assert own.keys() <= self.balance.compute.keys()
+
+    def event(self, eq2: int) -> KernelsSharded:
+        """The shares as they are logged when they are made."""
+        stages = [stage for stage in self.balance.stages if stage.name]
+        by = {stage.name: stage.by for stage in stages if stage.name}
+        return KernelsSharded(
+            home=self.home,
+            kernels=self.by_worker(),
+            divided={worker: dict(by) for worker in self.balance.compute},
+            of={stage.name: stage.conv.kernels for stage in stages if stage.name and stage.conv},
+            eq2=eq2,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Other shares.
+
+    Attributes
+    ----------
+    balance : the measurements that they go by.
+    now, then : seconds of a step with the present shares, and with the others.
+    """
+
+    balance: Balance
+    now: float
+    then: float
+
+    def __str__(self) -> str:
+        seconds = f"a step takes about {self.now:.3g} s, with others {self.then:.3g} s"
+        return f"shares no longer fit the workers' speeds: {seconds}; kernels move"
+
+    def measured(self, before: Mapping[str, Measured]) -> dict[str, Measured]:
+        """The workers' calibrations, corrected by the measurements of the move."""
+        return {worker: _corrected(before[worker], self.balance, worker) for worker in self.balance.compute}
+
+
+def _corrected(before: Measured, balance: Balance, worker: str) -> Measured:
+    own = dict(balance.compute[worker])
+    slower = sum(own.values()) - sum(before.row.conv_seconds.values())
+    seconds = max(before.seconds + slower, sum(own.values()))
+    fixed = dict(balance.fixed.get(worker, {}))
+    row: CalibratedWorker = before.row.model_copy(update={"conv_seconds": own, "conv_fixed": fixed})
+    return Measured(seconds, row)
+
+
+class ShareWatch:
+    """Compares what steps take each worker, as its counters tell, with what its shares were made from."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._balance, self._kernels = shares.balance, shares.kernels
+        self._last: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=REPORTS))
+
+    def take(self, spent: Mapping[str, Spent]) -> None:
+        """Take in a report of all workers."""
+        for i, (stage, own) in enumerate(zip(self._balance.stages, self._kernels, strict=True)):
+            for worker in own:
+                counted = spent.get(worker)
+                if counted and stage.name and (samples := counted.conv_samples.get(stage.name, 0.0)):
+                    seconds = counted.conv_seconds[stage.name] / samples
+                    whole = self._balance.whole_seconds(worker, i, own, seconds)
+                    self._last[worker, stage.name].append(whole)
+
+    def measured(self) -> Balance:
+        """The balance by the medians of the last reports.
+
+        A worker that has become slower or faster is taken to be so in stages that it has no part in as well.
+        """
+        seconds: dict[str, dict[str, float]] = {}
+        for (worker, stage), found in self._last.items():
+            seconds.setdefault(worker, {})[stage] = median(found)
+        for worker, own in seconds.items():
+            before = self._balance.compute[worker]
+            slower = median(own[stage] / before[stage] for stage in own)
+            seconds[worker] = {stage: own.get(stage, slower * old) for stage, old in before.items()}
+        return self._balance.measured(seconds)
+
+    def move(self, worth: float = WORTH) -> Move | None:
+        """Other shares, where they should shorten a step by so large a part that it is worth the move."""
+        if not self._last or min(map(len, self._last.values())) < REPORTS:
+            return None
+        found = self.measured()
+        now, then = found.step_seconds(self._kernels), found.step_seconds(found.kernels())
+        return Move(found, now, then) if then < (1 - worth) * now else None
+
+
+class Sharing:
+    """The shares of a run as they change.
+
+    Attributes
+    ----------
+    shares : the present ones; None: none were made yet.
+    watch : compares them with what steps take.
+    move : other shares, once they are worth it.
+    """
+
+    def __init__(self, between: int) -> None:
+        self._between = between
+        self.shares: Shares | None = None
+        self.watch: ShareWatch | None = None
+        self.move: Move | None = None
+        self._made = 0
+        self._idle: Set[tuple[str, str]] = set()
+
+    def make(self, balance: Balance, step: int, eq2: int) -> list[Event]:
+        """Cut the kernels before this step. Returns what is to be logged; why a worker has no kernels is said once."""
+        self.shares = shares = Shares.of(balance)
+        self.watch, self.move, self._made = ShareWatch(shares), None, step
+        before, idle = self._idle, shares.idle()
+        self._idle = idle.keys()
+        told = [
+            Warned(message=f"worker {worker} gets no kernels of {layer}: {reason}")
+            for (worker, layer), reason in idle.items()
+            if (worker, layer) not in before
+        ]
+        return [shares.event(eq2), *told]
+
+    def seek(self, done: int, worth: float = WORTH) -> bool:
+        """Whether other shares have become worth it just now. Shares stay as they are for `between` steps at least."""
+        if self.watch is None or self.move is not None or done - self._made < self._between:
+            return False
+        self.move = self.watch.move(worth)
+        return self.move is not None

@@ -1,0 +1,815 @@
+"""What a layer-sharded run does next: orders for facts, without a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from layer_shell import Shell, balancing, row_of, settings_of, spent_by
+
+from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
+from daskcnn.events import (
+    EpochEnded,
+    KernelsSharded,
+    StepsEnded,
+    Warned,
+    WorkerIgnored,
+    WorkerLeftOut,
+    WorkerLost,
+    WorkersCalibrated,
+)
+from daskcnn.nn.score import Score
+from daskcnn.sharded import Link, Links
+from daskcnn.training.coordinator import facts, layer, orders
+from daskcnn.training.coordinator.layer import GO_BACK, Phase, Snapshot
+from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.coordinator.shares import REPORTS
+
+BOOK = {"best": 0.0, "worse": 0}
+
+
+def kinds(out: list[Order]) -> list[type]:
+    """The orders' types; of those that log, the events'."""
+    return [type(order.event) if isinstance(order, orders.Log) else type(order) for order in out]
+
+
+def end_of(out: list[Order]) -> orders.End:
+    end = out[-1]
+    assert isinstance(end, orders.End)
+    return end
+
+
+def begun(**changed: Any) -> Shell:
+    """Two equal workers in their first segment."""
+    shell = Shell(settings_of(**changed))
+    shell.start(a=1.0, b=1.0)
+    shell.links()
+    return shell
+
+
+# --- the way of a run ---
+
+
+def test_a_run_begins_with_links_and_shares() -> None:
+    shell = Shell()
+    assert shell.start(a=1.0, b=3.0) == [
+        orders.Log(WorkersCalibrated(workers=[row_of("a", 1.0), row_of("b", 3.0)])),
+        orders.MeasureLinks(1, "a"),
+    ]
+    log, place, run = shell.links()
+    assert log == orders.Log(
+        KernelsSharded(
+            home="a",
+            kernels={"a": {"conv1": 30}, "b": {"conv1": 10}},
+            divided={"a": {"conv1": "kernels"}, "b": {"conv1": "kernels"}},
+            of={"conv1": 40},
+            eq2=7,
+        )
+    )
+    assert isinstance(place, orders.Place)
+    assert (place.life, place.step, place.shares.kernels) == (2, 0, ({"a": 30, "b": 10},))
+    assert run == orders.RunSegment(2, 0, 10)
+
+
+def test_a_worker_alone_has_no_links_to_measure() -> None:
+    assert kinds(Shell().start(a=1.0)) == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
+
+
+def test_an_epoch_ends_with_a_judged_snapshot() -> None:
+    shell = begun()
+    assert shell.steps(9) == []
+    assert shell.step() == [orders.Collect(2, 10)]
+    assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(80, 100)]
+    book, score = {"best": 0.05, "worse": 0}, Score(10.0, 1, 20)
+    assert shell.judged() == [orders.Keep(10, 1.0, book, score), orders.AskCounters(1)]
+    epoch, save, place, run = shell.counted()
+    assert save == orders.Save(1.0, book, ("layer",), score)
+    assert isinstance(place, orders.Place)
+    assert place.step == 10
+    assert run == orders.RunSegment(3, 10, 20)
+    assert isinstance(epoch, orders.Log)
+    assert epoch.event.record() == {
+        "event": "epoch",
+        "epoch": 1.0,
+        "epochs": 2,
+        "step": 10,
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "validation": {"accuracy": 0.05, "loss": 0.5},
+        "samples_per_second": 80 / 13,
+        "lr": 0.1,
+        "seconds": 13.0,  # ten steps, the pieces and the score took a second each, the links one
+        "workers": [
+            {**spent_by(worker, 0.5).model_dump(), "samples": 80, "wait": 0.0, "communication": 0.0} for worker in "ab"
+        ],
+    }
+
+
+def test_a_run_ends_saved_and_judged() -> None:
+    shell = begun()
+    shell.epoch()
+    out = shell.epoch()
+    assert kinds(out) == [EpochEnded, orders.Save, orders.CancelAll, orders.End]
+    assert end_of(out) == orders.End("done")
+    assert (shell.kept, shell.saved) == (20, 20)
+    assert shell.coordinator.ended
+    assert shell.lose("a") == []
+
+
+def test_snapshots_within_an_epoch_are_saved_where_a_checkpoint_is_due() -> None:
+    shell = begun(checkpoint_every=0.4)
+    assert shell.steps(4) == [orders.Collect(2, 4)]
+    keep, save, place, run = shell.pieces()
+    assert keep == orders.Keep(4, 0.4, BOOK, None)
+    assert save == orders.Save(0.4, BOOK, ("layer",), None)
+    assert isinstance(place, orders.Place)
+    assert run == orders.RunSegment(3, 4, 8)
+
+
+def test_a_chain_of_steps_is_cut_without_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    assert shell.steps(3) == [orders.Collect(2, 3)]
+    assert kinds(shell.pieces()) == [orders.Keep, orders.Place, orders.RunSegment]
+    assert shell.end == 6
+
+
+def test_steps_are_reported_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "REPORT_EVERY", 4)
+    shell = begun()
+    log, ask = shell.steps(4)
+    assert isinstance(log, orders.Log)
+    assert log.event.record() == {
+        "event": "steps",
+        "step": 4,
+        "epoch": 0.4,
+        "loss": 1.0,
+        "lr": 0.1,
+        "seconds_per_step": 1.0,
+        "workers": [{"name": worker, "kernels": {"conv1": 20}} for worker in "ab"],
+    }
+    assert ask == orders.AskCounters(1)
+    assert kinds(shell.steps(4)) == [StepsEnded], "the answer is not there yet, and nobody is asked twice"
+
+
+def test_counters_that_are_awaited_at_an_epochs_end_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "REPORT_EVERY", 4)
+    shell = begun()
+    shell.steps(10)
+    shell.pieces()
+    assert kinds(shell.judged()) == [orders.Keep]
+    assert shell.counted() == [orders.AskCounters(2)]
+    shell.counted()
+    (epoch,) = shell.events(EpochEnded)
+    assert [row.busy for row in epoch.workers] == [100.0, 100.0], "both answers count"
+
+
+@pytest.mark.parametrize(("right", "epochs"), [([5, 4, 4], 3), ([5, 4, 6, 6, 6], 5), ([1, 2, 3, 4, 5, 6], 6)])
+def test_a_run_stops_early_without_a_better_accuracy(right: list[int], epochs: int) -> None:
+    shell = begun(epochs=6, patience=2)
+    for correct in right:
+        assert not shell.coordinator.ended
+        shell.epoch(correct)
+    assert end_of(shell.orders) == orders.End("done")
+    assert shell.saved == 10 * epochs
+
+
+def test_a_resumed_run_goes_on_from_its_snapshot() -> None:
+    shell = Shell(settings_of(checkpoint_every=0.5), Snapshot(12, 1.2, {"best": 0.4, "worse": 1}))
+    shell.start(a=1.0)
+    assert (shell.trained, shell.end) == (12, 17)
+    shell.go_on()
+    assert shell.saved == 20
+    assert shell.coordinator.snapshot.book == {"best": 0.4, "worse": 2}
+
+
+@pytest.mark.parametrize("snapshot", [Snapshot(20, 2.0), Snapshot(10, 1.0, {"best": 0.4, "worse": 2})])
+def test_a_run_that_was_over_ends_at_once(snapshot: Snapshot) -> None:
+    out = Shell(settings_of(patience=2), snapshot).start(a=1.0)
+    assert kinds(out) == [WorkersCalibrated, orders.CancelAll, orders.End]
+    assert end_of(out) == orders.End("done")
+
+
+# --- before it begins ---
+
+
+def test_a_worker_that_cannot_calibrate_is_left_out_and_the_run_starts() -> None:
+    shell = Shell()
+    for worker in "ab":
+        assert shell.then(facts.WorkerReady, worker, "cpu") == [orders.Calibrate(worker)]
+    assert shell.then(facts.Calibrated, "a", 1.0, row_of("a", 1.0)) == []
+    out = shell.then(facts.CalibrationFailed, "b", "needs 3 GB of memory, has 2 GB", "lower train.batch_size")
+    left_out = WorkerLeftOut(worker="b", reason="needs 3 GB of memory, has 2 GB", remedy="lower train.batch_size")
+    assert out[:2] == [orders.Log(left_out), orders.Dismiss("b")]
+    assert kinds(out)[2:] == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_worker_that_dies_while_others_calibrate_is_left_out(calibrated: bool) -> None:
+    shell = Shell()
+    for worker in "ab":
+        shell.then(facts.WorkerReady, worker, "cpu")
+    if calibrated:
+        shell.then(facts.Calibrated, "b", 1.0, row_of("b", 1.0))
+    assert kinds(shell.lose("b")) == [WorkerLeftOut, orders.Dismiss]
+    out = shell.then(facts.Calibrated, "a", 1.0, row_of("a", 1.0))
+    assert kinds(out) == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
+
+
+def test_a_worker_that_hangs_while_it_calibrates_is_left_out() -> None:
+    shell = Shell()
+    for worker in "ab":
+        shell.then(facts.WorkerReady, worker, "cpu")
+    shell.then(facts.Calibrated, "a", 1.0, row_of("a", 1.0))
+    assert shell.then(facts.Tick, after=290.0) == []
+    out = shell.then(facts.Tick, after=20.0)
+    assert kinds(out)[:3] == [WorkerLeftOut, orders.Dismiss, WorkersCalibrated]
+    assert shell.then(facts.Calibrated, "b", 1.0, row_of("b", 1.0)) == [], "too late"
+
+
+def test_no_usable_worker_ends_the_run() -> None:
+    shell = Shell()
+    shell.then(facts.WorkerReady, "a", "cpu")
+    end = end_of(shell.then(facts.CalibrationFailed, "a", "no GPU", "start it elsewhere"))
+    assert end.status == "unusable"
+    assert isinstance(end.error, ClusterError)
+    assert "no worker is usable" in str(end.error)
+
+
+def test_a_worker_that_comes_in_mid_run_is_mentioned() -> None:
+    shell = begun()
+    assert shell.then(facts.WorkerReady, "c", "cpu") == [orders.Log(WorkerIgnored(address="c"))]
+    assert shell.then(facts.WorkerReady, "a", "cpu") == []
+
+
+# --- going back ---
+
+
+def test_a_lost_worker_takes_the_run_back_to_the_snapshot() -> None:
+    shell = begun(checkpoint_every=0.4)
+    shell.steps(4)
+    shell.pieces()
+    shell.steps(2)
+    lost, dismiss, warned, cancel, shards, place, run = shell.lose("b")
+    assert lost == orders.Log(WorkerLost(worker="b", reason="connection lost", samples_moved=0))
+    assert dismiss == orders.Dismiss("b")
+    assert warned == orders.Log(Warned(message="back to the snapshot of step 4, on 1 workers"))
+    assert cancel == orders.CancelAll()
+    assert isinstance(shards, orders.Log)
+    assert isinstance(shards.event, KernelsSharded)
+    assert shards.event.kernels == {"a": {"conv1": 40}}
+    assert isinstance(place, orders.Place)
+    assert (place.life, place.step) == (4, 4)
+    assert run == orders.RunSegment(4, 4, 8)
+    shell.go_on()
+    assert shell.saved == 20
+
+
+def test_samples_that_are_trained_again_count_once() -> None:
+    shell = begun()
+    shell.steps(6)
+    shell.lose("b")
+    shell.epoch()
+    (epoch,) = shell.events(EpochEnded)
+    assert epoch.workers[0].samples == 80
+
+
+def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None:
+    shell = Shell()
+    shell.start(a=1.0, b=1.0, c=1.0)
+    late = facts.LinksMeasured(1, Links(), 5.0)
+    out = shell.lose("a")
+    assert kinds(out) == [WorkerLost, orders.Dismiss, Warned, orders.CancelAll, orders.MeasureLinks]
+    assert out[-1] == orders.MeasureLinks(2, "b")
+    assert shell.tell(late) == [], "of workers that are no longer there"
+    assert kinds(shell.links()) == [KernelsSharded, orders.Place, orders.RunSegment]
+
+
+def test_the_last_worker_takes_the_run_with_it_and_the_snapshot_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    shell.steps(3)
+    shell.pieces()
+    out = shell.lose("a", "b")
+    assert kinds(out) == [
+        *(WorkerLost, orders.Dismiss, WorkerLost, orders.Dismiss),
+        *(orders.Save, orders.CancelAll, orders.End),
+    ]
+    end = end_of(out)
+    assert end.status == "lost"
+    assert isinstance(end.error, Lost)
+    assert str(end.error) == "worker b (tcp://b): connection lost, and it was the last of the run"
+    assert shell.saved == 3
+
+
+def test_a_worker_lost_while_a_snapshot_is_judged_costs_no_step() -> None:
+    shell = begun()
+    shell.steps(10)
+    shell.pieces()
+    assert kinds(shell.lose("b")) == [WorkerLost, orders.Dismiss, orders.CancelAll, orders.Judge]
+    out = shell.judged()
+    assert kinds(out) == [
+        *(orders.Keep, EpochEnded, orders.Save, KernelsSharded),
+        *(orders.Place, orders.RunSegment),
+    ]
+    assert (shell.trained, shell.end) == (10, 20)
+
+
+def test_a_worker_lost_while_the_counters_are_awaited_costs_no_step() -> None:
+    shell = begun()
+    shell.steps(10)
+    shell.pieces()
+    shell.judged()
+    out = shell.lose("b")
+    assert kinds(out) == [
+        *(WorkerLost, orders.Dismiss, orders.CancelAll, EpochEnded, orders.Save),
+        *(KernelsSharded, orders.Place, orders.RunSegment),
+    ]
+
+
+def test_tasks_out_of_step_take_the_run_back() -> None:
+    shell = begun()
+    shell.steps(3)
+    out = shell.then(facts.OutOfStep, 2, "somebody took it")
+    assert out[0] == orders.Log(Warned(message="somebody took it: back to step 0"))
+    assert kinds(out)[1:] == [orders.CancelAll, KernelsSharded, orders.Place, orders.RunSegment]
+    assert shell.then(facts.OutOfStep, 2, "somebody took it") == [], "that life is over"
+
+
+def test_tasks_that_are_never_in_step_end_the_run() -> None:
+    shell = begun()
+    for _ in range(GO_BACK - 1):
+        shell.then(facts.OutOfStep, shell.life, "somebody took it")
+        assert not shell.coordinator.ended
+    end = end_of(shell.then(facts.OutOfStep, shell.life, "somebody took it"))
+    assert isinstance(end.error, Lost)
+    message = "somebody took it, for the 5th time behind step 0: do all workers reach each other"
+    assert message in str(end.error)
+
+
+def test_tasks_out_of_step_now_and_then_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 1)
+    shell = begun()
+    for _ in range(GO_BACK):
+        shell.then(facts.OutOfStep, shell.life, "somebody took it")
+        shell.step()
+        shell.pieces()
+    for _ in range(GO_BACK - 1):
+        shell.then(facts.OutOfStep, shell.life, "somebody took it")
+    assert not shell.coordinator.ended
+
+
+def test_facts_of_an_earlier_life_change_nothing() -> None:
+    shell = begun(checkpoint_every=0.4)
+    shell.steps(4)
+    shell.pieces()
+    shell.steps(4)
+    shell.lose("b")
+    old = [fact for fact in shell.told if not isinstance(fact, facts.WorkerReady | facts.Calibrated)]
+    before = shell.coordinator.done, shell.coordinator.snapshot
+    for fact in old:
+        assert shell.tell(fact) == []
+    assert (shell.coordinator.done, shell.coordinator.snapshot) == before
+
+
+def test_a_step_that_is_told_twice_counts_once() -> None:
+    shell = begun()
+    shell.steps(3)
+    for fact in shell.told[-3:]:
+        assert shell.tell(fact) == []
+    assert shell.coordinator.done == 3
+    shell.epoch()
+    assert shell.events(EpochEnded)[0].workers[0].samples == 80
+
+
+# --- silence ---
+
+
+def silent(shell: Shell, *stuck: str) -> list[Order]:
+    """The stall timeout goes by, and the answer to who is waited for."""
+    shell.then(facts.Tick)
+    assert shell.then(facts.Tick, after=301.0) == [orders.AskWaiting(("layer",))]
+    assert shell.then(facts.Tick) == [], "it is asked once"
+    return shell.tell(facts.Waits(frozenset(), shell.now, {"layer": stuck} if stuck else {}))
+
+
+@pytest.mark.parametrize("stuck", [("b",), ("a", "b"), ()])
+def test_a_stalled_run_ends_and_names_whom_it_waits_for(
+    stuck: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    shell.steps(3)
+    shell.pieces()
+    shell.step()
+    out = silent(shell, *stuck)
+    assert kinds(out) == [orders.Save, orders.CancelAll, orders.End]
+    end = end_of(out)
+    assert end.status == "lost"
+    names = ", ".join(stuck) or "the scheduler"
+    assert str(end.error) == f"step 4: no progress for 300 s, waiting for {names}"
+
+
+def test_pieces_and_counters_that_do_not_come_end_the_run_too() -> None:
+    shell = begun()
+    shell.steps(10)
+    assert str(end_of(silent(shell, "b")).error).startswith("weights after step 10: no progress")
+    shell = begun()
+    shell.steps(10)
+    shell.pieces()
+    shell.judged()
+    out = silent(shell, "b")
+    assert str(end_of(out).error).startswith("counters: no progress")
+    assert shell.saved == 10
+
+
+def test_a_score_may_take_what_its_samples_take_besides() -> None:
+    shell = begun(validation=2000, stall_timeout=10.0)
+    shell.steps(10)
+    shell.pieces()
+    shell.then(facts.Tick)
+    assert shell.then(facts.Tick, after=5000.0) == [], "2,000 samples, two workers, a second each, five times as long"
+    assert kinds(shell.then(facts.Tick, after=11.0)) == [orders.AskWaiting]
+    end = end_of(shell.tell(facts.Waits(frozenset(), shell.now, {"layer": ("b",)})))
+    assert str(end.error) == "score of step 10: no progress for 5010 s, waiting for b"
+
+
+def test_a_step_that_ends_meanwhile_is_progress() -> None:
+    shell = begun()
+    shell.then(facts.Tick)
+    assert kinds(shell.then(facts.Tick, after=301.0)) == [orders.AskWaiting]
+    shell.step()
+    assert shell.tell(facts.Waits(frozenset(), shell.now, {"layer": ("b",)})) == []
+    assert shell.then(facts.Tick, after=299.0) == []
+    assert kinds(shell.then(facts.Tick, after=2.0)) == [orders.AskWaiting]
+
+
+def test_the_time_that_orders_take_is_no_silence() -> None:
+    shell = begun()
+    assert shell.then(facts.Tick, after=1000.0) == [], "the pieces have been sent until now"
+
+
+# --- the end ---
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_ends_the_run_without_another_checkpoint(
+    loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    shell.steps(3)
+    shell.pieces()
+    out = shell.step(loss)
+    assert kinds(out) == [orders.CancelAll, orders.End]
+    end = end_of(out)
+    assert end.status == "diverged"
+    assert isinstance(end.error, Diverged)
+    assert str(end.error) == f"loss = {loss} at step 3: training diverged; lower train.lr"
+
+
+def test_weights_that_are_not_finite_are_not_kept() -> None:
+    shell = begun()
+    shell.steps(10)
+    out = shell.pieces(finite=False)
+    assert kinds(out) == [orders.CancelAll, orders.End]
+    assert "weights after step 10: not finite, training diverged; lower train.lr" in str(end_of(out).error)
+
+
+def test_a_signal_keeps_the_steps_under_way() -> None:
+    shell = begun()
+    shell.steps(3)
+    assert shell.interrupt() == [orders.StopSegment(2)]
+    assert shell.interrupt() == []
+    assert shell.stopped() == []
+    assert shell.steps(4) == [orders.Collect(2, 7)]
+    out = shell.pieces()
+    assert kinds(out) == [orders.Keep, orders.Save, orders.CancelAll, orders.End]
+    end = end_of(out)
+    assert end.status == "interrupted"
+    assert isinstance(end.error, Interrupted)
+    assert (end.error.signum, shell.saved) == (15, 7)
+
+
+def test_a_signal_before_the_first_step_keeps_what_the_run_began_with() -> None:
+    shell = begun()
+    shell.interrupt()
+    shell.end = 0
+    assert shell.stopped() == [orders.Collect(2, 0)]
+    assert kinds(shell.pieces()) == [orders.Keep, orders.Save, orders.CancelAll, orders.End]
+
+
+@pytest.mark.parametrize("trouble", ["lost", "out of step", "silent", "scheduler"])
+def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    shell.steps(3)
+    shell.pieces()
+    shell.step()
+    shell.interrupt()
+    out = {
+        "lost": lambda: shell.lose("b"),
+        "out of step": lambda: shell.then(facts.OutOfStep, shell.life, "somebody took it"),
+        "silent": lambda: silent(shell, "b"),
+        "scheduler": lambda: shell.then(facts.SchedulerGone, Lost("scheduler: connection lost")),
+    }[trouble]()
+    assert kinds(out)[-3:] == [orders.Save, orders.CancelAll, orders.End]
+    assert end_of(out).status == "interrupted"
+    assert shell.saved == 3
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_signal_at_an_epochs_end_waits_for_nobody(judged: bool) -> None:
+    shell = begun()
+    shell.steps(10)
+    shell.pieces()
+    if judged:
+        shell.judged()
+    assert kinds(shell.interrupt()) == [orders.Save, orders.CancelAll, orders.End]
+    assert shell.saved == 10
+
+
+def test_a_signal_before_training_leaves_no_checkpoint() -> None:
+    shell = Shell()
+    shell.start(a=1.0, b=1.0)
+    assert kinds(shell.interrupt()) == [orders.CancelAll, orders.End]
+
+
+def test_a_lost_scheduler_ends_the_run_and_the_snapshot_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
+    shell = begun()
+    shell.steps(3)
+    shell.pieces()
+    error = Lost("scheduler tcp://s: connection lost")
+    out = shell.then(facts.SchedulerGone, error)
+    assert kinds(out) == [orders.Save, orders.CancelAll, orders.End]
+    assert end_of(out) == orders.End("lost", error)
+
+
+# --- shares ---
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report every two steps, and kernels that may move after six."""
+    monkeypatch.setattr(layer, "REPORT_EVERY", 2)
+    monkeypatch.setattr(layer, "BETWEEN_MOVES", 6)
+
+
+def reports(shell: Shell, count: int = REPORTS) -> list[Order]:
+    for _ in range(count):
+        shell.steps(2)
+        out = shell.counted()
+    return out
+
+
+@pytest.mark.usefixtures("often")
+def test_kernels_move_away_from_a_worker_that_has_become_slower() -> None:
+    shell = begun(samples=800)
+    shell.seconds = {"b": 1.5}
+    warned, stop = reports(shell)
+    assert isinstance(warned, orders.Log)
+    assert isinstance(warned.event, Warned)
+    assert warned.event.message.startswith("after step 6: shares no longer fit the workers' speeds: a step takes about")
+    assert stop == orders.StopSegment(2)
+    shell.stopped()
+    shell.steps(shell.end - shell.trained)
+    shell.counted()
+    keep, shards, place, run = shell.pieces()
+    assert keep == orders.Keep(10, 0.1, BOOK, None)
+    assert isinstance(shards, orders.Log)
+    assert isinstance(shards.event, KernelsSharded)
+    assert shards.event.kernels == {"a": {"conv1": 30}, "b": {"conv1": 10}}
+    assert isinstance(place, orders.Place)
+    assert place.step == 10
+    assert run == orders.RunSegment(3, 10, 100)
+    shell.go_on()
+    assert shell.saved == 200
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize(("b", "moved"), [(0.55, True), (0.505, False)])
+def test_behind_a_snapshot_less_is_enough_and_nobody_is_told(b: float, moved: bool) -> None:
+    shell = begun()
+    shell.seconds = {"b": b}
+    reports(shell, 5)
+    shell.pieces()
+    shell.judged()
+    out = shell.counted()
+    assert (KernelsSharded in kinds(out)) == moved
+    assert shell.warnings() == []
+    assert shell.trained == 10
+
+
+@pytest.mark.usefixtures("often")
+def test_kernels_do_not_move_where_no_step_is_left() -> None:
+    shell = begun(epochs=1)
+    shell.seconds = {"b": 1.5}
+    shell.steps(10)
+    for _ in range(REPORTS + 2):
+        shell.tell(facts.Tick(shell.now))
+    shell.go_on()
+    assert shell.warnings() == []
+    assert len(shell.events(KernelsSharded)) == 1
+
+
+@pytest.mark.usefixtures("often")
+def test_an_answer_from_before_a_move_says_nothing_of_the_new_shares() -> None:
+    shell = begun(samples=800)
+    shell.seconds = {"b": 1.5}
+    reports(shell)
+    shell.stopped()
+    shell.steps(shell.end - shell.trained)  # asked again, not answered
+    shell.pieces()
+    shell.counted()
+    watch, shares = shell.coordinator.sharing.watch, shell.coordinator.sharing.shares
+    assert watch is not None
+    assert shares is not None
+    assert watch.measured() == shares.balance
+
+
+def test_who_gets_no_kernels_is_said_once() -> None:
+    def slow_link(home: str, measured: Any, links: Links) -> Any:
+        return balancing(home, measured, Links({"b": Link(1.0, 10.0)}))
+
+    shell = Shell(settings_of(balancing=slow_link))
+    shell.start(a=1.0, b=1.0, c=1.0)
+    shell.links()
+    (told,) = shell.warnings()
+    assert told.startswith("worker b gets no kernels of conv1: its share is not worth what it takes to send")
+    shell.lose("c")
+    assert [each for each in shell.warnings() if "no kernels" in each] == [told]
+
+
+# --- facts in any order ---
+
+WORKERS = ("a", "b", "c", "d", "e")
+
+
+class Machine(RuleBasedStateMachine):
+    """Workers come and go, hang, answer late or twice; tasks get out of step; a signal comes, or none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shell = Shell(
+            settings_of(samples=240, validation=20, stall_timeout=50.0, checkpoint_every=0.3, patience=2)
+        )
+        self.coordinator = self.shell.coordinator
+        for worker in WORKERS:
+            self.shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+
+    def calibrates(self) -> bool:
+        return self.coordinator.phase is Phase.CALIBRATING
+
+    def trains(self) -> bool:
+        return self.shell.trained < self.shell.end
+
+    @precondition(calibrates)
+    @rule(first=st.permutations(WORKERS), seconds=st.sampled_from([0.5, 1.0, 4.0]))
+    def calibrated(self, first: list[str], seconds: float) -> None:
+        for worker in first[:3]:
+            self.shell.then(facts.Calibrated, worker, seconds, row_of(worker, seconds))
+
+    @precondition(calibrates)
+    @rule(worker=st.sampled_from(WORKERS[:2]))
+    def not_calibrated(self, worker: str) -> None:
+        self.shell.then(facts.CalibrationFailed, worker, "out of memory", "give it more")
+
+    @precondition(trains)
+    @rule(count=st.integers(1, 12))
+    def steps_end(self, count: int) -> None:
+        for _ in range(count):
+            if self.trains():
+                self.shell.step()
+
+    @precondition(lambda self: self.trains() and len(self.shell.told) > 80)
+    @rule()
+    def loss_is_not_finite(self) -> None:
+        self.shell.step(float("nan"))
+
+    @precondition(lambda self: orders.MeasureLinks in self.shell.open)
+    @rule()
+    def links(self) -> None:
+        self.shell.links()
+
+    @precondition(lambda self: orders.StopSegment in self.shell.open)
+    @rule()
+    def segment_stops(self) -> None:
+        self.shell.stopped()
+
+    @precondition(lambda self: orders.Collect in self.shell.open)
+    @rule()
+    def pieces(self) -> None:
+        self.shell.pieces()
+
+    @precondition(lambda self: orders.Judge in self.shell.open)
+    @rule(correct=st.integers(0, 20))
+    def judged(self, correct: int) -> None:
+        self.shell.judged(correct)
+
+    @precondition(lambda self: orders.AskCounters in self.shell.open)
+    @rule()
+    def counted(self) -> None:
+        self.shell.counted()
+
+    @rule(worker=st.sampled_from(WORKERS), seconds=st.sampled_from([0.1, 0.5, 2.5]))
+    def worker_changes_its_speed(self, worker: str, seconds: float) -> None:
+        self.shell.seconds[worker] = seconds
+
+    @precondition(lambda self: orders.AskWaiting in self.shell.open)
+    @rule(stuck=st.lists(st.sampled_from(WORKERS), max_size=2))
+    def waits(self, stuck: list[str]) -> None:
+        del self.shell.open[orders.AskWaiting]
+        self.shell.tell(facts.Waits(frozenset(), self.shell.now, {"layer": tuple(stuck)}))
+
+    @precondition(lambda self: len(self.shell.alive) > 2 or len(self.shell.told) > 120)
+    @rule(workers=st.lists(st.sampled_from(WORKERS), min_size=1, max_size=2, unique=True))
+    def workers_go(self, workers: list[str]) -> None:
+        self.shell.lose(*workers)
+
+    @rule(worker=st.sampled_from((*WORKERS, "late")))
+    def worker_comes(self, worker: str) -> None:
+        self.shell.then(facts.WorkerReady, worker, "cpu")
+
+    @rule()
+    def out_of_step(self) -> None:
+        self.shell.then(facts.OutOfStep, self.shell.life, "a task was run twice")
+
+    @rule(after=st.sampled_from([0.1, 1.0, 30.0]))
+    def time_passes(self, after: float) -> None:
+        self.shell.then(facts.Tick, after=after)
+
+    @precondition(lambda self: self.coordinator.calibration.begun)
+    @rule(after=st.sampled_from([30.0, 60.0]))
+    def nothing_happens(self, after: float) -> None:
+        self.shell.then(facts.Tick)
+        self.shell.then(facts.Tick, after=after)
+
+    @precondition(lambda self: len(self.shell.told) > 50)
+    @rule()
+    def signal(self) -> None:
+        self.shell.interrupt()
+
+    @rule(back=st.integers(1, 30))
+    def a_fact_again(self, back: int) -> None:
+        """What is told twice, or late, changes nothing."""
+        fact = self.shell.told[-min(back, len(self.shell.told))]
+        if isinstance(fact, facts.StepDone | facts.PiecesCollected | facts.LinksMeasured | facts.Counted):
+            done, snapshot = self.coordinator.done, self.coordinator.snapshot
+            assert self.shell.tell(fact) == []
+            assert (self.coordinator.done, self.coordinator.snapshot) == (done, snapshot)
+
+    @invariant()
+    def steps_add_up(self) -> None:
+        shell, coordinator = self.shell, self.coordinator
+        assert coordinator.snapshot.step == shell.kept
+        assert coordinator.saved == shell.saved <= shell.kept
+        assert coordinator.snapshot.epoch == shell.kept / 30
+        if coordinator.phase is Phase.STEPPING:
+            assert coordinator.done == shell.trained
+            assert set(coordinator.roster.alive) == shell.alive
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        """Whatever the coordinator waits for, the shell has still to answer."""
+        awaited = {
+            Phase.CALIBRATING: bool(self.coordinator.roster.calibrating),
+            Phase.MEASURING: orders.MeasureLinks in self.shell.open,
+            Phase.STEPPING: self.shell.trained < self.shell.end,
+            Phase.COLLECTING: orders.Collect in self.shell.open,
+            Phase.JUDGING: orders.Judge in self.shell.open,
+            Phase.COUNTING: orders.AskCounters in self.shell.open,
+            Phase.ENDED: True,
+        }
+        assert awaited[self.coordinator.phase], f"{self.coordinator.phase} waits for nothing"
+
+    @invariant()
+    def the_end_is_whole(self) -> None:
+        if not self.coordinator.ended:
+            return
+        end, shell = end_of(self.shell.orders), self.shell
+        assert sum(isinstance(order, orders.End) for order in shell.orders) == 1
+        assert (end.error is None) == (end.status == "done")
+        if end.status == "done":
+            assert shell.kept == 60 or self.coordinator.looks.stopping
+        if end.status in ("done", "lost", "interrupted"):
+            assert shell.saved == shell.kept, "a snapshot is lost"
+
+    def teardown(self) -> None:
+        """Where nothing more happens, the end comes."""
+        for worker in list(self.coordinator.roster.calibrating):
+            self.shell.then(facts.Calibrated, worker, 1.0, row_of(worker, 1.0))
+        self.shell.go_on()
+        self.the_end_is_whole()
+
+
+def test_any_order_of_facts_keeps_the_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "REPORT_EVERY", 2)
+    monkeypatch.setattr(layer, "BETWEEN_MOVES", 4)
+    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 4)
+    run_state_machine_as_test(Machine, settings=settings(max_examples=100, stateful_step_count=60, deadline=None))
