@@ -328,7 +328,7 @@ class LayerCoordinator:
         look, better = self._look
         settings, step = self.settings, self.snapshot.step
         event = look.event(epoch=self.snapshot.epoch, epochs=settings.epochs, step=step, lr=self._lr)
-        self._log(event.model_copy(update={"workers": self.costs.rows(look)}))
+        self._log(event.model_copy(update={"workers": tuple(self.costs.rows(look))}))
         self._begin_epoch()
         self._go_on(better=better)
 
