@@ -159,7 +159,10 @@ class UpdateRule(BaseModel, ABC):
 
     @abstractmethod
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge."""
+        """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge.
+
+        The merge is computed with NumPy, whose floating-point flags tell the server of an overflow.
+        """
 
 
 class AccuracyWeighted(UpdateRule):

@@ -49,7 +49,7 @@ _OVERFLOW = "merge of finite pushes: would hold NaN or infinity in {dtype}; lowe
 
 
 class Vectors(Protocol):
-    """Center and rule state, whole or in ranges. Each method takes effect before the next one's."""
+    """Center and rule state, whole or in ranges. The methods take effect in the order of their calls."""
 
     dtype: str
 

@@ -373,6 +373,6 @@ def test_a_range_that_does_not_vote_is_named(
 def test_an_order_that_does_not_arrive_is_told_of(
     loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, lost = lines(loop, monkeypatch, 60.0, one=Answers(None), other=Answers(*[GONE] * 3))
+    made, lost = lines(loop, monkeypatch, 60.0, one=Answers(0), other=Answers(*[GONE] * 3))
     made.send(HandOrder(0, "a", 1))
     assert "on other, is gone" in str(lost.get(timeout=60))
