@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from daskcnn.arrays import Array
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
 
-@dataclass(frozen=True, slots=True)
-class RoundReport:
+class RoundReport(NamedTuple):
     """A worker's round. A simulation that learns nothing does not know score, lr and q: they are None.
+
+    A named tuple, because a simulation makes millions: a frozen dataclass of this length takes seven times as long.
 
     Attributes
     ----------

@@ -234,7 +234,7 @@ class Grouped(DataParallel):
         del self._running[worker]
         own = found.report
         apart = own.communication + own.wait + own.evaluation
-        own = replace(own, busy=max(running.work.seconds - apart, 1e-9))
+        own = own._replace(busy=max(running.work.seconds - apart, 1e-9))
         self.rounds.finished(worker, own.busy / own.samples)
         self._record(own, members=[{"name": name, **asdict(each)} for name, each in found.members.items()])
 

@@ -159,7 +159,7 @@ class PeerToPeer(DataParallel):
     def _with_wait(self, report: RoundReport) -> RoundReport:
         """What a worker does not train for is waiting for the slowest one (eq. 8), and communication."""
         wait = min(report.communication, self._waits[report.worker])
-        return replace(report, wait=wait, communication=report.communication - wait)
+        return report._replace(wait=wait, communication=report.communication - wait)
 
     # --- results, and who is gone ---
 

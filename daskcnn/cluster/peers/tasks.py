@@ -309,5 +309,5 @@ def _judge(session: Session, peer: Peer) -> None:
     if isinstance(now.order, JudgeCenter):
         begun = time.perf_counter()
         score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped)
-        now.order = peer.exchange.judged(score, begun=begun, at=time.perf_counter())
+        now.order = peer.exchange.judged_center(score, begun=begun, at=time.perf_counter())
     assert isinstance(now.order, Report)
