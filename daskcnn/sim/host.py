@@ -44,6 +44,7 @@ class Host:
     ) -> None:
         self.server, self._agenda, self._exchange = server, agenda, costs.exchange
         self._wire, self._nbytes = np.dtype(wire), nbytes
+        self._rounds = server.snapshot().center.dtype != self._wire
         self._up, self._down = Line(spec.bandwidth or math.inf), Line(spec.bandwidth or math.inf)
         self._seconds_a_push = nbytes / spec.merge_rate if spec.merge_rate else 0.0
         self._free = 0.0
@@ -72,7 +73,7 @@ class Host:
 
     def travelled(self, vector: Vector) -> Vector:
         """The vector as it comes out of the wire."""
-        return vector if vector.dtype == self._wire else vector.astype(self._wire).astype(vector.dtype)
+        return vector.astype(self._wire).astype(vector.dtype) if self._rounds else vector
 
     # --- ways ---
 

@@ -8,6 +8,8 @@ import math
 class Line:
     """One direction of a link that several share: who began to send first is carried first."""
 
+    __slots__ = ("_free", "bandwidth")
+
     def __init__(self, bandwidth: float = math.inf) -> None:
         self.bandwidth = bandwidth
         self._free = 0.0
@@ -16,8 +18,9 @@ class Line:
         """When the last of these bytes is through whose first is there at `begin`."""
         if self.bandwidth == math.inf:
             return begin
-        self._free = max(begin, self._free) + nbytes / self.bandwidth
-        return self._free
+        free = self._free
+        self._free = free = (begin if begin > free else free) + nbytes / self.bandwidth  # `max` takes twice as long
+        return free
 
 
 class Link:
@@ -35,4 +38,5 @@ class Link:
         worker does not keep it from the others.
         """
         first = begin + self.latency
-        return max(first + nbytes / self.bandwidth, shared.carry(first, nbytes))
+        own, carried = first + nbytes / self.bandwidth, shared.carry(first, nbytes)
+        return own if own > carried else carried

@@ -97,23 +97,24 @@ class SimulatedReplica:
 
     def _carry_out(self, order: Order) -> None:
         match order:
-            case Send():
-                self._send(order)
+            case JudgeCenter():
+                self._judge(order)
             case Train():
                 self._train(order)
             case Report():
-                self._report()
-            case JudgeCenter():
-                self._judge(order)
+                self._finish()
+            case Send():
+                self._send(order)
             case PullCenter():
                 self._told = self._brought_center
                 self._host.pull(self)
             case JudgeLocal():
-                self._agenda.at(self._judged_at(order, self._agenda.now), self._judged_local, order, self._agenda.now)
+                begun = self._agenda.now
+                self._agenda.at(self._pace.end(begun, (order.hi - order.lo) * self._judging), self._judge_local, begun)
             case Await():
                 pass  # the replies come as they come
 
-    def _report(self) -> None:
+    def _finish(self) -> None:
         order = self._order
         assert order is not None
         assert self._reported is not None
@@ -128,42 +129,47 @@ class SimulatedReplica:
         trained = self._pace.end(begun, order.gained * self._seconds)
         self._busy += trained - begun
         self._segment = order, begun, trained
-        if order.judge is None or self._sending is not None:
+        judge = order.judge
+        if judge is None or self._sending is not None:
             self._agenda.at(trained, self._trained)
         else:
-            self._agenda.at(self._judged_at(order.judge, trained), self._trained_and_judged, trained)
+            judged = self._pace.end(trained, (judge.hi - judge.lo) * self._judging)
+            self._agenda.at(judged, self._trained_and_judged)
 
     def _trained(self) -> None:
-        self._carry_out(self._after_steps(self._agenda.now))
-
-    def _trained_and_judged(self, trained: float) -> None:
-        order = self._after_steps(trained)
-        assert isinstance(order, JudgeLocal)
-        self._judged_local(order, trained)
-
-    def _after_steps(self, trained: float) -> Order:
-        """What is ordered after the steps that ended at this time."""
         assert self._segment is not None
-        learnt = self.learner.train(self._segment[0].step)
-        return self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=trained)
+        stretch, _, end = self._segment
+        learnt = self.learner.train(stretch.step)
+        order = self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
+        if isinstance(order, Send):
+            self._send(order)
+        else:
+            self._carry_out(order)
 
-    def _judged_at(self, order: JudgeLocal | JudgeCenter, begun: float) -> float:
-        """When it is judged."""
-        return self._pace.end(begun, (order.hi - order.lo) * self._judging)
+    def _trained_and_judged(self) -> None:
+        assert self._segment is not None
+        stretch, _, end = self._segment
+        learnt = self.learner.train(stretch.step)
+        self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
+        self._judge_local(end)
 
-    def _judged_local(self, order: JudgeLocal, begun: float) -> None:
-        score = self.learner.judge(order.lo, order.hi)
-        self._carry_out(self._exchange.judged(score, begun=begun, at=self._agenda.now))
+    def _judge_local(self, begun: float) -> None:
+        """The replica's own weights are judged, since this time."""
+        assert self._segment is not None
+        judge = self._segment[0].judge
+        assert judge is not None
+        score = self.learner.judge(judge.lo, judge.hi)
+        self._send(self._exchange.judged_local(score, begun=begun, at=self._agenda.now))
 
     def _judge(self, order: JudgeCenter) -> None:
         begun = self._agenda.now
-        self._agenda.at(self._judged_at(order, begun), self._judged_center, order, begun)
+        end = self._pace.end(begun, (order.hi - order.lo) * self._judging)
+        self._agenda.at(end, self._judged_center, order, begun)
 
     def _judged_center(self, order: JudgeCenter, begun: float) -> None:
         score = self.learner.judge(order.lo, order.hi, order.weights)
-        self._carry_out(self._exchange.judged(score, begun=begun, at=self._agenda.now))
-
-    # --- calls of the server ---
+        self._exchange.judged_center(score, begun=begun, at=self._agenda.now)
+        self._finish()
 
     def _send(self, order: Send) -> None:
         self._sending, self._answers, self._told = order, [], self._heard

@@ -68,7 +68,13 @@ class Cadence:
 
     def stops(self, round_: Round) -> tuple[Train, ...]:
         """In turn; the last one is the round's end."""
-        shape = round_.samples, count(round_.ranges), round_.steps
+        ranges = round_.ranges
+        if len(ranges) == 1:  # as mostly; it is asked millions of times
+            ((lo, hi),) = ranges
+            whole = hi - lo
+        else:
+            whole = count(ranges)
+        shape = round_.samples, whole, round_.steps
         if (stops := self._known.get(shape)) is None:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops

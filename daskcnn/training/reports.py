@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from daskcnn.arrays import Array
 from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
@@ -12,9 +12,10 @@ from daskcnn.partition.rounds import Round
 _OF_ROUND = ("worker", "round")
 
 
-@dataclass(frozen=True, slots=True)
-class RoundReport:
+class RoundReport(NamedTuple):
     """A worker's round. A simulation that learns nothing does not know score, lr and q: they are None.
+
+    A named tuple, because a simulation makes millions: a frozen dataclass of this length takes seven times as long.
 
     Attributes
     ----------

@@ -229,13 +229,14 @@ class Facts(RuleBasedStateMachine):
     @rule(right=st.none() | st.integers(0, 4), seconds=st.floats(0, 5))
     def judge(self, right: int | None, seconds: float) -> None:
         score = None if right is None else Score(1.0, right, 4)
-        if isinstance(self.order, JudgeLocal):
-            self.q = None if score is None else score.accuracy
-        else:
-            self.center_score = score
         begun, at = self.now, self.passes(seconds)
         self.evaluation += at - begun
-        self.take(self.machine.judged(score, begun=begun, at=at))
+        if isinstance(self.order, JudgeLocal):
+            self.q = None if score is None else score.accuracy
+            self.take(self.machine.judged_local(score, begun=begun, at=at))
+        else:
+            self.center_score = score
+            self.take(self.machine.judged_center(score, begun=begun, at=at))
 
     @precondition(lambda self: isinstance(self.order, Report))
     @rule()
@@ -276,7 +277,8 @@ class Facts(RuleBasedStateMachine):
         refused: list[tuple[tuple[Phase, ...], Callable[[], Any]]] = [
             ((Phase.IDLE,), lambda: machine.begin(Round("a", 0, ((0, 1),), 1, (0.0, 1.0)), None)),
             ((Phase.TRAINING,), lambda: machine.trained(score, 0.1, busy=0.0, load=0.0, at=0.0)),
-            ((Phase.JUDGING_LOCAL, Phase.JUDGING_CENTER), lambda: machine.judged(score, begun=0.0, at=0.0)),
+            ((Phase.JUDGING_LOCAL,), lambda: machine.judged_local(score, begun=0.0, at=0.0)),
+            ((Phase.JUDGING_CENTER,), lambda: machine.judged_center(score, begun=0.0, at=0.0)),
             ((Phase.REPORTING,), lambda: machine.report(bytes_up=0, bytes_down=0)),
         ]
         if self.calls is None and phase is not Phase.PULLING_CENTER:

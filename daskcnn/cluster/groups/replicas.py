@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from distributed import Future
@@ -110,7 +110,7 @@ class GroupRound:
         own = found.report
         apart = own.communication + own.wait + own.evaluation
         members = tuple(GroupMember(name=name, **asdict(each)) for name, each in found.members.items())
-        return replace(own, busy=max(self.seconds - apart, 1e-9), members=members)
+        return own._replace(busy=max(self.seconds - apart, 1e-9), members=members)
 
     def _watch(self, future: Future) -> None:
         future.add_done_callback(lambda done: self._told(self._order.worker, done))

@@ -245,7 +245,7 @@ class PeerRound:
     def _with_wait(self, report: RoundReport) -> RoundReport:
         """What a worker does not train for is waiting for the slowest one (eq. 8), and communication."""
         wait = min(report.communication, self._waits[report.worker])
-        return replace(report, wait=wait, communication=report.communication - wait)
+        return report._replace(wait=wait, communication=report.communication - wait)
 
     def cancel(self) -> None:
         """Training stops at its next step once cancelled."""

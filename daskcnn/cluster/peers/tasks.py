@@ -309,5 +309,5 @@ def _judge(session: Session, peer: Peer) -> None:
     if isinstance(now.order, JudgeCenter):
         begun, whole = time.perf_counter(), replica.job.data.validation
         score = replica.evaluate(replica.dataset.train, now.order.lo, now.order.hi, stopped, whole=whole)
-        now.order = peer.exchange.judged(score, begun=begun, at=time.perf_counter())
+        now.order = peer.exchange.judged_center(score, begun=begun, at=time.perf_counter())
     assert isinstance(now.order, Report)

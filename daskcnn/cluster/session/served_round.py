@@ -12,6 +12,7 @@ from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.server.link import ServerLink
 from daskcnn.cluster.session.session import Session
 from daskcnn.cluster.session.stopping import stopped
+from daskcnn.nn.score import Score
 from daskcnn.ps import RULES, Join, Local, Pull, Push, Reply, UpdateRule
 from daskcnn.ps.half import cast
 from daskcnn.training.cadence import Cadence, JudgeLocal, Train
@@ -83,7 +84,8 @@ class ServedRound:
         if isinstance(self.order, PullCenter):
             self.order = self._taken_in(self._made(None, pull=True))
         if isinstance(self.order, JudgeCenter):
-            self.order = self._judge(self.order, self.order.weights)
+            begun, score = time.perf_counter(), self._score(*self.order, whole=self._replica.job.data.validation)
+            self.order = self._exchange.judged_center(score, begun=begun, at=time.perf_counter())
         return self._exchange.report(
             bytes_up=self._link.bytes_up,
             bytes_down=self._link.bytes_down,
@@ -105,8 +107,9 @@ class ServedRound:
     def _next(self, order: JudgeLocal | Send | Await) -> Order:
         """Carry the order out."""
         match order:
-            case JudgeLocal():
-                return self._judge(order, None)
+            case JudgeLocal(lo, hi):
+                begun, score = time.perf_counter(), self._score(lo, hi, None)
+                return self._exchange.judged_local(score, begun=begun, at=time.perf_counter())
             case Send():
                 return self._send(order)
             case Await():
@@ -121,13 +124,10 @@ class ServedRound:
         self._calls = self._session.sender.submit(self._made, push, order.pull)
         return order.meanwhile
 
-    def _judge(self, order: JudgeLocal | JudgeCenter, weights: Array | None) -> Order:
-        begun, replica = time.perf_counter(), self._replica
-        split, whole = replica.dataset.train, None  # of the center the AUC is wanted too
-        if isinstance(order, JudgeCenter):
-            whole = replica.job.data.validation
-        score = replica.evaluate(split, order.lo, order.hi, stopped, weights=weights, whole=whole)
-        return self._exchange.judged(score, begun=begun, at=time.perf_counter())
+    def _score(self, lo: int, hi: int, weights: Array | None, whole: int | None = None) -> Score:
+        """whole: samples that the center is judged on in all; its AUC is wanted too."""
+        replica = self._replica
+        return replica.evaluate(replica.dataset.train, lo, hi, stopped, weights=weights, whole=whole)
 
     # --- calls ---
 
