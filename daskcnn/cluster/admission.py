@@ -82,14 +82,13 @@ def _silent_members(client: Client, members: Members, job: Job, fingerprint: str
     """Of the members those that do not answer, in words. Raises ClusterError where one is not fit."""
     everyone = {m.address: m for m in (*members.workers, members.server, *members.servers)}
     trains = {m.address: m for m in members.workers}
-    limit = job.cluster.stall_timeout
-    answers = ask_workers(client, versions_by_value(), everyone, within=min(ANSWER, limit), check=check)
+    answers = ask_workers(client, versions_by_value(), everyone, within=ANSWER, check=check)
     for address, found in _sound(answers, everyone).items():
         require_same(f"worker {everyone[address].name} ({address})", found)
     if answers.silent:
-        return {a: unanswering(a, min(ANSWER, limit)) for a in answers.silent}
+        return {a: unanswering(a, ANSWER) for a in answers.silent}
     look = partial(check_dataset, job, fingerprint)
-    answers = ask_workers(client, look, trains, within=min(LOOK_AT_DATA, limit), check=check)
+    answers = ask_workers(client, look, trains, within=LOOK_AT_DATA, check=check)
     for address, problem in _sound(answers, trains).items():
         if problem:
             raise ClusterError(
@@ -97,7 +96,7 @@ def _silent_members(client: Client, members: Members, job: Job, fingerprint: str
                 problem,
                 "give data.path on storage that every worker reaches, or copy it there",
             )
-    return {a: unanswering(a, min(LOOK_AT_DATA, limit)) for a in answers.silent}
+    return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
 
 
 def _sound(answers: Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:

@@ -36,23 +36,23 @@ def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
 
 
 def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
-    job = job_file(tmp_path, synthetic, cluster={"stall_timeout": 15})
+    job = job_file(tmp_path, synthetic)
     done = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--json"), timeout=100)
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["workers"]) == 2
     if one_stopped.worker in done.stderr:  # chosen at first
-        assert f"warning: worker {one_stopped.worker}: no answer within 15 s" in done.stderr
+        assert f"warning: worker {one_stopped.worker}: no answer within 20 s" in done.stderr
 
 
 def test_too_few_that_answer_are_exit_3_and_a_finding(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
     """Job and doctor at the same time: both only wait."""
-    job = job_file(tmp_path, synthetic, cluster={"stall_timeout": 5})
+    job = job_file(tmp_path, synthetic)
     look = [*DASK, "cnn", "doctor", "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--wait", "1", "--json"]
     with process(*look) as doctor:
         refused = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=3", "--wait", "1"))
         out, told = doctor.communicate(timeout=100)
     assert refused.returncode == 3, refused.stderr
-    assert f"worker {one_stopped.worker}: no answer within 5 s" in refused.stderr
+    assert f"worker {one_stopped.worker}: no answer within 20 s" in refused.stderr
     assert doctor.returncode == 0, told
     workers = [f for f in json.loads(out) if f["check"].startswith("worker ")]
     (silent,) = [f for f in workers if "does not answer" in f["seen"]]
