@@ -23,6 +23,7 @@ from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import Job
@@ -109,9 +110,11 @@ def train_job(
     progress: Progress | None = None,
     handle_signals: bool = False,
     say: Callable[[str], None] = lambda _: None,
+    heard: Heard | None = None,
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
+    `heard` is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
     Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
     run directory has its summary and the message names the last checkpoint.
     """
@@ -141,7 +144,7 @@ def train_job(
             recorder.save,
             lambda: signals.first,
         )
-        return _train(context, recorder, checkpoint)
+        return _train(context, recorder, checkpoint, heard)
 
 
 def check_place(job: Job, resume: Path | None) -> None:
@@ -231,7 +234,9 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
         raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
 
 
-def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None) -> Result:
+def _train(
+    context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None, heard: Heard | None = None
+) -> Result:
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
     try:
@@ -239,7 +244,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
         if state is not None:
             recorder.resumed(state)
         recorder.begun = time.monotonic()
-        strategy = driver_of(job)(context, state)
+        strategy = driver_of(job)(context, state, heard)
         final = strategy.train()
         seconds = recorder.seconds
         test = context.score(final.weights, "test", 0, len(context.dataset.test))

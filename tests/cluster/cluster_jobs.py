@@ -117,6 +117,33 @@ def addresses_of(client: Client) -> dict[str, str]:
     return {info["name"]: address for address, info in present(client).items()}
 
 
+class Listener:
+    """Hears the facts of a run and the orders that they led to; acts on the first for which a condition holds."""
+
+    def __init__(self, when: Callable[[Any, list[Any]], bool], act: Callable[[], None]) -> None:
+        self._acts = [(when, act)]
+        self.heard: list[tuple[Any, list[Any]]] = []
+
+    def then(self, when: Callable[[Any, list[Any]], bool], act: Callable[[], None]) -> Listener:
+        """Act, after that, on the first for which this condition holds."""
+        self._acts.append((when, act))
+        return self
+
+    @property
+    def acted(self) -> bool:
+        """Whether all acts were done."""
+        return not self._acts
+
+    def count(self, kind: type) -> int:
+        """Facts and orders of a kind so far."""
+        return sum(isinstance(each, kind) for fact, found in self.heard for each in (fact, *found))
+
+    def __call__(self, fact: Any, found: list[Any]) -> None:
+        self.heard.append((fact, found))
+        if self._acts and self._acts[0][0](fact, found):
+            self._acts.pop(0)[1]()
+
+
 def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more: Any) -> Result:
     """Train on this cluster."""
     return train_job(resolve(job), client=client, progress=watch or Watch(), **more)

@@ -9,15 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, allocations_after, kill_worker, run, small_job, wait_for_all
+from cluster_jobs import (
+    Listener,
+    Watch,
+    addresses_of,
+    allocations_after,
+    kill_worker,
+    run,
+    set_throttle,
+    small_job,
+    wait_for_all,
+)
 from distributed import Client
 
-from daskcnn.cluster import data_parallel
 from daskcnn.cluster import run_context as context
-from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.runs.checkpoint import Checkpoint, load
 from daskcnn.training.coordinator import layer as coordinator
+from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
+from daskcnn.training.coordinator.orders import StartRound
 
 pytestmark = pytest.mark.cluster
 TWO: dict[str, Any] = {"workers": {"cpu": 2}}
@@ -39,31 +49,29 @@ def test_lost_worker_leaves_its_samples_to_the_others(
     assert lost["worker"] == "cpu-1"
     assert lost["samples_moved"] > 0
     sizes = allocations_after(watch, lost)
-    assert all(each.keys() == {"cpu-0", "cpu-2"} for each in sizes)
+    assert all({"cpu-0", "cpu-2"} <= each.keys() and "cpu-1" not in each for each in sizes)
     assert sum(sizes[-1].values()) == 800
     assert result.summary["status"] == "done"
     assert presented(watch) == 4 * 800
 
 
-def test_lost_worker_frees_the_barrier_within_a_round(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """BSP's replicas wait for each other at every step."""
-    monkeypatch.setattr(data_parallel, "LOOK", 0.01)  # a round is short
-    look, killed = DataParallel._check_stalls, False
-
-    def kill_within_a_round(self: DataParallel) -> None:
-        nonlocal killed
-        if not killed and self._running and self._call("snapshot").version > self._version + 1:
-            killed = True
-            kill()
-        look(self)
-
+def test_lost_worker_frees_the_barrier_within_a_round(three_workers: Client, synthetic: str, runs: str) -> None:
+    """BSP's replicas wait for each other at every step; throttled, a round takes longer than a look round."""
     job = small_job(synthetic, runs, train={"strategy": "bsp", "batch_size": 16})
-    kill, watch = kill_worker(three_workers, "cpu-1"), Watch()
-    monkeypatch.setattr(DataParallel, "_check_stalls", kill_within_a_round)
-    result = run(three_workers, job, watch)
-    assert killed
+    watch = Watch()
+    heard = Listener(lambda _, found: any(isinstance(order, StartRound) for order in found), lambda: None)
+    heard.then(lambda fact, _: isinstance(fact, Tick), lambda: None)
+    heard.then(lambda fact, _: isinstance(fact, Tick), kill_worker(three_workers, "cpu-1"))
+    addresses = [address for name, address in addresses_of(three_workers).items() if name.startswith("cpu")]
+    three_workers.run(set_throttle, 20.0, workers=addresses)
+    try:
+        result = run(three_workers, job, watch, heard=heard)
+    finally:
+        three_workers.run(set_throttle, 1.0)
+    assert heard.acted
+    ends = [isinstance(fact, RoundDone) for fact, _ in heard.heard]
+    lost = next(i for i, (fact, _) in enumerate(heard.heard) if isinstance(fact, WorkerGone))
+    assert not any(ends[:lost]), "the first round was under way"
     assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
     assert presented(watch) == 2 * 800
     assert result.summary["status"] == "done"
@@ -115,36 +123,22 @@ def test_new_server_goes_on_when_its_host_is_killed(
 
 
 def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str
 ) -> None:
     """cpu-1 stands still until cpu-0 waits behind the barrier of a server that is lost then."""
-    start, look = DataParallel._start, DataParallel._check_stalls
-    killed = False
-
-    def start_stopped(self: DataParallel, round_: Any, score: Any) -> None:
-        if round_.worker == "cpu-1" and not killed:
-            stop()
-        start(self, round_, score)
-
-    def kill_server(self: DataParallel) -> None:
-        nonlocal killed
-        if not killed and self._call("waiting") == ["cpu-0"]:
-            killed = True
-            kill()
-            go_on()
-        look(self)
-
     job = small_job(synthetic, runs, train={"strategy": "sgwu"}, cluster=TWO | {"stall_timeout": 60.0})
     kill, stop = kill_worker(three_workers, "ps"), kill_worker(three_workers, "cpu-1", signal.SIGSTOP)
     go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
-    monkeypatch.setattr(DataParallel, "_start", start_stopped)
-    monkeypatch.setattr(DataParallel, "_check_stalls", kill_server)
+    heard = Listener(lambda _, found: any(isinstance(order, StartRound) for order in found), stop)
+    for _ in range(6):  # its round takes a fraction of these looks: by then cpu-0 waits
+        heard.then(lambda fact, _: isinstance(fact, Tick), lambda: None)
+    heard.then(lambda fact, _: isinstance(fact, Tick), lambda: (kill(), go_on())[0])
     watch = Watch()
     try:
-        result = run(three_workers, job, watch)
+        result = run(three_workers, job, watch, heard=heard)
     finally:
         go_on()
-    assert killed
+    assert heard.acted
     assert watch.of("worker-lost") == []
     assert presented(watch) == 2 * 800
     assert result.summary["status"] == "done"
@@ -187,14 +181,29 @@ def test_last_worker_lost_ends_the_run_resumably(three_workers: Client, syntheti
         run(three_workers, job, watch)
 
 
-def test_newcomer_is_mentioned_and_ignored(three_workers: Client, synthetic: str, runs: str) -> None:
-    """The nanny brings a killed worker back under a new address, which is a late joiner."""
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
+def test_a_worker_that_comes_in_mid_run_takes_its_share(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
+    """The nanny brings a killed worker back under a new address, which is one that comes."""
     watch = Watch("round", kill_worker(three_workers, "cpu-1"))
     watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
-    run(three_workers, small_job(synthetic, runs, train={"epochs": 4}, cluster=TWO), watch)
+    run(three_workers, small_job(synthetic, runs, train={"strategy": strategy, "epochs": 12}, cluster=TWO), watch)
+    (joined,) = watch.of("worker-joined")
+    assert joined["worker"] == "cpu-2"
+    assert joined["samples"] > 0
+    after = watch.events[watch.events.index(joined) :]
+    assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0", "cpu-2"}
+    assert presented(watch) == 12 * 800
+
+
+def test_a_worker_that_comes_is_mentioned_and_ignored_by_a_layer_run(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    watch = Watch("steps", kill_worker(three_workers, "cpu-1"))
+    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
+    run(three_workers, small_job(synthetic, runs, train={"strategy": "layer", "epochs": 3}, cluster=TWO), watch)
     assert len(watch.of("worker-ignored")) == 1
-    after = watch.events[watch.events.index(watch.of("worker-ignored")[0]) :]
-    assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0"}
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])

@@ -13,7 +13,7 @@ import pytest
 from cluster_jobs import Watch, allocations_after, kill_worker, local_cluster, one_process, run, small_job, wait_for_all
 from distributed import Client
 
-from daskcnn.cluster.groups import driver as groups
+from daskcnn.cluster.groups import replicas as groups
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import parsed
 from daskcnn.runs.checkpoint import load

@@ -26,7 +26,7 @@ from daskcnn.cluster.members import Member
 from daskcnn.cluster.run_context import LOOK, NotYet, RunContext
 from daskcnn.cluster.session.session import Counters
 from daskcnn.cluster.session.tasks import score_weights
-from daskcnn.cluster.shell import BROKEN, facts_of, look_round
+from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
 from daskcnn.job.network import initial_weights, network_of, rate_of
@@ -63,8 +63,8 @@ class LayerSharded:
     state : the snapshot.
     """
 
-    def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
-        self.context, self.job = context, context.job
+    def __init__(self, context: RunContext, resumed: TrainingState | None, heard: Heard | None = None) -> None:
+        self.context, self.job, self._heard = context, context.job, heard
         self.layout, weights = initial_weights(self.job, context.dataset)
         self.stages = stages_of(network_of(self.job, context.dataset))
         still = np.zeros(self.layout.parameter_size, self.layout.dtype)
@@ -132,7 +132,11 @@ class LayerSharded:
         while not self.coordinator.ended:
             if not self._facts:
                 self._follow()
-            for order in self.coordinator.handle(self._facts.popleft()):
+            fact = self._facts.popleft()
+            found = self.coordinator.handle(fact)
+            if self._heard is not None:
+                self._heard(fact, found)
+            for order in found:
                 self._carry_out(order)
         if self._error is not None:
             raise self._error
