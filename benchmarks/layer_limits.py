@@ -28,8 +28,8 @@ from distributed import Client
 from rules import machine, throttle
 
 from daskcnn.cluster.connect import connect
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import train_job
 
 RESULTS = Path(__file__).parent / "results" / "layer_limits.json"

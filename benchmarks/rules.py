@@ -25,13 +25,13 @@ from distributed import Client
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.session.tasks import THROTTLE
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.draw import draw
-from daskcnn.launch.paper_figures import Curve, Figure
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
 from daskcnn.runs.log import read_events
+from daskcnn.show.drawing import draw
+from daskcnn.show.figure import Curve, Figure
 from daskcnn.show.report_tables import Report, tables
 
 THROTTLED = 2.3

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 
 class UserError(Exception):
@@ -63,3 +64,12 @@ class Interrupted(UserError):
 
 class PushRefused(Exception):
     """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite."""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: `; did you mean 'x'?`, or all known words where none is close."""
+    words = sorted(known)
+    close = get_close_matches(str(word), words, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(words)}" if words else "; there are none"

@@ -28,7 +28,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.rounds import Round, Rounds
-from daskcnn.ps import RULES, Snapshot, UpdateRule
+from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 
 PATIENCE = 5.0  # a round may take so many times what was expected, and stall_timeout on top
@@ -67,7 +67,8 @@ class DataParallel:
 
     def __init__(self, context: RunContext, resumed: TrainingState | None) -> None:
         self.context, self.job = context, context.job
-        self.rule: UpdateRule = RULES[self.job.train.strategy].model_validate(self.job.rule)
+        assert self.job.rule is not None, "strategy layer has a driver of its own"
+        self.rule: UpdateRule = self.job.rule
         if (there := self._replicas()) < (fewest := self.rule.fewest):
             strategy = self.job.train.strategy
             raise ClusterError(

@@ -28,15 +28,13 @@ from daskcnn.cluster.peers.driver import PeerToPeer
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
+from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
-from daskcnn.ps import RULES
-from daskcnn.ps.bsp import BSP
 from daskcnn.runs.checkpoint import Checkpoint, latest, save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, facts_of, to_checkpoint, to_state
+from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
-from daskcnn.show.summary import build_summary, worker_totals
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -248,7 +246,7 @@ def _start_event(recorder: Recorder) -> Event:
         "partition": job.train.partition,
         "increments": job.train.increments,
         "replica_size": job.train.replica_size,
-        "rule": job.rule,
+        "rule": job.model_dump(include={"rule"})["rule"],
         "dataset": prepared.dataset.name,
         "model": job.model.name or f"{len(job.model.layers or ())} layers",
         "epochs": job.train.epochs,
@@ -302,8 +300,7 @@ def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
         return LayerSharded
     if job.train.replica_size > 1:
         return Grouped
-    rule = RULES[job.train.strategy].model_validate(job.rule)
-    return PeerToPeer if isinstance(rule, BSP) and rule.exchange != "allreduce" else DataParallel
+    return PeerToPeer if job.rule is not None and job.rule.serverless else DataParallel
 
 
 def _summary(

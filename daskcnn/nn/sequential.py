@@ -66,6 +66,11 @@ class Sequential(Layer):
         behind = accumulate(reversed(self.layers[1:]), lambda a, child: child[1].initial_before(a), initial=after)
         return list(behind)[::-1]
 
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether any child does."""
+        return any(layer.mixes_samples for _, layer in self.layers)
+
     def initial_before(self, after: Initializer) -> Initializer:
         return self.layers[0][1].initial_before(self._initial(after)[0])
 

@@ -24,10 +24,12 @@ class Partitioner(ABC):
 
     laws: what the law suite holds this class to, besides being disjoint and growing, which all are:
     "complete" (no sample is free after the last increment), "proportional" (targets by speed) or "equal".
+    at_once: whether all samples are given out in one increment, however many are asked for.
     """
 
     increments: int = 4
     laws: ClassVar[frozenset[str]]
+    at_once: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.increments < 1:

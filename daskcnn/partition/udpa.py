@@ -14,6 +14,7 @@ class UDPA(Partitioner):
     """Equal parts, all at once: however many increments are asked for, there is one."""
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal"})
+    at_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from daskcnn.arrays import DeviceKind
-from daskcnn.errors import JobError
-from daskcnn.job.tables import Options, nearest
+from daskcnn.errors import JobError, nearest
+from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE
 from daskcnn.sim.links import Link
 from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk

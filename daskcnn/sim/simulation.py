@@ -19,7 +19,6 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import ParameterServer, Snapshot
-from daskcnn.ps.bsp import BSP
 from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cadence import Cadence
 from daskcnn.sim.cluster import Cluster, Worker
@@ -94,7 +93,7 @@ class Simulation:
 
     def _made_host(self) -> Host:
         workload, cluster = self.workload, self.cluster
-        kind = PeerToPeer if isinstance(self.rule, BSP) and self.rule.exchange != "allreduce" else Host
+        kind = PeerToPeer if self.rule.serverless else Host
         split = cluster.server.split(workload.shards)
         return kind(self.server, self._agenda, split, cluster.costs, wire=workload.wire, nbytes=workload.nbytes)
 

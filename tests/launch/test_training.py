@@ -14,8 +14,9 @@ import pytest
 from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
+from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
-from daskcnn.launch.resolve import prepare_job, resolve
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.training import Recorder, Signals, check_place, display, shown
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory

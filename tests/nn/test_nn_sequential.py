@@ -131,9 +131,9 @@ def test_layers_from_data_are_named_by_kind_and_number():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"layer": "convv", "kernels": 1}, r'layers\[0\].*"convv".*did you mean "conv"'),
+        ({"layer": "convv", "kernels": 1}, r"layers\[0\].*\"convv\".*did you mean 'conv'"),
         ({"kernels": 1}, '"layer" is missing'),
-        ({"layer": "conv", "kernel": 1, "size": 3}, 'kernel: .*did you mean "kernels"'),
+        ({"layer": "conv", "kernel": 1, "size": 3}, "kernel: .*did you mean 'kernels'"),
         ({"layer": "relu", "slope": 1}, "slope: relu has no such option"),
         ({"layer": "conv", "size": 3}, "conv needs kernels"),
         ({"layer": "conv", "kernels": "8", "size": 3}, "kernels = '8': conv needs int here, not str"),

@@ -13,9 +13,9 @@ from run_events import Event, asynchronous, calibration, data_parallel, epoch, l
 
 from daskcnn.errors import DataError
 from daskcnn.runs.files import jsonable
+from daskcnn.runs.summary import worker_totals
 from daskcnn.show.report_tables import UNFINISHED, Report, StepParts, tables
 from daskcnn.show.report_text import format_report
-from daskcnn.show.summary import worker_totals
 
 VECTOR = 1000
 Busy = list[list[float]]

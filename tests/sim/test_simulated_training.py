@@ -10,8 +10,8 @@ import pytest
 from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
 from daskcnn.sim.learners import Learner, Learnt, Training
 from daskcnn.sim.points import LAYERS, clusters_of_points

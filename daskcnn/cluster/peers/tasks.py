@@ -111,14 +111,15 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     """Start as the worker of this name, from the center (size,), which stays untouched, and from this momentum."""
     session = session_of(peers.run)
     replica = session.replica
-    rule = BSP.model_validate(replica.job.rule)
-    half = rule.exchange == "asa16" or replica.job.cluster.wire == "float16"
+    rule = replica.job.rule
+    assert isinstance(rule, BSP), "no other rule is serverless"
+    wire = rule.wire(replica.job.cluster.wire)
     end_life(session)
     replica.adopt_velocity(velocity)
     local = Local(replica.weights, replica.weights)
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
     rule.begin(local, own, version)
-    session.peer = Peer(name, peers.life, ASA(rule, np.dtype("float16" if half else "float32")), local)
+    session.peer = Peer(name, peers.life, ASA(rule, np.dtype(wire)), local)
 
 
 def end_life(session: Session) -> None:

@@ -29,7 +29,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
-from daskcnn.ps import RULES, AccuracyWeighted, Action, Join, Local, Pull, Push, Reply, UpdateRule
+from daskcnn.ps import Action, Join, Local, Pull, Push, Reply, UpdateRule
 from daskcnn.ps.half import cast
 from daskcnn.store import BatchPlan, Dataset, open_dataset
 from daskcnn.training.replica import Replica, Stopped, Trained
@@ -204,7 +204,8 @@ def _link(order: RoundOrder, session: Session) -> Link:
 
 
 def _rule(job: Job) -> UpdateRule:
-    return RULES[job.train.strategy].model_validate(job.rule)
+    assert job.rule is not None, "strategy layer has tasks of its own"
+    return job.rule
 
 
 def _center(session: Session, reply: Reply) -> Array:
@@ -368,7 +369,7 @@ def _round(order: RoundOrder, session: Session, link: Link) -> RoundReport:
 
 def _quality(rule: UpdateRule, session: Session, so_far: Trained) -> float:
     """Q: the accuracy the rule weighs by, on the validation slice or that of the round's training."""
-    if not isinstance(rule, AccuracyWeighted) or rule.accuracy_on == "train":
+    if not rule.judges_pushes:
         return so_far.score.accuracy
     split = session.replica.dataset.train
     begin = len(split) - session.replica.job.data.validation

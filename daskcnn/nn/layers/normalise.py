@@ -161,6 +161,11 @@ class BatchNorm(Layer):
     def reach(self) -> int | None:
         return 0
 
+    @property
+    def mixes_samples(self) -> bool:
+        """In training it takes the mean of a whole minibatch."""
+        return True
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:

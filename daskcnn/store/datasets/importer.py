@@ -24,6 +24,18 @@ class Importer(Protocol):
     def augment(self) -> Literal["none", "crop-mirror"]:
         """The augmentation that suits the images where the job does not say."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+
+    @property
+    def training_samples(self) -> int:
+        """Images of the training part."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Download the archive into a folder, return its path. Raises DataError where that fails or is not offered."""
 
