@@ -35,7 +35,9 @@ class SlowLink:
 def session_of(strategy: str, rule: dict[str, Any], weights: np.ndarray, *, overlap: bool) -> Session:
     """A session around bare weights."""
     job = SimpleNamespace(
-        train=SimpleNamespace(strategy=strategy), rule=rule, cluster=SimpleNamespace(overlap=overlap, wire="float32")
+        train=SimpleNamespace(strategy=strategy),
+        rule=RULES[strategy].model_validate(rule),
+        cluster=SimpleNamespace(overlap=overlap, wire="float32"),
     )
     replica: Any = SimpleNamespace(
         job=job, weights=weights, device=SimpleNamespace(backend=NUMPY), layout=SimpleNamespace(dtype=weights.dtype)
