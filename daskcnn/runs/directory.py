@@ -10,7 +10,6 @@ lock               held by the driver that writes the run
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import platform
@@ -22,7 +21,9 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
@@ -140,9 +141,10 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the log and give the lock back; the directory stays."""
-        for file in (self._log, self._lock):
-            if file is not None:
-                file.close()
+        if self._log is not None:
+            self._log.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -209,20 +211,24 @@ def _new_folder(root: Path, now: datetime, strategy: str) -> Path:
             return path
 
 
-def _acquire(path: Path) -> IO[str]:
-    """Hold the run's lock, freed by the system when the process ends. Raises InUse when another has it."""
-    lock = open(path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - closing it would free the lock
+def _acquire(path: Path) -> FileLock:
+    """Hold the run's lock, freed by the system when the process ends. Raises InUse when another has it.
+
+    No soft lock, a mere file, where the file system has no locks: a killed driver would leave it behind.
+    """
+    file = path / "lock"
+    lock = FileLock(file, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read(200).strip() or "another process"
-        lock.close()
+        lock.acquire()
+    except Timeout:
+        owner = _owner(file) or "another process"
         raise InUse(f"{path}: being written by {owner}; stop that one, or start a run of another name") from None
-    except OSError:
-        lock.close()
-        raise
     with suppress(OSError):  # who holds it is a courtesy: a full disk must not stop a run from resuming
-        lock.truncate(0)
-        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
     return lock
+
+
+def _owner(file: Path) -> str:
+    with suppress(OSError), open(file, encoding="utf-8") as lock:
+        return lock.read(200).strip()
+    return ""
