@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 from typing import Protocol
 
 
-class Schedule(Protocol):
+class RateSchedule(Protocol):
     """Rate at a moment of the run, from the job's `lr`."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float: ...
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantRate:
     """lr throughout."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
         return lr
 
 
+ROUNDING = 1e-9
+"""Of a period: an epoch this near to a change counts as there.
+
+Epochs are computed as progress · epochs, which may round below the whole number that it stands for: by about
+4e-16 · epochs, so this holds for 2 million periods. A minibatch that truly begins before the change does so by more, in
+periods of fewer than 1e9 minibatches.
+"""
+
+
 @dataclass(frozen=True)
-class Step:
+class StepDecay:
     """Times `factor` after every so many epochs (Theano-MPI §5)."""
 
     every: float
@@ -34,11 +44,11 @@ class Step:
             raise ValueError(f"factor={self.factor}: the step schedule needs 0 < factor <= 1")
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
-        return float(lr * self.factor ** (epoch // self.every))
+        return float(lr * self.factor ** floor(epoch / self.every + ROUNDING))
 
 
 @dataclass(frozen=True)
-class Poly:
+class PolyDecay:
     """lr · (1 - progress)^power: Theano-MPI's 0.5 by default; 1 falls linearly."""
 
     power: float = 0.5
@@ -51,8 +61,8 @@ class Poly:
         return float(lr * max(0.0, 1 - progress) ** self.power)
 
 
-SCHEDULES: dict[str, type[Constant] | type[Step] | type[Poly]] = {
-    "constant": Constant,
-    "step": Step,
-    "poly": Poly,
+SCHEDULES: dict[str, type[ConstantRate] | type[StepDecay] | type[PolyDecay]] = {
+    "constant": ConstantRate,
+    "step": StepDecay,
+    "poly": PolyDecay,
 }

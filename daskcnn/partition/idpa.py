@@ -18,7 +18,7 @@ class IDPA(Partitioner):
     floor(N/A) loses N mod A samples, which the last increment takes here. `idpa-paper` keeps eq. 3.
     """
 
-    laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional"})
+    laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional", "served"})
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
         """Speeds: samples a second, relative to the fastest."""

@@ -11,11 +11,12 @@ from daskcnn.partition.idpa import IDPA
 
 @dataclass(frozen=True)
 class IDPAPaper(IDPA):
-    """BPT-CNN eq. 2-5 to the letter, clamped: n'_j = floor(N/A)·a·t̄ / (m·t̄_j), the last worker takes the rest.
+    """BPT-CNN eq. 2-5 with bounds: n'_j = floor(N/A)·a·t̄ / (m·t̄_j), and the last worker takes the rest.
 
-    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves.
-    Clamped means: nobody loses samples, nobody gets more than the increment still has, and everybody gets one in
-    the first. The paper drops N mod A samples; here the last increment's rest takes them, as in `idpa`.
+    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. The paper
+    says nothing of that; these bounds are ours. No worker loses samples. No worker gets more than the increment still
+    has. Every worker gets a sample in the first increment, where that has as many as there are workers. The paper
+    drops N mod A samples; here the last increment gives them out, as in `idpa`.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})

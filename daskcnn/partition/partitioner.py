@@ -23,7 +23,8 @@ class Partitioner(ABC):
     """Gives the samples out in `increments` steps. Raises ValueError for less than one.
 
     laws: what the law suite holds this class to, besides being disjoint and growing, which all are:
-    "complete" (no sample is free after the last increment), "proportional" (targets by speed) or "equal".
+    "complete" (no sample is free after the last increment), "proportional" (targets by speed), "equal", or "served"
+    (nobody gets a second sample while a worker has none).
     at_once: whether all samples are given out in one increment, however many are asked for.
     """
 
@@ -133,12 +134,15 @@ class Partitioner(ABC):
         """What each worker has after a synchronous increment. No target is below what it has (the excess is shared).
 
         Nor is one 0 while there are samples for all: a worker without samples has no round, so it would never be
-        measured again, and never push.
+        measured again, and never push. An increment with fewer samples than workers goes to those that have none, the
+        fastest first.
         """
         given = self._given_after(allocation, increment)
         have = list(allocation.sizes().values())
-        at_least_one = [max(size, 1) for size in have]
-        low = at_least_one if sum(at_least_one) <= given else have
+        low = list(have)
+        without = sorted((i for i, size in enumerate(have) if not size), key=times.__getitem__)
+        for index in without[: given - sum(have)]:
+            low[index] = 1
         return level(given, self.weights(times), low, [given] * len(have))
 
     def _shares(self, times: list[float]) -> list[float]:

@@ -13,7 +13,7 @@ from daskcnn.partition.partitioner import Partitioner
 class UDPA(Partitioner):
     """Equal parts, all at once: however many increments are asked for, there is one."""
 
-    laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal"})
+    laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal", "served"})
     at_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
