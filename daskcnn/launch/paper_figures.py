@@ -14,7 +14,7 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.ps.downpour import Downpour
 from daskcnn.show.figure import Curve, Figure
-from daskcnn.show.report_tables import Report
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.step_breakdown import stacked
 from daskcnn.sim.cluster import Cluster, Server, Worker, kinds
 from daskcnn.sim.papers_step import ceiling
@@ -97,7 +97,7 @@ def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:
     return replace(chosen, job=job.model_copy(update={"train": train, "rule": RULES[strategy]()}))
 
 
-def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[Report]]]:
+def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
     """Every strategy's reports of these cases, by its name."""
     for strategy, partition in STRATEGIES:
         found = [simulate(_of_strategy(case, strategy, partition), seed=seed).report for case in cases]
@@ -118,7 +118,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     cases = [replace(chosen, cluster=chosen.cluster.of_size(size)) for size in SIZES]
     found = dict(_reports(chosen, seed, cases))
 
-    def curves(figure: Callable[[Report], float]) -> dict[str, Curve]:
+    def curves(figure: Callable[[RunReport], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
 
     x, like = "workers", "BPT-CNN fig. 12, 13 and 14"
@@ -130,7 +130,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", curves(_balance))
 
 
-def _balance(report: Report) -> float:
+def _balance(report: RunReport) -> float:
     return report.balance.balance or 0.0 if report.balance else 0.0
 
 

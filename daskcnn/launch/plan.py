@@ -9,7 +9,7 @@ from typing import Any, get_args
 from daskcnn.arrays import DeviceKind
 from daskcnn.errors import JobError
 from daskcnn.launch.simulate import Scenario, simulate
-from daskcnn.show.report_tables import Report
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
 from daskcnn.sim.cluster import Cluster, ClusterFileError, Worker, kinds
 
@@ -89,7 +89,7 @@ def _row(chosen: Scenario, cluster: Cluster, added: str, seed: int) -> Row:
     return Row(workers, added, report.seconds / epochs, None, 1.0, communication, waited, balance, moved / epochs)
 
 
-def _shares(report: Report) -> tuple[float, float]:
+def _shares(report: RunReport) -> tuple[float, float]:
     """Communication and waiting as parts of the workers' time."""
     spent = report.seconds * len(report.workers)
     return (report.total.communication or 0.0) / spent, report.total.wait / spent

@@ -22,7 +22,7 @@ from daskcnn.launch.prepared_job import find_dataset
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.sim.cluster import Cluster, read_cluster, to_toml
 from daskcnn.sim.costs import Constants
 from daskcnn.sim.learners import Learner, TimingOnly, Training
@@ -124,7 +124,7 @@ class Simulated:
 
     scenario: Scenario
     events: list[Event]
-    report: Report
+    report: RunReport
 
 
 def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +95,21 @@ class Sequential(Layer):
 
     def _chain(self, start: int, in_shape: Shape, ctx: Context) -> Chain:
         """The local layers that begin with this child, empty if it is none."""
-        return Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
+        place = start, in_shape, ctx.salt
+        chain = self._chains.get(place)
+        if chain is None:
+            chain = Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
+            self._chains[place] = chain
+        return chain
+
+    @cached_property
+    def _chains(self) -> dict[tuple[int, Shape, int], Chain]:
+        """The chains by first child, its input's shape and the network's salt: found once, not by each minibatch."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The layers alone: chains are found where they are needed."""
+        return {"layers": self.layers}
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Without `ctx.need_dx` it stops at the first child that has parameters."""

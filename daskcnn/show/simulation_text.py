@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from daskcnn.sharded import eq2_elements
-from daskcnn.show.report_tables import Report
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import format_report
 from daskcnn.show.text import aligned, count, duration, number, percent, size
 from daskcnn.sim.cluster import Cluster
@@ -18,7 +18,7 @@ Formulas = Constants | Sharding
 """What the papers' formulas say: of a data-parallel job their constants, of sharded kernels the step."""
 
 
-def simulation_dict(cluster: Cluster, report: Report, formulas: Formulas) -> dict[str, Any]:
+def simulation_dict(cluster: Cluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
     """For programs: the report, the costs or the step's parts, and the cluster."""
     found: dict[str, Any] = {"report": report.to_dict(), "cluster": cluster.model_dump()}
     if isinstance(formulas, Sharding):
@@ -41,7 +41,7 @@ def _step_dict(sharding: Sharding) -> dict[str, Any]:
     }
 
 
-def format_simulation(source: str, cluster: Cluster, report: Report, formulas: Formulas) -> str:
+def format_simulation(source: str, cluster: Cluster, report: RunReport, formulas: Formulas) -> str:
     """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
     more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
     if all(look.validation_accuracy is None for look in report.looks):  # nothing was learnt

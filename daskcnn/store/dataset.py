@@ -16,7 +16,7 @@ from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import PARTS, Images, Manifest, Part, parse, remedy, sha256
+from daskcnn.store.manifest import PARTS, Images, Manifest, PartManifest, parse, remedy, sha256
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
@@ -30,7 +30,7 @@ class Split:
     samples: int
     chunk: int
     files: Files
-    part: Part
+    part: PartManifest
     fingerprint: str
     arrays: dict[str, zarr.Array[Any]]
 

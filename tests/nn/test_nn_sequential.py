@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from nn_cases import CASES, MAP, NESTED, example
 
 from daskcnn.arrays import Device
-from daskcnn.nn import LAYERS, Sequential, leaves, sequential_from_spec
+from daskcnn.nn import LAYERS, Context, Sequential, leaves, sequential_from_spec
 from daskcnn.nn.initial import glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
+from daskcnn.nn.local import Chain
 
 
 def test_it_is_its_layers_in_order():
@@ -163,3 +165,20 @@ def test_a_layer_that_does_not_fit_is_named():
 def test_empty_and_ambiguous_networks_are_refused(layers, message):
     with pytest.raises(ValueError, match=message):
         Sequential(layers)
+
+
+def test_a_minibatch_does_not_look_for_its_chains_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sequential_from_spec([{"layer": kind} for kind in ("relu", "tanh", "flatten", "relu")])
+    found, of = [], Chain.of
+    monkeypatch.setattr(Chain, "of", lambda *arguments: found.append(arguments) or of(*arguments))
+    x, ctx = np.ones((2, 2, 3, 1), "f"), Context(Device(), training=True)
+    first, _, _ = model.forward({}, {}, x, ctx)
+    assert found
+    found.clear()
+    second, _, residual = model.forward({}, {}, x, ctx)
+    model.backward({}, residual, second, ctx)
+    assert not found
+    np.testing.assert_array_equal(first, second)
+    model.forward({}, {}, np.ones((4, 4, 3, 1), "f"), ctx)
+    assert found, "another shape has other chains"
+    assert vars(copy.deepcopy(model)).keys() == {"layers"}
