@@ -37,8 +37,9 @@ from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.session import Counters, session_of
 from daskcnn.job.network import training_samples
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.resolve import find_dataset, fitted, resolve
+from daskcnn.launch.prepared_job import find_dataset, fitted
 from daskcnn.store import load_batch
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")

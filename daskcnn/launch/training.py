@@ -25,15 +25,15 @@ from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, facts_of, to_state
+from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
-from daskcnn.show.summary import build_summary, worker_totals
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -211,7 +211,7 @@ def _start_event(recorder: Recorder) -> RunStarted:
         partition=job.train.partition,
         increments=job.train.increments,
         replica_size=job.train.replica_size,
-        rule=job.rule,
+        rule=job.model_dump(include={"rule"})["rule"],
         dataset=prepared.dataset.name,
         model=job.model.name or f"{len(job.model.layers or ())} layers",
         epochs=job.train.epochs,
@@ -235,7 +235,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
     try:
-        if job.train.strategy == "layer":
+        if job.train.strategy == LAYER:
             calibrate_all(context)
         state = to_state(checkpoint, job) if checkpoint else None
         if state is not None:
@@ -266,7 +266,7 @@ def _train(context: RunContext, recorder: Recorder, checkpoint: Checkpoint | Non
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
     """What drives a run of this job."""
-    return LayerSharded if job.train.strategy == "layer" else DataParallel
+    return LayerSharded if job.train.strategy == LAYER else DataParallel
 
 
 def _summary(

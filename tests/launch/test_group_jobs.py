@@ -8,7 +8,7 @@ import pytest
 from daskcnn.cluster.groups.driver import Grouped
 
 from daskcnn.errors import JobError
-from daskcnn.launch.resolve import resolve
+from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import driver_of
 
 TWO = {"replica_size": 2}

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
-from daskcnn.ps import RULES, UpdateRule
-from daskcnn.ps.bsp import BSP
+from daskcnn.ps import UpdateRule
 
 STEPS_AHEAD = 3
 """Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""
@@ -48,9 +47,10 @@ class Settings:
         """Those of a resolved job that trains on so many samples."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
+        assert job.rule is not None, "strategy layer has a driver of its own"
         return cls(
             train.strategy,
-            RULES[train.strategy].model_validate(job.rule),
+            job.rule,
             PARTITIONERS[train.partition](train.increments or 1),
             samples,
             job.data.validation,
@@ -66,7 +66,7 @@ class Settings:
     @property
     def peers(self) -> bool:
         """Whether replicas merge peer to peer, without a server."""
-        return isinstance(self.rule, BSP) and self.rule.exchange != "allreduce"
+        return self.rule.serverless
 
     @property
     def meets_within_rounds(self) -> bool:
