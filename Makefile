@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: install run test check format bench bench-conv bench-cifar10 image-replay clean
+.PHONY: install run test check docs format bench bench-conv bench-cifar10 image-replay clean
 
 install: $(VENV)/.installed
 
@@ -33,6 +33,11 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@for script in docs/generate_*.py; do $(BIN)/python $$script --check || exit 1; done
+
+# the pages that are made of the package's own models
+docs: install
+	@for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -27,8 +27,8 @@ from layer_scaling import MODELS, Sharded, opened
 from netns import FRAMING, Host, Network, network
 
 from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulate import scenario_of
 from daskcnn.sim.cluster import Cluster, Worker
 from daskcnn.sim.sharded_step import Direct

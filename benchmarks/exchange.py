@@ -242,7 +242,8 @@ def allreduce_seconds(context: RunContext, at: Any, life: int) -> float:
 def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> float:
     """Seconds for one meeting peer to peer, of several that are submitted ahead as the driver does."""
     names = tuple(sorted(context.alive))
-    peers, job = Peers(context.name, life, names, size), context.job.model_copy(update={"rule": {"exchange": exchange}})
+    rule = RULES["bsp"].model_validate({"exchange": exchange})
+    peers, job = Peers(context.name, life, names, size), context.job.model_copy(update={"rule": rule})
     context.client.gather([context.submit("begin", begin_vector, peers, name, job, worker=name) for name in names])
     round_ = Round("", 0, ((0, 1),), 64 * (WARM_UP + MEETINGS), (0.0, 1.0), steps=WARM_UP + MEETINGS)
     starts = {name: RoundStart(replace(round_, worker=name), None) for name in names}

@@ -29,8 +29,8 @@ from rules import machine, throttle
 
 from daskcnn.cluster.connect import connect
 from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import train_job
 
 RESULTS = Path(__file__).parent / "results" / "layer_limits.json"

@@ -38,8 +38,9 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.session import Counters, session_of
 from daskcnn.events import Spent
 from daskcnn.job.network import training_samples
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.resolve import find_dataset, fitted, resolve
+from daskcnn.launch.prepared_job import find_dataset, fitted
 from daskcnn.sharded import Links
 from daskcnn.store import load_batch
 from daskcnn.training.coordinator.layer import REPLICA

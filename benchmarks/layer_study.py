@@ -28,10 +28,11 @@ from conv_gemm import PAD2, SIDE, directions, sgemm
 
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.launch.draw import draw
-from daskcnn.launch.paper_figures import Figure, stacked
-from daskcnn.launch.resolve import resolve
+from daskcnn.job.resolve import resolve
 from daskcnn.launch.simulate import Scenario, scenario_of
+from daskcnn.show.drawing import draw
+from daskcnn.show.figure import Figure
+from daskcnn.show.step_breakdown import stacked
 from daskcnn.sim.cluster import Cluster, Costs, Worker
 from daskcnn.sim.papers_step import Sharding, ceiling
 from daskcnn.training.replica import Replica

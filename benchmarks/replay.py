@@ -18,8 +18,8 @@ from typing import Any
 from rules import LAYERS, TUNED, machine
 
 from daskcnn.cluster.connect import connect
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.simulate import scenario, simulate
 from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES

@@ -25,14 +25,14 @@ from distributed import Client
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.session.session import THROTTLE
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.draw import draw
-from daskcnn.launch.paper_figures import Curve, Figure
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
 from daskcnn.runs.log import read_events
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.drawing import draw
+from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.report_tables import RunReport, tables
 
 THROTTLED = 2.3
 LAYERS: list[dict[str, Any]] = [
@@ -123,7 +123,7 @@ def run(part: Part, client: Client, data: str, runs: Path | None) -> dict[str, A
     return kept_of(report)
 
 
-def kept_of(report: Report) -> dict[str, Any]:
+def kept_of(report: RunReport) -> dict[str, Any]:
     """The figures of a run, real or simulated."""
     later, total, test = report.from_increment(3), report.total, report.test
     return {

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from daskcnn.job.tables import Job
-    from daskcnn.launch import Result, train
+    from daskcnn.launch.jobs import train
+    from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
 __all__ = ["Job", "Result", "train"]
@@ -15,9 +16,9 @@ __all__ = ["Job", "Result", "train"]
 def __getattr__(name: str) -> Any:
     """`train` and what it takes, imported when first used: the layers below need no Dask."""
     if name in ("train", "Result"):
-        from daskcnn import launch
+        from daskcnn.launch import jobs
 
-        return getattr(launch, name)
+        return getattr(jobs, name)
     if name == "Job":
         from daskcnn.job.tables import Job
 

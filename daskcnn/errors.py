@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -113,3 +114,12 @@ class PushRefused(Exception):
 
     def __reduce__(self) -> tuple[type[PushRefused], tuple[str, str]]:
         return type(self), (str(self), self.code)
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word: `; did you mean 'x'?`, or all known words where none is close."""
+    words = sorted(known)
+    close = get_close_matches(str(word), words, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(words)}" if words else "; there are none"

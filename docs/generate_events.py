@@ -1,7 +1,6 @@
 """Write docs/events.md, the reference of a run's event log, from `daskcnn.events`.
 
-    python docs/generate_events.py
-
+`python docs/generate_events.py` writes the page; with `--check` it fails where the page is not what it would write.
 A field's meaning is the docstring under it, its type the annotation.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +124,18 @@ def _type(annotation: ast.expr) -> str:
 
 _DEFINED = _defined()
 
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or check it; returns the exit code."""
+    text = page()
+    if arguments != ["--check"]:
+        PAGE.write_text(text, encoding="utf-8")
+        return 0
+    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
+        print(f"{PAGE}: does not say what the models say; write it anew with `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE}")
+    sys.exit(main(sys.argv[1:]))

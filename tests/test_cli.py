@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from click.testing import CliRunner, Result
 from PIL import Image
 from tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
-from daskcnn import __version__, launch
+from daskcnn import __version__
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
-from daskcnn.launch import tools
+from daskcnn.job.resolve import resolve
+from daskcnn.launch import jobs
 from daskcnn.launch import training as runner
-from daskcnn.launch.resolve import resolve
+from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn.auc import area_under_curve
 from daskcnn.nn.score import Score
 from daskcnn.run import main as run
@@ -97,8 +99,8 @@ def _toml(value: Any) -> str:
 def resolved(monkeypatch: pytest.MonkeyPatch, *args: object) -> dict[str, Any]:
     """The job that a command line comes to."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(launch, "run", lambda raw, **_: seen.append(resolve(raw).model_dump()) or {})
-    monkeypatch.setattr(launch, "format_summary", str)
+    monkeypatch.setattr(jobs, "run", lambda raw, **_: seen.append(resolve(raw).model_dump()) or {})
+    monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", str)
     assert invoke(run, *args).exit_code == 0
     return seen[0]
 
@@ -198,13 +200,13 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "run", fail)
+    monkeypatch.setattr(jobs, "run", fail)
     assert str(error) in refused(code, run)
     assert ("Traceback" in refused(code, run, "--verbose")) == (not isinstance(error, KeyboardInterrupt))
 
 
 def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch, "run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(jobs, "run", lambda *_, **__: 1 / 0)
     told = refused(1, run)
     assert "internal error: ZeroDivisionError: division by zero" in told
     assert "run again with --verbose" in told
@@ -448,7 +450,7 @@ def test_evaluate(trained: Path, path: str):
 
 
 def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str):
-    job, checkpoint = tools.load(str(trained), "last", print)
+    job, checkpoint = load_trained(str(trained), "last", print)
     images, labels = open_dataset(path).test.read(0, 60)
     expected = area_under_curve(to_classifier(checkpoint, job).predict(images), labels)
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)["auc"] == pytest.approx(expected)

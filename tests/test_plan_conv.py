@@ -22,9 +22,10 @@ from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
 from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch import tools
-from daskcnn.launch.resolve import fitted, readable_plan, resolve
+from daskcnn.launch.dry_run import readable_plan
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
 
@@ -75,8 +76,10 @@ def test_images_are_a_data_sets_or_of_any_size(images: str, shape: tuple[int, ..
     assert (spec["H"], spec["W"], spec["C"]) == shape
 
 
-def test_every_data_set_can_be_named() -> None:
-    assert tools.IMAGES.keys() == DATASETS.keys()
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_can_be_named(name: str) -> None:
+    spec = planned("50:500", "--batch", 1, "--dataset", name)["layers"][0]["spec"]
+    assert (spec["H"], spec["W"], spec["C"]) == DATASETS[name].shape
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from daskcnn.cli import main
 from daskcnn.events import EpochEnded, GroupsFormed, RoundEnded, RunEnded, RunStarted, WorkersCalibrated
+from daskcnn.launch.evaluate import evaluate
 from daskcnn.launch.report import compare, report
-from daskcnn.launch.resolve import kept_job
-from daskcnn.launch.tools import evaluate
+from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_records

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import fitted, resolve
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
-from daskcnn.show.summary import build_summary
+from daskcnn.runs.summary import build_summary
 from daskcnn.store import open_dataset
 from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write

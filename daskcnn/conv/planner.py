@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 from daskcnn.arrays import Array, Backend, Device
-from daskcnn.conv.algorithm import Prepared
+from daskcnn.conv.algorithm import ConvAlgorithm, Prepared
 from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.cost import CPU, RATES, Seconds, predict
 from daskcnn.conv.spec import ConvSpec
@@ -74,31 +75,42 @@ class ConvPlan:
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
         """Return the algorithm's form of the kernels w (R, S, C, K); `keep` says that many passes will use it."""
         _expect("w", w, self.spec.w_shape)
-        return ALGORITHMS[self.algorithm].prepare(self.spec, w, self._limited(device), keep=keep)
+        return self._chosen.prepare(self.spec, w, self._limited(device), keep=keep)
 
     def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) if given."""
         _expect("x", x, self.spec.x_shape)
-        return ALGORITHMS[self.algorithm].forward(self.spec, x, prepared, self._limited(device), bias=bias)
+        return self._chosen.forward(self.spec, x, prepared, self._limited(device), bias=bias)
 
     def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C) from dy (out_H, out_W, N, K)."""
         _expect("dy", dy, self.spec.y_shape)
-        return ALGORITHMS[self.algorithm].backward_data(self.spec, dy, prepared, self._limited(device))
+        return self._chosen.backward_data(self.spec, dy, prepared, self._limited(device))
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
-        return ALGORITHMS[self.algorithm].backward_filter(self.spec, x, dy, self._limited(device))
+        return self._chosen.backward_filter(self.spec, x, dy, self._limited(device))
 
     def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K). Work that both share is done once."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
-        return ALGORITHMS[self.algorithm].backward(self.spec, x, dy, prepared, self._limited(device))
+        return self._chosen.backward(self.spec, x, dy, prepared, self._limited(device))
+
+    @cached_property
+    def _chosen(self) -> ConvAlgorithm:
+        """The algorithm of that name, looked up at the first call."""
+        return ALGORITHMS[self.algorithm]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The decision alone: the algorithm is looked up where it arrives."""
+        return {name: value for name, value in vars(self).items() if name != "_chosen"}
 
     def _limited(self, device: Device) -> Device:
+        if device.workspace_limit == self.workspace_limit:
+            return device
         return replace(device, workspace_limit=self.workspace_limit)
 
 

@@ -7,35 +7,34 @@ file in one step. An unreadable file counts as empty; an unwritable one limits n
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
 from daskcnn.conv.spec import ConvSpec
+from daskcnn.files import replace_file
 
 FORMAT: Literal[1] = 1
 """Raise it to ignore older files."""
-ATTEMPTS, PAUSE = 100, 0.05
-"""A writer tries to get the lock this often, at intervals of `PAUSE` seconds."""
+PATIENCE = 5.0
+"""Seconds that a writer waits for the lock before it gives up."""
 KINDS: Mapping[str, DeviceKind] = {"cupy": "gpu"}
 """Devices of the backends that do not compute on the processor."""
 
-Pause = Callable[[float], None]
 Warn = Callable[[str], None]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _logger = logging.getLogger("daskcnn")
@@ -77,9 +76,9 @@ class Memory:
     """The entries of one machine. `warn` is called once for a file that is not as it should be."""
 
     def __init__(
-        self, path: Path, machine: Mapping[str, str], *, warn: Warn = _logger.warning, pause: Pause = time.sleep
+        self, path: Path, machine: Mapping[str, str], *, warn: Warn = _logger.warning, patience: float = PATIENCE
     ) -> None:
-        self.path, self.machine, self._warn, self._pause = path, dict(machine), warn, pause
+        self.path, self.machine, self._warn, self._patience = path, dict(machine), warn, patience
         self._warned = False
         self.entries: dict[str, Entry] = {}
         self.refresh()
@@ -96,7 +95,7 @@ class Memory:
         self.entries = {**self.entries, **entries}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.with_suffix(".lock"), self._pause):
+            with _locked(self.path.with_suffix(".lock"), self._patience):
                 kept = self._read()
                 older = {} if anew else {k: e for k, e in kept.items() if _same(e, entries.get(k))}
                 self.entries = {**self.entries, **kept, **entries, **older}
@@ -119,17 +118,8 @@ class Memory:
         return kept.entries
 
     def _write(self) -> None:
-        temporary = self.path.with_suffix(".tmp")  # the lock's holder alone writes it
         text = _Kept(format=FORMAT, machine=self.machine, entries=self.entries).model_dump_json(indent=1)
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self.path, text.encode())  # the lock's holder alone writes it
 
     def _warn_once(self, message: str) -> None:
         if not self._warned:
@@ -142,19 +132,17 @@ def _same(kept: Entry, measured: Entry | None) -> bool:
 
 
 @contextmanager
-def _locked(path: Path, pause: Pause) -> Iterator[None]:
-    """Hold the lock of this file. Raises TimeoutError if another process does not release it."""
-    with open(path, "a", encoding="utf-8") as file:
-        for _ in range(ATTEMPTS):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pause(PAUSE)
-            else:
-                break
-        else:
-            raise TimeoutError(f"another process has held {path} for {ATTEMPTS * PAUSE:g} s")
-        yield  # closing the file lets go
+def _locked(path: Path, patience: float) -> Iterator[None]:
+    """Hold the lock of this file. Raises TimeoutError if another process does not release it within `patience` s."""
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout as error:
+        raise TimeoutError(f"another process has held {path} for {patience:g} s") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def believed() -> bool:
@@ -166,13 +154,10 @@ def cache_folder() -> Path:
     """Return the folder of measured times: $DASKCNN_CACHE_DIR, or the system's place for caches."""
     if own := os.environ.get("DASKCNN_CACHE_DIR"):
         return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "daskcnn"
     try:
-        home = Path.home()
+        return user_cache_path("daskcnn", appauthor=False)
     except RuntimeError:  # a user without a home, as in some containers
         return Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"
-    return home / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "daskcnn"
 
 
 def machine_of(backend: Backend) -> dict[str, str]:

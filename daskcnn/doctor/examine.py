@@ -20,8 +20,8 @@ from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
 from daskcnn.doctor.findings import GIB, Finding, failed
 from daskcnn.doctor.worker import blas_names
 from daskcnn.errors import ClusterError
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
-from daskcnn.launch.resolve import resolve
 
 AVX2_KERNELS = frozenset({"haswell", "zen"})
 """OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""

@@ -10,7 +10,7 @@ from daskcnn.conv import ConvSpec
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import SCHEDULES, SGD, Layout, Sequential, build_model, init_network
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.nn.schedule import Schedule as Rate
+from daskcnn.nn.schedule import RateSchedule
 from daskcnn.store import Dataset, Described
 
 
@@ -41,7 +41,7 @@ def optimizer_of(job: Job) -> SGD:
     return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
 
 
-def rate_of(schedule: Schedule) -> Rate:
+def rate_of(schedule: Schedule) -> RateSchedule:
     """The job's learning-rate schedule, given the keys that are its own."""
     kind = SCHEDULES[schedule.name]
     return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})

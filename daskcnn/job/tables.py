@@ -1,19 +1,26 @@
-"""The job: frozen models of every key a job file may hold. Unknown keys are refused; all problems come at once."""
+"""The job's tables: frozen models of every key that a job file may hold, each with its meaning and unit."""
 
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import date, time
-from difflib import get_close_matches
 from os.path import expanduser
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+)
 
-from daskcnn.errors import JobError
+from daskcnn.ps import RULES, UpdateRule
+
+LAYER = "layer"
+"""The strategy without an update rule: one replica over all workers."""
 
 Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
 
@@ -25,33 +32,52 @@ class Options(BaseModel):
 
 
 class Data(Options):
-    """`[data]`: which samples. `validation` samples come off the end of the training part and are never trained on."""
+    """`[data]`: the samples."""
 
-    name: str = "synthetic"
-    path: Location | None = None
-    archive: Location | None = None
-    order: Literal["shuffled", "stored"] = "shuffled"
-    validation: int = Field(2000, ge=1)
-    augment: Literal["none", "crop-mirror"] | None = None  # None: what suits the data set
-    limit: int | None = Field(None, ge=1)
+    name: str = Field("synthetic", description="Name of the data set.")
+    path: Location | None = Field(
+        None,
+        description="Path or URL of the prepared data set (a zarr store). Default: `data/NAME.zarr`.",
+    )
+    archive: Location | None = Field(
+        None, description="File or folder of the data set's publisher. The data set is prepared from it."
+    )
+    order: Literal["shuffled", "stored"] = Field(
+        "shuffled", description="Order of the samples in the store: shuffled once by a recorded seed, or as published."
+    )
+    validation: int = Field(
+        2000, ge=1, description="Samples at the end of the training part that are used for validation only."
+    )
+    augment: Literal["none", "crop-mirror"] | None = Field(
+        None, description="Augmentation of the training images. Default: what suits the data set."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="Samples of each part, training and test, that are used. Default: all."
+    )
 
 
 class Model(Options):
-    """`[model]`: a network by name or as a list of layers. `relu = false` gives `C1:C2` as the papers list it."""
+    """`[model]`: the network, by name or as a list of layers."""
 
-    name: str | None = None
-    layers: list[dict[str, Any]] | None = Field(None, min_length=1)
-    dtype: Literal["float32", "float64"] = "float32"
-    relu: bool = True
+    name: str | None = Field(
+        None, description="Name of the network, or C1:C2 with two numbers of kernels. Default: `quick`, without layers."
+    )
+    layers: list[dict[str, Any]] | None = Field(
+        None, min_length=1, description="Layers of the network, in order; each table has a key `layer`."
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="Number type of weights and activations.")
+    relu: bool = Field(True, description="Whether C1:C2 has a ReLU behind each convolution. The papers list none.")
 
 
 class Schedule(Options):
-    """How the learning rate falls: `constant`, `step` (times `factor` every `every` epochs) or `poly` (`power`)."""
+    """`[train.schedule]`: how the learning rate falls. A name alone, such as `schedule = "step"`, is allowed too."""
 
-    name: Literal["constant", "step", "poly"] = "poly"
-    every: float = Field(10.0, gt=0)
-    factor: float = Field(0.1, gt=0, le=1)
-    power: float = Field(1.0, gt=0)
+    name: Literal["constant", "step", "poly"] = Field(
+        "poly", description="Curve of the learning rate. `linear` stands for `poly` with power 1."
+    )
+    every: float = Field(10.0, gt=0, description="Epochs between two changes (`step`).")
+    factor: float = Field(0.1, gt=0, le=1, description="Factor on the learning rate at each change (`step`).")
+    power: float = Field(1.0, gt=0, description="Exponent p of lr · (1 - progress)^p (`poly`).")
 
 
 def _named_schedule(value: Any) -> Any:
@@ -67,39 +93,51 @@ FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
 
 
 class Train(Options):
-    """`[train]`: how. `early_stopping` counts epochs without a better validation accuracy.
+    """`[train]`: the method."""
 
-    `workspace_mib` is what a layer may take for scratch memory on each worker, in MiB. `replica_size`: workers that
-    shard the kernels of one replica. `sub_batches`: parts of a minibatch that these, or strategy `layer`, send on one
-    by one. `first_conv`: what of their first convolution they divide, kernels or the samples of a minibatch; auto:
-    whichever makes the shorter step.
-    """
-
-    strategy: str = "sgwu"
-    partition: str | None = None
-    increments: int | None = Field(None, ge=1)
-    epochs: int = Field(10, ge=1)
-    batch_size: int = Field(128, ge=1)
-    lr: float = Field(0.02, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    nesterov: bool = True
-    weight_decay: float = Field(1e-3, ge=0)
-    schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Schedule()
-    loss: Literal["softmax", "squared"] = "softmax"
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int | None = Field(None, ge=1)
-    workspace_mib: int = Field(1024, ge=1)
-    replica_size: int = Field(1, ge=1)
-    sub_batches: int = Field(1, ge=1)
-    first_conv: FirstConv = "auto"
-    early_stopping: int | None = Field(None, ge=1)
+    strategy: str = Field(
+        "sgwu", description="Update rule that joins the replicas, or `layer`: one replica with sharded kernels."
+    )
+    partition: str | None = Field(
+        None, description="Partitioner that gives each worker its samples. Default: `idpa`; none with `layer`."
+    )
+    increments: int | None = Field(
+        None,
+        ge=1,
+        description="Steps in which the samples are given out. Default: up to 4, as partition and rule allow.",
+    )
+    epochs: int = Field(10, ge=1, description="Presentations of every sample, on average.")
+    batch_size: int = Field(128, ge=1, description="Samples in a minibatch.")
+    lr: float = Field(0.02, gt=0, description="Learning rate at the start.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the optimizer.")
+    nesterov: bool = Field(True, description="Whether the momentum is Nesterov's. Needs a momentum above 0.")
+    weight_decay: float = Field(1e-3, ge=0, description="Factor of the L2 penalty on the weights.")
+    schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
+        Schedule(), description="How the learning rate falls: a name or a table."
+    )
+    loss: Literal["softmax", "squared"] = Field("softmax", description="Loss function.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the order of samples and the augmentation.")
+    threads: int | None = Field(None, ge=1, description="Threads of each worker. Default: the worker's own number.")
+    workspace_mib: int = Field(1024, ge=1, description="Scratch memory of a convolution on each worker, in MiB.")
+    replica_size: int = Field(1, ge=1, description="Workers that share one replica by sharding its kernels.")
+    sub_batches: int = Field(
+        1, ge=1, description="Parts of a minibatch that are sent on one by one, where kernels are sharded."
+    )
+    first_conv: FirstConv = Field(
+        "auto",
+        description="What the workers divide in the first convolution, where kernels are sharded: kernels or samples. "
+        "`auto` takes the shorter step.",
+    )
+    early_stopping: int | None = Field(
+        None, ge=1, description="Stop after this many evaluations without a better validation accuracy. Default: never."
+    )
 
 
 class Workers(Options):
-    """How many workers of each kind the job waits for and uses. Nothing given: every worker there is."""
+    """`[cluster.workers]`: workers of each kind that the job waits for and uses. Default: all that there are."""
 
-    cpu: int | None = Field(None, ge=0)
-    gpu: int | None = Field(None, ge=0)
+    cpu: int | None = Field(None, ge=0, description="Workers that compute on a CPU.")
+    gpu: int | None = Field(None, ge=0, description="Workers that compute on a GPU.")
 
     @property
     def given(self) -> dict[str, int]:
@@ -118,239 +156,80 @@ def _counted_workers(value: Any) -> Any:
 
 
 class Cluster(Options):
-    """`[cluster]`: where. Without a scheduler a local cluster starts. `wait` and `stall_timeout` are seconds.
+    """`[cluster]`: the machines. Without a scheduler the job starts a local cluster."""
 
-    `overlap`: under asynchronous rules replicas train on while they push and pull within a round. `ps_shards`: workers
-    that the parameter server is split over, each with a range of the vector.
-    """
-
-    scheduler: str | None = None
-    scheduler_file: Location | None = None
-    workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Workers()
-    wait: float = Field(60.0, ge=0)
-    stall_timeout: float = Field(300.0, gt=0)
-    wire: Literal["float32", "float16"] = "float32"
-    overlap: bool = True
-    ps_shards: int = Field(1, ge=1)
+    scheduler: str | None = Field(None, description="Address of the Dask scheduler, such as tcp://host:8786.")
+    scheduler_file: Location | None = Field(None, description="File that the scheduler wrote its address to.")
+    workers: Annotated[Workers, BeforeValidator(_counted_workers)] = Field(
+        Workers(), description="Workers to wait for and use: a table or cpu=N,gpu=N. Default: all that there are."
+    )
+    wait: float = Field(60.0, ge=0, description="Seconds to wait for the scheduler and the workers.")
+    stall_timeout: float = Field(
+        300.0, gt=0, description="Seconds without progress after which a worker counts as lost."
+    )
+    wire: Literal["float32", "float16"] = Field("float32", description="Number type of vectors on the network.")
+    overlap: bool = Field(
+        True, description="Whether replicas train on while they push and pull within a round (asynchronous rules)."
+    )
+    ps_shards: int = Field(
+        1, ge=1, description="Workers that the parameter server is split over, each with a range of the vector."
+    )
 
 
 class Run(Options):
-    """`[run]`: where results go. `checkpoint_every` is in epochs; `keep` newest checkpoints stay, and the best."""
+    """`[run]`: the results."""
 
-    dir: Location = "runs"
-    name: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    checkpoint_every: float = Field(1.0, gt=0)
-    keep: int = Field(3, ge=1)
+    dir: Location = Field("runs", description="Folder that holds the runs.")
+    name: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the run's folder. Default: the time and the strategy.",
+    )
+    checkpoint_every: float = Field(1.0, gt=0, description="Epochs between two checkpoints.")
+    keep: int = Field(3, ge=1, description="Newest checkpoints that are kept; the best one is kept besides.")
+
+
+class NoRule(Options):
+    """`[rule]` of a strategy that has no update rule: no keys."""
 
 
 class Job(Options):
-    """One training job, resolved and checked. `rule` holds the chosen rule's own parameters."""
+    """One training job.
+
+    Attributes
+    ----------
+    rule : UpdateRule or None
+        The update rule itself, of the class that `RULES` has for `train.strategy`. It is read from, and dumped as, the
+        table of the parameters that were given. None for strategy `layer`.
+    """
 
     data: Data = Data()
     model: Model = Model()
     train: Train = Train()
-    rule: dict[str, Any] = Field(default_factory=dict)
+    rule: UpdateRule | None = Field(None, validate_default=True)
     cluster: Cluster = Cluster()
     run: Run = Run()
 
+    @field_validator("rule", mode="plain")
+    @classmethod
+    def _of_the_strategy(cls, value: Any, info: ValidationInfo) -> UpdateRule | None:
+        """The rule that `train.strategy` names, with these parameters. Without a right strategy nothing is checked."""
+        train, table = info.data.get("train"), {} if value is None else value
+        if train is None or train.strategy not in (*RULES, LAYER):
+            return None
+        if train.strategy == LAYER:
+            NoRule.model_validate(table)
+            return None
+        return RULES[train.strategy].model_validate(table)
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known word, or the list of them where none is close."""
-    known = sorted(known)
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
-
-
-def read_job_file(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML job file. Raises JobError where it cannot be read or parsed."""
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
-    except (ValueError, RecursionError) as error:
-        raise JobError([f"{path}: not a TOML file: {error}"]) from error
-
-
-def parse_value(text: str) -> Any:
-    """A flag's value as TOML would read it: numbers, booleans, arrays, tables; anything else is a string."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-    return text if isinstance(value, date | time) else value  # 2026-11-20 is a name, as no key is a date
+    @field_serializer("rule")
+    def _given_parameters(self, rule: UpdateRule | None) -> dict[str, Any]:
+        return {} if rule is None else rule.model_dump(exclude_unset=True)
 
 
-def override(raw: dict[str, Any], key: str, value: Any) -> None:
-    """Set `section.key` in the raw tables. Raises JobError where `key` has no section, or lies in what is no table."""
-    *tables, name = key.split(".")
-    if not tables or "" in (*tables, name):
-        raise JobError([f"--set {key}: write section.key=value, for example train.epochs=5"])
-    table = raw
-    for i, part in enumerate(tables, 1):
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            above = ".".join(tables[:i])
-            raise JobError([f"{key} = {value!r}: {above} is {table!r}, which has no keys to set; set {above} instead"])
-    table[name] = value
-
-
-def apply_settings(raw: dict[str, Any], settings: Iterable[str]) -> None:
-    """Set keys of the raw tables, each written "section.key=value". Raises JobError as `override` does."""
-    for setting in settings:
-        key, given, text = setting.partition("=")
-        if not given:
-            raise JobError([f"--set {setting}: write section.key=value, for example train.epochs=5"])
-        override(raw, key.strip(), parse_value(text.strip()))
-
-
-def parse_job(
-    raw: Mapping[str, Any],
-    *,
-    rules: Mapping[str, type[BaseModel]],
-    choices: Mapping[str, Iterable[str]],
-    further: Callable[[Job], Iterable[str]],
-) -> Job:
-    """Check the raw tables against the models, the rules' own parameters and the registries (`section.key` → names).
-
-    Raises JobError with every problem found: those of what is wrong by itself, and those that `further` and the
-    checks here see in the rest of the job.
-    """
-    problems: list[str] = []
-    wrong: set[tuple[int | str, ...]] = set()
-    try:
-        job = Job.model_validate(raw)
-    except ValidationError as error:
-        problems += _readable(error, Job)
-        wrong = {item["loc"][:2] for item in error.errors()}
-        job = Job.model_validate(_without(raw, wrong))
-    problems += _unknown_choices(job, choices)
-    problems += _contradictions(job)
-    problems += _too_many_increments(job.train) if ("train", "epochs") not in wrong else []
-    problems += _rule_problems(job, rules) if ("train", "strategy") not in wrong else []
-    problems += further(job)
-    if problems:
-        raise JobError(problems)
-    return job
-
-
-def _without(raw: Mapping[str, Any], wrong: set[tuple[int | str, ...]]) -> dict[str, Any]:
-    """The raw tables less these sections and keys."""
-    return {
-        section: {key: value for key, value in table.items() if (section, key) not in wrong}
-        for section, table in raw.items()
-        if (section,) not in wrong
-    }
-
-
-def _readable(error: ValidationError, model: type[BaseModel], *above: str) -> Iterator[str]:
-    """A line a problem; `above` is the section of the model that was checked."""
-    for item in error.errors():
-        loc = [str(part) for part in item["loc"]]
-        key, value = ".".join([*above, *loc]), f"{item['input']!r:.80}"
-        if item["type"] == "extra_forbidden":
-            yield f"{key}: unknown {'key' if '.' in key else 'section'}{_suggestion(model, loc)}"
-        elif item["type"] in ("model_type", "dict_type"):
-            yield f"{key} = {value}: write a table of keys"
-        else:
-            reason = item["msg"].removeprefix("Value error, ")
-            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_purpose(model, loc[0])}"
-
-
-def _purpose(model: type[BaseModel], name: str) -> str:
-    """What the model says of a key, where it says anything: why its value may not be another."""
-    field = model.model_fields.get(name)
-    return f"; {field.description}" if field and field.description else ""
-
-
-def _suggestion(model: Any, loc: list[str]) -> str:
-    """For an unknown key: the one section that has it, or else the nearest key of its own table."""
-    *tables, name = loc
-    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in getattr(f.annotation, "model_fields", ())]
-    if len(homes) == 1:
-        return f"; did you mean {homes[0]!r}?"
-    for table in tables:
-        model = model.model_fields[table].annotation
-    return nearest(name, model.model_fields)
-
-
-def _unknown_choices(job: Job, choices: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    for key, known in choices.items():
-        section, name = key.split(".")
-        value = getattr(getattr(job, section), name)
-        if value is not None and value not in (names := list(known)):
-            yield f"{key} = {value!r}: no such {name}{nearest(value, names)}"
-
-
-def _rule_problems(job: Job, rules: Mapping[str, type[BaseModel]]) -> Iterator[str]:
-    strategy = job.train.strategy
-    if strategy == "layer":
-        yield from (f"rule.{key}: strategy 'layer' has no rule; remove it" for key in job.rule)
-    elif strategy in rules:
-        try:
-            rules[strategy].model_validate(job.rule)
-        except ValidationError as error:
-            yield from _readable(error, rules[strategy], "rule")
-
-
-def _contradictions(job: Job) -> Iterator[str]:
-    model, cluster = job.model, job.cluster
-    if model.name and model.layers:
-        yield "model.name and model.layers: each describes the network; keep one"
-    if not model.relu and ":" not in (model.name or ""):
-        yield "model.relu = false: only the models C1:C2 leave it out; remove it, or choose one such as 50:500"
-    if cluster.scheduler and cluster.scheduler_file:
-        yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
-    if cluster.workers.given and not any(cluster.workers.given.values()):
-        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
-    yield from _training_contradictions(job.train)
-
-
-_SCHEDULE_KEYS = {"constant": (), "step": ("every", "factor"), "poly": ("power",)}
-
-
-def _training_contradictions(train: Train) -> Iterator[str]:
-    schedule = train.schedule
-    for key in ("every", "factor", "power"):
-        if key not in _SCHEDULE_KEYS[schedule.name] and _is_set(schedule, key):
-            yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
-    yield from _sharding_contradictions(train)
-    if train.partition == "udpa" and (train.increments or 1) > 1:
-        yield f"train.increments = {train.increments}: partition 'udpa' gives everything at once; remove it or use idpa"
-    if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
-        yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
-
-
-def _sharding_contradictions(train: Train) -> Iterator[str]:
-    if train.strategy == "layer":
-        for key in ("partition", "increments", "replica_size"):
-            if _is_set(train, key):
-                yield f"train.{key}: strategy 'layer' is one replica that sees every sample; remove it"
-    elif train.sub_batches > 1 and train.replica_size == 1:
-        yield (
-            f"train.sub_batches = {train.sub_batches}: only strategy 'layer' and groups cut minibatches; remove it, "
-            "or set train.replica_size"
-        )
-    if train.first_conv != "auto" and train.strategy != "layer" and train.replica_size == 1:
-        yield (
-            f"train.first_conv = {train.first_conv!r}: only strategy 'layer' and groups divide convolutions; remove "
-            "it, or set train.replica_size"
-        )
-    if train.sub_batches > train.batch_size:
-        yield (
-            f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "
-            "lower it or raise train.batch_size"
-        )
-
-
-def _is_set(table: Options, key: str) -> bool:
-    """Whether a key says something else than its default: a resolved job gives every key."""
-    return bool(getattr(table, key) != type(table).model_fields[key].default)
-
-
-def _too_many_increments(train: Train) -> Iterator[str]:
-    most = 2 * train.epochs - 1
-    if train.increments is not None and train.increments > most:
-        yield (
-            f"train.increments = {train.increments}: {train.epochs} epochs end before the last increment is given; "
-            f"use at most {most} or more epochs"
-        )
+def description_of(key: str) -> str:
+    """What `section.key` means, with its unit."""
+    section, name = key.split(".")
+    description = Job.model_fields[section].annotation.model_fields[name].description  # type: ignore[union-attr]
+    assert description, f"{key} has no description"
+    return description

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.errors import DataError
-from daskcnn.events import EpochEnded, Event, KernelsSharded, RunResumed, RunStarted
-from daskcnn.launch.resolve import resolve
-from daskcnn.launch.simulate import Scenario, learner_of, simulate
-from daskcnn.launch.simulation_text import constants_of
+from daskcnn.events import EpochEnded, Event
+from daskcnn.job.resolve import USUAL_INCREMENTS, resolve
+from daskcnn.launch.simulate import Scenario, constants_of, learner_of, simulate
+from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.ps.downpour import Downpour
+from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.report_tables import RunReport
+from daskcnn.show.step_breakdown import stacked
 from daskcnn.sim.cluster import Cluster, Server, Worker, kinds
 from daskcnn.sim.papers_step import ceiling
 from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
-
-Curve = tuple[Sequence[float], Sequence[float]]
 
 STRATEGIES = [("agwu", "idpa"), ("agwu", "udpa"), ("sgwu", "idpa"), ("sgwu", "udpa")]
 SIZES = (5, 10, 15, 20, 25, 30, 35)
@@ -46,31 +46,7 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 """Parameters with which every rule learns the small problem in a few epochs."""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """Curves by name over one axis. like: the figures of the papers that it repeats. doubling: x goes in powers of 2.
-
-    stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
-    the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
-    curves, of which each point stands by itself. Nothing is below 0.
-    """
-
-    name: str
-    title: str
-    like: str
-    x: str
-    y: str
-    curves: Mapping[str, Curve]
-    doubling: bool = False
-    levels: Mapping[str, float] = field(default_factory=dict)
-    marks: Mapping[str, float] = field(default_factory=dict)
-    stacked: bool = False
-    rates: bool = False
-    ticks: Sequence[str] = ()
-    points: Mapping[str, Curve] = field(default_factory=dict)
-
-
-def figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
+def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
     """All of them, one after the other."""
     yield from _accuracy(chosen, seed)
     yield _time_by_samples(chosen, seed)
@@ -115,14 +91,14 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
 def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:
     """The same job by another rule and partitioner, their parameters the usual ones."""
     job = chosen.job
-    increments = 1 if partition == "udpa" else min(4, 2 * job.train.epochs - 1)
+    increments = 1 if PARTITIONERS[partition].at_once else min(USUAL_INCREMENTS, 2 * job.train.epochs - 1)
     train = job.train.model_copy(
         update={"strategy": strategy, "partition": partition, "increments": increments, "early_stopping": None}
     )
-    return replace(chosen, job=job.model_copy(update={"train": train, "rule": {}}))
+    return replace(chosen, job=job.model_copy(update={"train": train, "rule": RULES[strategy]()}))
 
 
-def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[Report]]]:
+def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
     """Every strategy's reports of these cases, by its name."""
     for strategy, partition in STRATEGIES:
         found = [simulate(_of_strategy(case, strategy, partition), seed=seed).report for case in cases]
@@ -143,7 +119,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     cases = [replace(chosen, cluster=chosen.cluster.of_size(size)) for size in SIZES]
     found = dict(_reports(chosen, seed, cases))
 
-    def curves(figure: Callable[[Report], float]) -> dict[str, Curve]:
+    def curves(figure: Callable[[RunReport], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
 
     x, like = "workers", "BPT-CNN fig. 12 and 14"
@@ -155,7 +131,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", curves(_balance))
 
 
-def _balance(report: Report) -> float:
+def _balance(report: RunReport) -> float:
     return report.balance.balance or 0.0 if report.balance else 0.0
 
 
@@ -204,12 +180,6 @@ def equal_devices(pattern: Worker, link: float, devices: int) -> Cluster:
     return Cluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
 
 
-PARTS = ("communication", "convolutions", "the rest")
-MILLI = 1e3
-GAP = 0.8
-"""Between the bars of two runs, in bars."""
-
-
 def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
     """What a step is made of, by the number of equal devices of each kind, over the slowest link."""
     for kind, pattern in kinds(chosen.cluster).items():
@@ -217,78 +187,6 @@ def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
         bars = {f"{devices}": (step.comm, step.conv, step.comp) for devices, step in zip(DEVICES, steps, strict=True)}
         title = f"A step's parts over {LINKS[0] / 1e6:g} MB/s, devices like {pattern.name}"
         yield stacked(f"layer-step-{kind}", title, "Marques et al. fig. 9 and 10", f"{kind} devices", bars)
-
-
-def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequence[float]]) -> Figure:
-    """Bars by what stands below them: seconds of communication, of the slowest convolutions, of the rest."""
-    xs = range(len(bars))
-    curves = {part: (xs, [bar[i] for bar in bars.values()]) for i, part in enumerate(PARTS)}
-    return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
-
-
-def step_parts(runs: Mapping[str, Sequence[Event]]) -> Figure:
-    """Milliseconds of a step of sharded runs, from their logs by name: of each, the papers' bar and one a worker.
-
-    The papers' bar is `breakdown`; a worker's communication is all in which it does not compute (`tables.StepParts`).
-    Raises DataError naming the run whose log has no epoch of sharded layers.
-    """
-    places: list[float] = []
-    bars: list[tuple[str, tuple[float, float, float]]] = []
-    for run, log in runs.items():
-        begin = places[-1] + 1 + GAP if places else 0.0
-        own = [(run, _parts_of(run, log)), *((w, (p.comm, p.conv, p.comp)) for w, p in tables(log).breakdown.items())]
-        places += [begin + i for i in range(len(own))]
-        bars += own
-    return Figure(
-        "breakdown",
-        "What a step of sharded layers takes",
-        "Marques et al. fig. 6 and 8",
-        "runs by the papers' definition, each with its workers beside it",
-        "milliseconds a step",
-        {part: (places, [MILLI * parts[i] for _, parts in bars]) for i, part in enumerate(PARTS)},
-        stacked=True,
-        ticks=[name for name, _ in bars],
-    )
-
-
-def _parts_of(run: str, log: Iterable[Event]) -> tuple[float, float, float]:
-    try:
-        return breakdown(log)
-    except DataError as error:
-        raise DataError(f"{run}: {error}") from error
-
-
-def breakdown(events: Iterable[Event]) -> tuple[float, float, float]:
-    """Seconds a step of communication, convolutions and the rest, as the papers define them, of a sharded run's log.
-
-    Convolutions: of the worker that takes the longest for its shards, with the layers that are spread with them. The
-    rest: of home, besides its shards. Communication is what remains. Raises DataError where the log has no epoch.
-    """
-    seconds = conv = comp = 0.0
-    steps = 0
-    for epoch, home, made in _sharded_epochs(events):
-        shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
-        conv += max(shards.values())
-        comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
-        seconds, steps = seconds + epoch.seconds, steps + made
-    if not steps:
-        raise DataError(
-            reason="this log has no epoch of sharded layers", remedy="give a run of strategy 'layer' that ended one"
-        )
-    return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
-
-
-def _sharded_epochs(events: Iterable[Event]) -> Iterator[tuple[EpochEnded, str, int]]:
-    """Every epoch's event, its home, and how many steps it made: a resumed run makes some again."""
-    home, before = None, 0
-    for event in events:
-        if isinstance(event, RunStarted | RunResumed):
-            before = event.step if isinstance(event, RunResumed) else 0
-        elif isinstance(event, KernelsSharded):
-            home = event.home
-        elif isinstance(event, EpochEnded) and home is not None:
-            yield event, home, event.step - before
-            before = event.step
 
 
 # --- Hegde and Usmani ---
@@ -302,7 +200,7 @@ def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
         server = Server(bandwidth=LINKS[1])
     case = _of_strategy(chosen, "downpour", "udpa")
     train = case.job.train.model_copy(update={"epochs": 1})
-    case = replace(case, job=case.job.model_copy(update={"train": train, "rule": {"n_fetch": 1 << 20}}))
+    case = replace(case, job=case.job.model_copy(update={"train": train, "rule": Downpour(n_fetch=1 << 20)}))
     cluster = Cluster(server=server, costs=chosen.cluster.costs, worker=[first])
     saturation = constants_of(replace(case, cluster=cluster)).saturation or 1.0
     sizes = sorted({max(1, round(saturation * share)) for share in (0.05, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2)})

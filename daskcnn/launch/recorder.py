@@ -13,7 +13,7 @@ from typing import Any
 
 from daskcnn.errors import DataError, NotKept
 from daskcnn.events import CheckpointWritten, Event, Warned
-from daskcnn.launch.resolve import Prepared
+from daskcnn.launch.prepared_job import Prepared
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint

@@ -15,10 +15,10 @@ from daskcnn.runs.log import read_events
 from daskcnn.show.comparison import Comparison
 from daskcnn.show.comparison import compare as compare_reports
 from daskcnn.show.history import ROUND_COLUMNS
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.report_tables import RunReport, tables
 
 
-def report(run: str) -> Report:
+def report(run: str) -> RunReport:
     """The figures of the run in a folder, or of an event log. Raises DataError where there is none or it is damaged."""
     found = tables(events(run))
     return replace(found, start=found.start.model_copy(update={"run": run}))  # the folder may have been moved since
@@ -52,7 +52,7 @@ def _log(path: Path) -> Path:
     return log
 
 
-def rounds_csv(report: Report) -> str:
+def rounds_csv(report: RunReport) -> str:
     """A line for every worker's round, under the names of `ROUND_COLUMNS`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -61,7 +61,7 @@ def rounds_csv(report: Report) -> str:
     return text.getvalue()
 
 
-def write_rounds(report: Report, path: str) -> None:
+def write_rounds(report: RunReport, path: str) -> None:
     """Write them to a file. Raises DataError where it cannot be written."""
     try:
         Path(path).write_text(rounds_csv(report), encoding="utf-8")

@@ -16,23 +16,24 @@ from daskcnn.conv import ConvSpec
 from daskcnn.errors import DataError, JobError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.network import convolutions, initial_weights, network_of
-from daskcnn.job.tables import Job, apply_settings, read_job_file
-from daskcnn.launch.resolve import find_dataset, resolve
+from daskcnn.job.resolve import resolve
+from daskcnn.job.sources import apply_settings, read_job_file
+from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.prepared_job import find_dataset
+from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
-from daskcnn.show.report_tables import Report, tables
+from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.sim.cluster import Cluster, read_cluster, to_toml
+from daskcnn.sim.costs import Constants
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
 from daskcnn.sim.papers_step import Sharding, sharded_events
 from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
-from daskcnn.store import Dataset, Described, open_dataset
+from daskcnn.store import DATASETS, Dataset, Described, open_dataset
 from daskcnn.training.replica import Replica
-
-KNOWN = {"cifar10": (50_000, (32, 32, 3)), "mnist": (60_000, (28, 28, 1)), "synthetic": (8_000, (32, 32, 3))}
-"""Training images and (H, W, C) of the data sets by name, all of ten classes: a simulation needs no more of them."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Images:
     """Stands for a data set that is not here."""
 
     shape: tuple[int, int, int]
-    classes: tuple[str, ...] = tuple("0123456789")
+    classes: tuple[str, ...]
     deviation: float = 1.0
 
     @property
@@ -61,12 +62,17 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
-        return self.job.train.strategy == "layer"
+        return self.job.train.strategy == LAYER
 
     @property
     def workload(self) -> Workload:
         """Of a data-parallel job."""
         return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
+
+    @property
+    def formulas(self) -> Constants | Sharding:
+        """What the papers' formulas say of it: the constants of a data-parallel job, or the step of sharded kernels."""
+        return self.sharding(self.cluster) if self.sharded else constants_of(self)
 
     @property
     def about(self) -> dict[str, Any]:
@@ -117,7 +123,7 @@ class Simulated:
 
     scenario: Scenario
     events: list[Event]
-    report: Report
+    report: RunReport
 
 
 def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario:
@@ -158,8 +164,9 @@ def _images(job: Job) -> tuple[Described, int]:
     if "://" in path or Path(path).exists():
         dataset = open_dataset(path, limit=job.data.limit)
         return dataset, len(dataset.train)
-    train, shape = KNOWN[job.data.name]
-    return Images(shape), min(train, job.data.limit or train)
+    known = DATASETS[job.data.name]
+    images = Images(known.shape, tuple(map(str, range(known.classes))))
+    return images, min(known.training_samples, job.data.limit or known.training_samples)
 
 
 def _cluster(source: str) -> Cluster:
@@ -168,7 +175,7 @@ def _cluster(source: str) -> Cluster:
         return read_cluster(path)
     run = RunDirectory.open(path)
     events, job = read_events(path / "events.jsonl"), resolve(run.job())
-    if job.train.strategy == "layer":
+    if job.train.strategy == LAYER:
         return _with_overhead(scenario_of(job, sharded_cluster(events), source), step_seconds(events))
     return measured_cluster(events, _workload_of_log(job, events))
 
@@ -251,3 +258,29 @@ def write_cluster(chosen: Scenario, file: str) -> None:
         Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
     except OSError as error:
         raise DataError(file, error.strerror or error, "give a file that may be written") from error
+
+
+def constants_of(chosen: Scenario) -> Constants:
+    """Hegde and Usmani's letters for this job and cluster: of its workers the middle one, of the run its updates."""
+    workload, cluster = chosen.workload, chosen.cluster
+    members = sorted(cluster.members(), key=lambda member: member.seconds)
+    middle, server = members[len(members) // 2], cluster.server.split(workload.shards)
+    bandwidth = min(b for b in (middle.bandwidth, server.bandwidth, np.inf) if b is not None)
+    between = workload.rule.n_push if isinstance(workload.rule, Downpour) else 1
+    receive = workload.nbytes / server.bandwidth if server.bandwidth else 0.0
+    merge = workload.nbytes / server.merge_rate if server.merge_rate else 0.0
+    H, W, C = chosen.images.shape
+    return Constants(
+        k=len(members),
+        p=workload.numbers,
+        D=workload.samples,
+        q=middle.threads,
+        theta=-(-workload.samples * workload.epochs // (workload.batch_size * between)),
+        T=between * workload.batch_size * middle.seconds,
+        tau=max(receive, merge),
+        add=merge / workload.numbers,
+        B=float(bandwidth),
+        L=middle.latency + cluster.costs.exchange,
+        itemsize=np.dtype(workload.wire).itemsize,
+        sample_bytes=H * W * C,
+    )

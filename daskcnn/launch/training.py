@@ -26,15 +26,15 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resolve import Prepared, checked_job, find_dataset
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, facts_of, to_state
+from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
-from daskcnn.show.summary import build_summary, worker_totals
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -214,7 +214,7 @@ def _start_event(recorder: Recorder) -> RunStarted:
         partition=job.train.partition,
         increments=job.train.increments,
         replica_size=job.train.replica_size,
-        rule=job.rule,
+        rule=job.model_dump(include={"rule"})["rule"],
         dataset=prepared.dataset.name,
         model=job.model.name or f"{len(job.model.layers or ())} layers",
         epochs=job.train.epochs,
@@ -269,7 +269,7 @@ def _train(
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
     """What drives a run of this job."""
-    return LayerSharded if job.train.strategy == "layer" else DataParallel
+    return LayerSharded if job.train.strategy == LAYER else DataParallel
 
 
 def _summary(

@@ -6,7 +6,7 @@ from daskcnn.nn.losses import LOSSES, Loss, correct
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import LayerSummary, describe, init_network, loss_and_gradients, predict, summarise
 from daskcnn.nn.optimizer import SGD
-from daskcnn.nn.schedule import SCHEDULES, Schedule
+from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
 from daskcnn.nn.tree import leaves, map_leaves
@@ -24,7 +24,7 @@ __all__ = [
     "Layout",
     "Loss",
     "Params",
-    "Schedule",
+    "RateSchedule",
     "Sequential",
     "Shape",
     "State",

@@ -91,6 +91,11 @@ class Layer(ABC):
         """
         return None
 
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether an output depends on other samples of the minibatch too, so that a minibatch cannot be cut."""
+        return False
+
     def initial_before(self, after: Initializer) -> Initializer:
         """Return the initializer for weights in front of this layer; `after` is the one that the next layer asks for.
 

@@ -21,7 +21,7 @@ ALL = slice(None)
 """Every channel."""
 
 
-class Local(Layer):
+class LocalLayer(Layer):
     """Base of layers without parameters, each block of whose output depends on one block of the input.
 
     A block is a part (h, w, n, C) of a map. Vectors are maps of one pixel.
@@ -32,11 +32,11 @@ class Local(Layer):
         """Return how many pixels a side belong to one output pixel; None if blocks of this input would share pixels."""
 
     @abstractmethod
-    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
         """Note the steps of a block's forward pass with `block.do`; return (y, residual for `block_backward`)."""
 
     @abstractmethod
-    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
         """Note the steps of a block's backward pass; return dx. They may overwrite the residual and dy, but not x."""
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
@@ -52,17 +52,17 @@ class Local(Layer):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """A layer of a chain."""
 
-    layer: Local
+    layer: LocalLayer
     salt: int
     side: int
     """How many pixels a side of its input belong to one pixel of the chain's output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BlockPlace:
     """The place of a block: rows and columns of the chain's output, and samples."""
 
     rows: slice
@@ -74,27 +74,27 @@ class Part:
         return x[_times(self.rows, side), _times(self.columns, side), self.samples]
 
 
-class View:
+class BlockView:
     """Stands for a part of a map in the steps of a block, which are noted before the block's place is known."""
 
-    def __init__(self, example: Array, at: Callable[[Part], Array]) -> None:
+    def __init__(self, example: Array, at: Callable[[BlockPlace], Array]) -> None:
         self.at = at
         self.shape, self.dtype = example.shape, example.dtype
         self._example = example
 
     @classmethod
-    def of(cls, x: Array, side: int, part: Part) -> View:
+    def of(cls, x: Array, side: int, part: BlockPlace) -> BlockView:
         """Return the view of a map x with `side` pixels a side for each output pixel.
 
         `part` is any block of this shape.
         """
         return cls(part.of(x, side), lambda part: part.of(x, side))
 
-    def __getitem__(self, index: Any) -> View:
-        return View(self._example[index], lambda part: self.at(part)[index])
+    def __getitem__(self, index: Any) -> BlockView:
+        return BlockView(self._example[index], lambda part: self.at(part)[index])
 
 
-class Block:
+class BlockSteps:
     """Steps for blocks of one shape: calls on arrays of a thread's arena, noted once and run for every block.
 
     Noting once matters: a block has a hundred thousand numbers, and NumPy takes a few microseconds for a step.
@@ -105,15 +105,15 @@ class Block:
         self.xp, self.dtype, self.training, self.goes_back = ctx.device.xp, x.dtype, ctx.training, goes_back
         self.vectors, self.channel = x.ndim == 2, ctx.channel
         self.arena = arena(ctx.device, x.nbytes)
-        self.link: Link
+        self.link: ChainLink
         self.target: Any = None
         """Where the current layer writes its result, if it is the last one."""
         self.ends = True
         """Whether the current layer is the last one: no other layer needs its result."""
-        self.part: Part
+        self.part: BlockPlace
         self.keys: Array | None = None
         self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = []
-        self._views: list[tuple[Any, Any, View]] = []
+        self._views: list[tuple[Any, Any, BlockView]] = []
 
     def take(self, shape: Shape, dtype: Any = None) -> Array:
         """Return uninitialised memory for this block. Inside `with block.arena:` it is valid until the scope ends."""
@@ -123,7 +123,7 @@ class Block:
         """Return where the layer writes its result: the map itself, else `free` (unused memory), or a new array."""
         if self.target is not None:
             return self.target
-        return self.take(shape) if free is None or isinstance(free, View) else free
+        return self.take(shape) if free is None or isinstance(free, BlockView) else free
 
     def do(self, function: Callable[..., Any], *arguments: Any, out: Array) -> Array:
         """Note a call that writes to `out`, which is returned."""
@@ -137,10 +137,10 @@ class Block:
 
     def _note(self, function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> None:
         self._steps.append((function, arguments, named))
-        self._views += [(arguments, i, a) for i, a in enumerate(arguments) if isinstance(a, View)]
-        self._views += [(named, name, a) for name, a in named.items() if isinstance(a, View)]
+        self._views += [(arguments, i, a) for i, a in enumerate(arguments) if isinstance(a, BlockView)]
+        self._views += [(named, name, a) for name, a in named.items() if isinstance(a, BlockView)]
 
-    def run(self, part: Part | None = None, keys: Array | None = None) -> None:
+    def run(self, part: BlockPlace | None = None, keys: Array | None = None) -> None:
         """Make the calls, with the views at this part of the maps, whose samples have these keys."""
         if part is not None:
             self.part, self.keys = part, keys
@@ -154,7 +154,7 @@ class Block:
 class Chain:
     """Local layers that run together, one after the other."""
 
-    links: tuple[Link, ...]
+    links: tuple[ChainLink, ...]
 
     @classmethod
     def of(cls, layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
@@ -162,17 +162,17 @@ class Chain:
 
         Layers come with their salts.
         """
-        found: list[tuple[Local, int, int]] = []
+        found: list[tuple[LocalLayer, int, int]] = []
         for layer, salt in layers:
-            window = layer.window(in_shape) if isinstance(layer, Local) else None
-            if not isinstance(layer, Local) or window is None:
+            window = layer.window(in_shape) if isinstance(layer, LocalLayer) else None
+            if not isinstance(layer, LocalLayer) or window is None:
                 break
             found.append((layer, salt, window))
             in_shape = layer.out_shape(in_shape)
         side, links = 1, []
         for layer, salt, window in reversed(found):
             side *= window
-            links.append(Link(layer, salt, side))
+            links.append(ChainLink(layer, salt, side))
         return cls(tuple(reversed(links)))
 
     @property
@@ -185,8 +185,8 @@ class Chain:
         x_map = _as_map(x)
         y = ctx.device.xp.empty(self._out_shape(x_map.shape), x.dtype)
 
-        def note(block: Block, part: Part) -> None:
-            self._forward(View.of(x_map, self.side, part), block, View.of(y, 1, part))
+        def note(block: BlockSteps, part: BlockPlace) -> None:
+            self._forward(BlockView.of(x_map, self.side, part), block, BlockView.of(y, 1, part))
 
         self._over_blocks(note, x, ctx, goes_back=False)
         return y if x is x_map else y[0, 0]
@@ -201,15 +201,15 @@ class Chain:
         C = x_map.shape[-1]
         dx = ctx.device.xp.empty((*x_map.shape[:-1], len(range(C)[wanted])), x.dtype)
 
-        def note(block: Block, part: Part) -> None:
-            residuals = self._forward(View.of(x_map, self.side, part), block, None)
-            back = _widened(View.of(dy_map, 1, part), given, C, block)
-            self._backward(residuals, back, block, View.of(dx, self.side, part), wanted)
+        def note(block: BlockSteps, part: BlockPlace) -> None:
+            residuals = self._forward(BlockView.of(x_map, self.side, part), block, None)
+            back = _widened(BlockView.of(dy_map, 1, part), given, C, block)
+            self._backward(residuals, back, block, BlockView.of(dx, self.side, part), wanted)
 
         self._over_blocks(note, x, ctx, goes_back=True)
         return dx if x is x_map else dx[0, 0]
 
-    def _forward(self, x: Any, block: Block, target: View | None) -> list[Residual]:
+    def _forward(self, x: Any, block: BlockSteps, target: BlockView | None) -> list[Residual]:
         """Note the pass of x through the layers to the target, if any; return the layers' residuals."""
         residuals = []
         for block.link in self.links:
@@ -220,7 +220,9 @@ class Chain:
         self._finish(x, block)
         return residuals
 
-    def _backward(self, residuals: list[Residual], dy: Any, block: Block, target: View, wanted: slice) -> None:
+    def _backward(
+        self, residuals: list[Residual], dy: Any, block: BlockSteps, target: BlockView, wanted: slice
+    ) -> None:
         """Note the way of dy back to the target, which has the wanted channels."""
         for block.link, kept in zip(reversed(self.links), reversed(residuals), strict=True):
             block.target = target if block.link is self.links[0] and wanted == ALL else None
@@ -229,7 +231,7 @@ class Chain:
         self._finish(dy[..., wanted] if wanted != ALL else dy, block)
 
     @staticmethod
-    def _finish(result: Any, block: Block) -> None:
+    def _finish(result: Any, block: BlockSteps) -> None:
         if block.target is not None and result is not block.target:
             block.copy(result, block.target)
 
@@ -237,32 +239,34 @@ class Chain:
         H, W, N, C = x_shape
         return H // self.side, W // self.side, N, C
 
-    def _over_blocks(self, note: Callable[[Block, Part], None], x: Array, ctx: Context, *, goes_back: bool) -> None:
+    def _over_blocks(
+        self, note: Callable[[BlockSteps, BlockPlace], None], x: Array, ctx: Context, *, goes_back: bool
+    ) -> None:
         """Run the steps that `note` gives a block on all blocks of x."""
         device, x_map = ctx.device, _as_map(x)
         keys = None if ctx.keys is None else device.backend.from_host(ctx.keys)
 
-        def work(queue: Iterator[Part]) -> None:
-            noted: dict[Shape, Block] = {}
+        def work(queue: Iterator[BlockPlace]) -> None:
+            noted: dict[Shape, BlockSteps] = {}
             for part in queue:
                 shape = part.of(x_map, self.side).shape
                 if shape not in noted:
-                    noted[shape] = Block(ctx, x, goes_back=goes_back)
+                    noted[shape] = BlockSteps(ctx, x, goes_back=goes_back)
                     note(noted[shape], part)
                 noted[shape].run(part, None if keys is None else keys[part.samples])
 
         share(device, work, self._parts(x_map, block_bytes(device, x.nbytes)))
 
-    def _parts(self, x: Array, limit: int) -> list[Part]:
+    def _parts(self, x: Array, limit: int) -> list[BlockPlace]:
         """Return blocks of about `limit` bytes: all samples of a few pixels, or a few samples of one output pixel."""
         H, W, N, C = self._out_shape(x.shape)
         fit = max(1, limit // (self.side**2 * C * x.dtype.itemsize))  # pixels of the output and samples, multiplied
         samples, columns = cut(N, fit), cut(W, fit // N)
         rows = cut(H, fit // (N * W))
-        return [Part(h, w, n) for h in rows for w in columns for n in samples]
+        return [BlockPlace(h, w, n) for h in rows for w in columns for n in samples]
 
 
-def _widened(dy: View, given: slice, channels: int, block: Block) -> Array | View:
+def _widened(dy: BlockView, given: slice, channels: int, block: BlockSteps) -> Array | BlockView:
     """Return the gradient of all channels from that of some, in the block's memory."""
     if given == ALL:
         return dy

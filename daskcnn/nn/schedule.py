@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import floor
 from typing import Protocol
 
 
-class Schedule(Protocol):
+class RateSchedule(Protocol):
     """The learning rate at a moment of the run, from the job's `lr`."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
@@ -15,7 +16,7 @@ class Schedule(Protocol):
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantRate:
     """lr throughout."""
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
@@ -23,8 +24,17 @@ class Constant:
         return lr
 
 
+ROUNDING = 1e-9
+"""Of a period: an epoch this near to a change counts as there.
+
+Epochs are computed as progress · epochs, which may round below the whole number that it stands for: by about
+4e-16 · epochs, so this holds for 2 million periods. A minibatch that truly begins before the change does so by more, in
+periods of fewer than 1e9 minibatches.
+"""
+
+
 @dataclass(frozen=True)
-class Step:
+class StepDecay:
     """lr times `factor` after every `every` epochs (Theano-MPI §4)."""
 
     every: float
@@ -38,11 +48,11 @@ class Step:
 
     def rate(self, lr: float, progress: float, epoch: float) -> float:
         """Return lr · factor^(whole periods of `every` epochs)."""
-        return float(lr * self.factor ** (epoch // self.every))
+        return float(lr * self.factor ** floor(epoch / self.every + ROUNDING))
 
 
 @dataclass(frozen=True)
-class Poly:
+class PolyDecay:
     """lr · (1 - progress)^power. Theano-MPI §4 has 0.5, the default here; 1 falls linearly."""
 
     power: float = 0.5
@@ -56,8 +66,8 @@ class Poly:
         return float(lr * max(0.0, 1 - progress) ** self.power)
 
 
-SCHEDULES: dict[str, type[Constant] | type[Step] | type[Poly]] = {
-    "constant": Constant,
-    "step": Step,
-    "poly": Poly,
+SCHEDULES: dict[str, type[ConstantRate] | type[StepDecay] | type[PolyDecay]] = {
+    "constant": ConstantRate,
+    "step": StepDecay,
+    "poly": PolyDecay,
 }

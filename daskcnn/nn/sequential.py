@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -71,6 +73,11 @@ class Sequential(Layer):
         behind = accumulate(reversed(self.layers[1:]), lambda a, child: child[1].initial_before(a), initial=after)
         return list(behind)[::-1]
 
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether any child does."""
+        return any(layer.mixes_samples for _, layer in self.layers)
+
     def initial_before(self, after: Initializer) -> Initializer:
         """Return the initializer that the first child asks for."""
         return self.layers[0][1].initial_before(self._initial(after)[0])
@@ -95,7 +102,21 @@ class Sequential(Layer):
 
     def _chain(self, start: int, in_shape: Shape, ctx: Context) -> Chain:
         """Return the chain of local layers that begins with this child; it is empty if the child is not local."""
-        return Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
+        place = start, in_shape, ctx.salt
+        chain = self._chains.get(place)
+        if chain is None:
+            chain = Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
+            self._chains[place] = chain
+        return chain
+
+    @cached_property
+    def _chains(self) -> dict[tuple[int, Shape, int], Chain]:
+        """The chains by first child, its input's shape and the network's salt: found once, not by each minibatch."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the layers alone: chains are found where they are needed."""
+        return {"layers": self.layers}
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return (dx, gradients). Without `ctx.need_dx` it stops at the first child that has parameters."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from difflib import get_close_matches
 from typing import Any, get_args, get_type_hints
 
+from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.sequential import Sequential
@@ -36,11 +36,11 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     if kind is None:
         raise ValueError(f'{entry}: the key "layer" is missing; it is one of {", ".join(LAYERS)}')
     if not isinstance(kind, str) or kind not in LAYERS:
-        raise ValueError(f'layer = "{kind}": there is none of this name; {nearest(kind, LAYERS)}')
+        raise ValueError(f'layer = "{kind}": there is none of this name{nearest(kind, LAYERS)}')
     layer = LAYERS[kind]
     known: dict[str, Field[Any]] = {field.name: field for field in fields(layer)}  # type: ignore[arg-type]
     for name in options.keys() - known.keys():
-        raise ValueError(f"{name}: {kind} has no such option; {nearest(name, known)}")
+        raise ValueError(f"{name}: {kind} has no such option{nearest(name, known)}")
     if missing := [name for name, field in known.items() if field.default is MISSING and name not in options]:
         raise ValueError(f"{kind} needs {', '.join(missing)}")
     _check_types(kind, layer, options)
@@ -61,12 +61,3 @@ def _is_a(value: object, wanted: type) -> bool:
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
-
-
-def nearest(name: object, names: Iterable[str]) -> str:
-    """Return a remedy for a wrong name: the nearest right one, or all of them."""
-    names = list(names)
-    match = get_close_matches(str(name), names, 1)
-    if match:
-        return f'did you mean "{match[0]}"?'
-    return f"it is one of {', '.join(names)}" if names else "it has none"

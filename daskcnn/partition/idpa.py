@@ -18,7 +18,7 @@ class IDPA(Partitioner):
     targets add up. floor(N/A) loses N mod A samples; here the last increment takes them. `idpa-paper` keeps eq. 3.
     """
 
-    laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional"})
+    laws: ClassVar[frozenset[str]] = frozenset({"complete", "proportional", "served"})
 
     def weights(self, seconds: Sequence[float]) -> list[float]:
         """Return speeds: samples per second, relative to the fastest."""

@@ -11,12 +11,13 @@ from daskcnn.partition.idpa import IDPA
 
 @dataclass(frozen=True)
 class IDPAPaper(IDPA):
-    """BPT-CNN eq. 2-5, clamped: n'_j = floor(N/A)·a·t̄ / (m·t̄_j); the last worker takes the rest.
+    """BPT-CNN eq. 2-5 with bounds: n'_j = floor(N/A)·a·t̄ / (m·t̄_j); the last worker takes the rest.
 
     t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. Taken to
-    the letter the formula may ask for negative counts. Clamped means: no worker loses samples, no worker gets more than
-    the increment still has, and every worker gets one in the first increment. The paper drops N mod A samples; here the
-    last increment takes them, as in `idpa`.
+    the letter the formula may ask for negative counts. The paper says nothing of that; these bounds are ours. No worker
+    loses samples. No worker gets more than the increment still has. Every worker gets a sample in the first increment,
+    where that has as many as there are workers. The paper drops N mod A samples; here the last increment gives them
+    out, as in `idpa`.
     """
 
     laws: ClassVar[frozenset[str]] = frozenset({"complete"})

@@ -23,11 +23,14 @@ class Partitioner(ABC):
     """Gives the samples out in `increments` steps. Raises ValueError for less than one.
 
     `laws` names what the law suite checks of this class, besides that parts are disjoint and only grow: "complete" (no
-    sample is free after the last increment), "proportional" (targets by speed) or "equal".
+    sample is free after the last increment), "proportional" (targets by speed), "equal", or "served" (no worker gets a
+    second sample while another has none). `at_once` says whether all samples are given out in one increment, however
+    many are asked for.
     """
 
     increments: int = 4
     laws: ClassVar[frozenset[str]]
+    at_once: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.increments < 1:
@@ -135,12 +138,15 @@ class Partitioner(ABC):
         """Return what each worker has after a synchronous increment. No size falls (the excess is shared).
 
         No size is 0 while there are samples for all: a worker without samples has no round, so it would never be
-        measured again, and never push.
+        measured again, and never push. An increment with fewer samples than workers goes to those that have none, the
+        fastest first.
         """
         given = self._given_after(allocation, increment)
         have = list(allocation.sizes().values())
-        at_least_one = [max(size, 1) for size in have]
-        low = at_least_one if sum(at_least_one) <= given else have
+        low = list(have)
+        without = sorted((i for i, size in enumerate(have) if not size), key=times.__getitem__)
+        for index in without[: given - sum(have)]:
+            low[index] = 1
         return level(given, self.weights(times), low, [given] * len(have))
 
     def _shares(self, times: list[float]) -> list[float]:

@@ -13,7 +13,8 @@ from daskcnn.partition.partitioner import Partitioner
 class UDPA(Partitioner):
     """Equal parts, all at once: there is one increment, whatever number is asked for."""
 
-    laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal"})
+    laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal", "served"})
+    at_once: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -24,14 +24,34 @@ class ADMM(UpdateRule):
 
     barrier: ClassVar[bool] = True
     fewest: ClassVar[int] = 2
-    rho: float = Field(0.01, ge=0.0, description="below 0 it would drive the replicas apart")
-    every: int = Field(0, ge=0, description="it counts the steps between two meetings; 0 is the round's end")
-    from_center: bool = False
+    rho: float = Field(
+        0.01,
+        ge=0.0,
+        description="Strength of the term that holds replicas and center together.",
+        json_schema_extra={"because": "below 0 it would drive the replicas apart"},
+    )
+    every: int = Field(
+        0,
+        ge=0,
+        description="Steps between two meetings; 0 is the round's end.",
+        json_schema_extra={"because": "it counts the steps between two meetings; 0 is the round's end"},
+    )
+    from_center: bool = Field(
+        False, description="Whether a replica goes on from the center, instead of its own weights."
+    )
 
     @property
     def period(self) -> int | None:
         """Steps from one push to the next."""
         return self.every or None
+
+    def problems_with_groups(self, size: int) -> Iterator[str]:
+        """Groups do not compute the proximal term."""
+        if self.rho > 0:
+            yield (
+                f"rule.rho = {self.rho:g}: its term in every step is not built for groups of workers "
+                f"(train.replica_size = {size}); use 0, another strategy, or a replica_size of 1"
+            )
 
     def local_step(self, grads: Vector, local: Local) -> Vector:
         """The gradients of the loss and of the proximal term: + ρ·(w - z + u)."""

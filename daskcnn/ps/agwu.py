@@ -24,8 +24,16 @@ class AGWU(AccuracyWeighted, Asynchronous):
     accuracy_floor: Q counts as at least this. The paper has 0, where ten classes start near Q = 0.1.
     """
 
-    attenuation: Literal["paper", "staleness"] = "paper"
-    accuracy_floor: float = Field(0.0, ge=0.0, le=1.0, description="it stands for an accuracy")
+    attenuation: Literal["paper", "staleness"] = Field(
+        "paper", description="Formula of γ: BPT-CNN eq. 9, or by the push's staleness alone."
+    )
+    accuracy_floor: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Least Q that a push counts with.",
+        json_schema_extra={"because": "it stands for an accuracy"},
+    )
 
     def payload(self, local: Local) -> Vector:
         """The increment W_j - W_base, so that the server need not keep old centers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -23,9 +23,19 @@ class BSP(UpdateRule):
     """
 
     barrier: ClassVar[bool] = True
-    combine: Literal["average", "sum"] = "average"
-    every: int = Field(1, ge=0, description="it counts the steps between two meetings; 0 is the round's end")
-    exchange: Literal["allreduce", "asa", "asa16"] = "allreduce"
+    combine: Literal["average", "sum"] = Field(
+        "average", description="What is merged: the mean of the weights, or the sum of their updates."
+    )
+    every: int = Field(
+        1,
+        ge=0,
+        description="Steps between two meetings; 0 is the round's end.",
+        json_schema_extra={"because": "it counts the steps between two meetings; 0 is the round's end"},
+    )
+    exchange: Literal["allreduce", "asa", "asa16"] = Field(
+        "allreduce",
+        description="How replicas meet: through the server, or peer to peer in the wire's number type or in float16.",
+    )
 
     @property
     def period(self) -> int | None:
@@ -35,6 +45,31 @@ class BSP(UpdateRule):
     def rate(self, replicas: int) -> float:
         """The number of replicas, where a mean would divide the step by it."""
         return float(replicas) if self.combine == "average" else 1.0
+
+    @property
+    def serverless(self) -> bool:
+        """Whether they meet peer to peer."""
+        return self.exchange != "allreduce"
+
+    def wire(self, asked: str) -> str:
+        """float16 with "asa16"."""
+        return "float16" if self.exchange == "asa16" else asked
+
+    def problems_with_groups(self, size: int) -> Iterator[str]:
+        """Groups have no way to meet peer to peer."""
+        if self.serverless:
+            yield (
+                f"rule.exchange = {self.exchange!r}: groups of workers (train.replica_size = {size}) meet through the "
+                "server; use allreduce, or a replica_size of 1"
+            )
+
+    def problems_with_split_server(self, shards: int) -> Iterator[str]:
+        """Without a server there is none to split."""
+        if self.serverless:
+            yield (
+                f"cluster.ps_shards = {shards}: rule.exchange = {self.exchange!r} has no server to split; remove it, "
+                "or use allreduce"
+            )
 
     def payload(self, local: Local) -> Vector:
         """The local weights, or what was added to the center's."""

@@ -25,10 +25,27 @@ class Downpour(Asynchronous):
     """
 
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "nothing"
-    n_push: int = Field(1, ge=1, description="it counts the steps from one push to the next")
-    n_fetch: int = Field(1, ge=1, description="it counts the steps from one pull to the next")
-    server: Literal["plain", "adagrad"] = "plain"
-    server_lr: float = Field(0.001, gt=0.0, description="at 0 the center would stay where it is")
+    n_push: int = Field(
+        1,
+        ge=1,
+        description="Steps from one push to the next.",
+        json_schema_extra={"because": "it counts the steps from one push to the next"},
+    )
+    n_fetch: int = Field(
+        1,
+        ge=1,
+        description="Steps from one pull to the next.",
+        json_schema_extra={"because": "it counts the steps from one pull to the next"},
+    )
+    server: Literal["plain", "adagrad"] = Field(
+        "plain", description="What the server does with a push: add it, or scale it by Adagrad first."
+    )
+    server_lr: float = Field(
+        0.001,
+        gt=0.0,
+        description="Learning rate of the server (`adagrad`).",
+        json_schema_extra={"because": "at 0 the center would stay where it is"},
+    )
 
     @property
     def period(self) -> int | None:

@@ -22,8 +22,19 @@ class EASGD(Asynchronous):
     """
 
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "difference"
-    alpha: float = Field(0.5, gt=0.0, le=1.0, description="at 0 replica and center never meet, beyond 1 they overshoot")
-    tau: int = Field(1, ge=1, description="it counts the steps from one exchange to the next")
+    alpha: float = Field(
+        0.5,
+        gt=0.0,
+        le=1.0,
+        description="Part of their distance by which replica and center approach each other at an exchange.",
+        json_schema_extra={"because": "at 0 replica and center never meet, beyond 1 they overshoot"},
+    )
+    tau: int = Field(
+        1,
+        ge=1,
+        description="Steps from one exchange to the next.",
+        json_schema_extra={"because": "it counts the steps from one exchange to the next"},
+    )
 
     @property
     def period(self) -> int | None:

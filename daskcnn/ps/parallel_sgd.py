@@ -23,7 +23,12 @@ class ParallelSGD(UpdateRule):
     barrier: ClassVar[bool] = True
     fewest: ClassVar[int] = 2
     swaps: ClassVar[bool] = True
-    rounds: int = Field(1, ge=1, description="it counts the means, and the run ends with one")
+    rounds: int = Field(
+        1,
+        ge=1,
+        description="Means of the replicas' weights in a run, at most.",
+        json_schema_extra={"because": "it counts the means, and the run ends with one"},
+    )
 
     def passes(self, epochs: int) -> int:
         """As many as cut the run's epochs into so many rounds."""

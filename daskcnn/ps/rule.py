@@ -83,6 +83,34 @@ class UpdateRule(BaseModel, ABC):
         """Parameters that contradict a run of so many epochs, a line each: `rule.key = value: reason; remedy`."""
         return iter(())
 
+    def problems_with_groups(self, size: int) -> Iterator[str]:
+        """Parameters that replicas of several workers cannot have, a line each. size: workers in a group."""
+        if type(self).local_step is not UpdateRule.local_step:
+            yield (
+                f"train.replica_size = {size}: the rule changes the gradients of every step, which is not built for "
+                "groups of workers; use 1, or another strategy"
+            )
+
+    def problems_with_split_server(self, shards: int) -> Iterator[str]:
+        """Parameters that contradict a server in several ranges, a line each. shards: ranges."""
+        return iter(())
+
+    # --- what the rest of a run must know of it ---
+
+    @property
+    def serverless(self) -> bool:
+        """Whether replicas meet peer to peer, without a parameter server."""
+        return False
+
+    @property
+    def judges_pushes(self) -> bool:
+        """Whether every push is weighed by what its weights score on the validation samples."""
+        return False
+
+    def wire(self, asked: str) -> str:
+        """The number type in which vectors travel. asked: `cluster.wire`."""
+        return asked
+
     # --- the replica's side ---
 
     @property
@@ -93,11 +121,6 @@ class UpdateRule(BaseModel, ABC):
     @property
     def overlaps(self) -> bool:
         """Whether a replica may train on while it pushes and pulls, and add what that gained to what comes back."""
-        return False
-
-    @property
-    def judges_pushes(self) -> bool:
-        """Whether every push is weighed by what its weights score on the validation samples."""
         return False
 
     def passes(self, epochs: int) -> int:
@@ -171,7 +194,9 @@ class AccuracyWeighted(UpdateRule):
     accuracy_on: Q is measured on the validation slice, the same for every replica, or is the round's training accuracy.
     """
 
-    accuracy_on: Literal["validation", "train"] = "validation"
+    accuracy_on: Literal["validation", "train"] = Field(
+        "validation", description="Samples on which Q is measured: the validation samples, or those of the round."
+    )
 
     @property
     def judges_pushes(self) -> bool:
@@ -187,7 +212,12 @@ class Asynchronous(UpdateRule):
     """
 
     barrier: ClassVar[bool] = False
-    max_staleness: int | None = Field(None, ge=0, description="it counts pushes; leave it out for no bound")
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="Pushes that a worker may be ahead of the slowest one. Default: no bound.",
+        json_schema_extra={"because": "it counts pushes; leave it out for no bound"},
+    )
 
     @property
     def overlaps(self) -> bool:

@@ -29,7 +29,8 @@ from safetensors.numpy import load as decode
 from safetensors.numpy import save as encode
 
 from daskcnn.errors import DataError
-from daskcnn.runs.files import dumps, read_json, sync_folder, write_synced
+from daskcnn.files import sync, write_synced
+from daskcnn.runs.files import dumps, read_json
 
 Warn = Callable[[str], None]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -93,7 +94,7 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)  # a full disk has its space back
         raise
-    sync_folder(folder)
+    sync(folder)
     _prune(folder, target, keep)
     return target
 
@@ -146,7 +147,7 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         "arrays": {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()},
     }
     write_synced(folder / _STATE, dumps({**document, "sha256": _digest(document)}, indent=1).encode())
-    sync_folder(folder)
+    sync(folder)
 
 
 def _plain(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -11,7 +11,6 @@ lock               held by the driver that writes the run
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import platform
@@ -24,12 +23,15 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.errors import DataError, InUse
 from daskcnn.events import Event
-from daskcnn.runs.files import read_json, write_json, write_synced
+from daskcnn.files import write_synced
+from daskcnn.runs.files import read_json, write_json
 from daskcnn.runs.log import EventLog, parse_events, read_events
 
 Warn = Callable[[str], None]
@@ -47,7 +49,7 @@ class RunDirectory:
         self._log: EventLog | None = None
         self._documents: dict[str, Mapping[str, Any]] = {}  # as written: they may have to be written anew
         self._device = _device_of(path)
-        self._lock = _acquire(path) if writable else None
+        self._lock = _Lock(path) if writable else None
         if writable:
             try:
                 self._log = EventLog(path / "events.jsonl")
@@ -123,10 +125,10 @@ class RunDirectory:
         if not self.disk_is_there:
             raise OSError(errno.ENODEV, "its disk is not mounted")
         self.checkpoints.mkdir(parents=True, exist_ok=True)
-        if self._lock is None or not _is_at(self.path / "lock", self._lock):
-            lock = _acquire(self.path)
+        if self._lock is None or not self._lock.in_place:
+            lock = _Lock(self.path)
             if self._lock is not None:
-                self._lock.close()
+                self._lock.release()
             self._lock = lock
         assert self._log is not None, "opened to write"
         log = self._written_to(self.path, self._log)
@@ -212,9 +214,10 @@ class RunDirectory:
 
     def close(self) -> None:
         """Close the log and give the lock back; the directory stays."""
-        for file in (self._log, self._lock):
-            if file is not None:
-                file.close()
+        if self._log is not None:
+            self._log.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -294,28 +297,37 @@ def _device_of(path: Path) -> int | None:
     return None
 
 
-def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether this is the file at the path."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    except OSError:
-        return False
+class _Lock:
+    """A run's lock, freed by the system when the process ends. Raises InUse when another process has it.
 
+    There is no soft lock, a mere file, where the file system has no locks: a killed driver would leave it behind.
+    """
 
-def _acquire(path: Path) -> IO[str]:
-    """Hold the run's lock, freed by the system when the process ends. Raises InUse when another has it."""
-    lock = open(path / "lock", "a+", encoding="utf-8")  # noqa: SIM115 - closing it would free the lock
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        owner = lock.read(200).strip() or "another process"
-        lock.close()
-        raise InUse(path, f"being written by {owner}", "stop that one, or start a run of another name") from None
-    except OSError:
-        lock.close()
-        raise
-    with suppress(OSError):  # who holds it is a courtesy: a full disk must not stop a run from resuming
-        lock.truncate(0)
-        print(f"process {os.getpid()} on {socket.gethostname()}", file=lock, flush=True)
-    return lock
+    def __init__(self, run: Path) -> None:
+        self._file = run / "lock"
+        self._held = FileLock(self._file, timeout=0, thread_local=False, fallback_to_soft=False)
+        try:
+            self._held.acquire()
+        except Timeout:
+            owner = self._owner() or "another process"
+            raise InUse(run, f"being written by {owner}", "stop that one, or start a run of another name") from None
+        with suppress(OSError):  # who holds it is a courtesy: a full disk must not stop a run from resuming
+            self._file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        self._stat = os.stat(self._file)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file at the path is the one that is locked: no other gets its inode while it is open."""
+        try:
+            return os.path.samestat(os.stat(self._file), self._stat)
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Give the lock back; the file stays."""
+        self._held.release()
+
+    def _owner(self) -> str:
+        with suppress(OSError), open(self._file, encoding="utf-8") as lock:
+            return lock.read(200).strip()
+        return ""

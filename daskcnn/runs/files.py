@@ -1,4 +1,4 @@
-"""Files that survive a crash: written whole or not at all, and JSON without NaN."""
+"""A run's files: JSON without NaN."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.errors import DataError
+from daskcnn.files import replace_file
 
 JSON_LIMIT = 64 << 20
 """Bytes: a larger JSON file is none of ours and is refused unread."""
@@ -38,33 +39,9 @@ def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> 
     return json.dumps(jsonable(value), allow_nan=False, indent=indent, sort_keys=sort_keys)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_json(path: Path, value: Any) -> None:
-    """Put JSON in place of `path` in one step: a reader, or a crash, finds the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        write_synced(temporary, (dumps(value, indent=1) + "\n").encode())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    """Put JSON in place of `path` in one step. Raises OSError; then the old file stays."""
+    replace_file(path, (dumps(value, indent=1) + "\n").encode())
 
 
 def read_json(path: Path, *, remedy: str) -> Any:

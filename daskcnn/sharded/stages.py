@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias, TypeVar
 from daskcnn.nn import Layer, Sequential
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Bias, Dense
-from daskcnn.nn.layers.normalise import BatchNorm
 
 Side: TypeAlias = Literal["left", "right"]
 By: TypeAlias = Literal["kernels", "samples"]
@@ -118,7 +117,7 @@ def samples_first(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     first = stages[0]
     if first.conv is None or len(stages) < 2 or first.rest is not None or first.summed is not None:
         raise ValueError("only where a convolution comes first, and another behind layers that go by channel")
-    if names := [name for name, layer in (first.spread.layers if first.spread else ()) if isinstance(layer, BatchNorm)]:
+    if names := [name for name, layer in (first.spread.layers if first.spread else ()) if layer.mixes_samples]:
         raise ValueError(f"{', '.join(names)} takes the mean of a whole minibatch")
     return replace(first, by="samples"), *stages[1:]
 

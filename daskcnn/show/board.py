@@ -26,7 +26,7 @@ from daskcnn.show.text import shard_text
 
 
 @dataclass
-class WorkerRow:
+class WorkerLine:
     """One worker's line: the samples given to it, seconds summed over its rounds, the rest of the last one."""
 
     name: str
@@ -67,7 +67,7 @@ class Board:
     seconds_per_step: float | None = None
     lr: float | None = None
     asynchronous: bool = False
-    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    workers: dict[str, WorkerLine] = field(default_factory=dict)
     _divided: dict[str, dict[str, str]] = field(default_factory=dict)
     _of: dict[str, int] = field(default_factory=dict)
     _origin: tuple[float, float] | None = None
@@ -95,9 +95,9 @@ class Board:
         pace = (self.fraction - begun) / max(self._advanced - since, 1e-9)
         return max(0.0, (1.0 - self.fraction) / pace - (now - self._advanced))
 
-    def worker(self, name: str) -> WorkerRow:
+    def worker(self, name: str) -> WorkerLine:
         """The worker's row, made when it is new."""
-        return self.workers.setdefault(name, WorkerRow(name))
+        return self.workers.setdefault(name, WorkerLine(name))
 
     def _started(self, event: RunStarted) -> None:
         self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs

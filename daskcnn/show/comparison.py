@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from daskcnn.show.report_tables import Report
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import rule_of, strategy_of
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
@@ -17,7 +17,7 @@ WIDE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ComparedLine:
     """One figure of every run; None where a run has none. shown: the same as people read them.
 
     best: which runs have the best, of those that ended well; none where all are alike, or it makes no sense to say.
@@ -36,7 +36,7 @@ class Comparison:
     """Runs side by side. differences: what makes their figures hard to compare."""
 
     runs: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparedLine, ...]
     differences: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,16 +49,16 @@ class _Figure:
     """How a line is made: its value in a report, how that is written, and which way is better."""
 
     label: str
-    value: Callable[[Report], Value]
+    value: Callable[[RunReport], Value]
     text: Callable[[Any], str]
     better: Literal["less", "more", None] = None
     asked: bool = False
 
-    def line(self, reports: Sequence[Report]) -> Line:
+    def line(self, reports: Sequence[RunReport]) -> ComparedLine:
         values = tuple(self.value(report) for report in reports)
         shown = tuple("-" if value is None else self.text(value) for value in values)
         done = [i for i, report in enumerate(reports) if report.status == DONE]  # one that broke off is not the fastest
-        return Line(self.label, values, shown, self._best(values, done or range(len(reports))), self.asked)
+        return ComparedLine(self.label, values, shown, self._best(values, done or range(len(reports))), self.asked)
 
     def _best(self, values: Sequence[Value], rated: Sequence[int]) -> tuple[int, ...]:
         """Those of the rated runs that have the best value; where it was asked for, having none is worse than any."""
@@ -70,7 +70,7 @@ class _Figure:
         return tuple(i for i, value in known.items() if value == best)
 
 
-def compare(reports: Sequence[Report], *, targets: Sequence[float] = ()) -> Comparison:
+def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = ()) -> Comparison:
     """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
     Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean.
@@ -80,7 +80,7 @@ def compare(reports: Sequence[Report], *, targets: Sequence[float] = ()) -> Comp
     return Comparison(runs, tuple(figure.line(reports) for figure in figures), tuple(_differences(reports)))
 
 
-def _differences(reports: Sequence[Report]) -> list[str]:
+def _differences(reports: Sequence[RunReport]) -> list[str]:
     told = [
         ("data", lambda r: (r.start.dataset, r.start.samples, r.start.validation_samples), "accuracies"),
         ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
@@ -107,37 +107,37 @@ def _short(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _data(report: Report) -> Value:
+def _data(report: RunReport) -> Value:
     return report.start.dataset and f"{report.start.dataset}, {count(report.start.samples)}"
 
 
-def _network(report: Report) -> Value:
+def _network(report: RunReport) -> Value:
     start = report.start
     return None if start.parameters is None else f"{start.model or ''} ({count(start.parameters)})".strip()
 
 
-def _workers(report: Report) -> Value:
+def _workers(report: RunReport) -> Value:
     """'2 cpu, 1 gpu'."""
     devices = [worker.device or "?" for worker in report.workers]
     return ", ".join(f"{devices.count(device)} {device}" for device in dict.fromkeys(devices)) or None
 
 
-def _validation(report: Report) -> Value:
+def _validation(report: RunReport) -> Value:
     return report.looks[-1].validation_accuracy if report.looks else None
 
 
-def _best_validation(report: Report) -> Value:
+def _best_validation(report: RunReport) -> Value:
     return max((look.validation_accuracy or 0.0 for look in report.looks), default=None)
 
 
-def _auc(report: Report) -> Value:
+def _auc(report: RunReport) -> Value:
     return report.test.auc if report.test else None
 
 
 def _to(target: float) -> list[_Figure]:
     """Seconds, epochs and rounds until the validation accuracy was at least the target; None: it never was."""
 
-    def of(name: str) -> Callable[[Report], Value]:
+    def of(name: str) -> Callable[[RunReport], Value]:
         return lambda report: getattr(report.reached(target), name, None)
 
     to = f"to {100 * target:.4g} %"
@@ -148,11 +148,11 @@ def _to(target: float) -> list[_Figure]:
     ]
 
 
-def _balance(report: Report) -> Value:
+def _balance(report: RunReport) -> Value:
     return report.balance.balance if report.balance else None
 
 
-def _late_balance(report: Report) -> Value:
+def _late_balance(report: RunReport) -> Value:
     late = report.from_increment(3)
     return late.balance if late else None
 
@@ -197,7 +197,7 @@ def format_comparison(comparison: Comparison) -> str:
     return "\n".join([*legend, *aligned(rows), "", "* the best of its line", *warnings])
 
 
-def _cells(line: Line) -> list[str]:
+def _cells(line: ComparedLine) -> list[str]:
     return [line.label, *(f"{shown}{'*' if i in line.best else ' '}" for i, shown in enumerate(line.shown))]
 
 

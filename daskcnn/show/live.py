@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daskcnn.events import Event, RunResumed, Warned, WorkerIgnored, WorkerJoined, WorkerLeftOut, WorkerLost
-from daskcnn.show.board import Board, WorkerRow
+from daskcnn.show.board import Board, WorkerLine
 from daskcnn.show.lines import describe
 from daskcnn.show.text import clean, clock, count, number, percent
 
@@ -130,21 +130,21 @@ def _figure(label: str, value: str) -> Text:
 
 # --- the workers' table: a column is a heading, its alignment and what it shows of a row ---
 
-_Cell = Callable[[WorkerRow], str | Text]
+_Cell = Callable[[WorkerLine], str | Text]
 _Column = tuple[str, Literal["left", "right"], _Cell]
 
 
 def _name(width: int) -> _Cell:
     """The worker's name; of a long one, an address, the end, which tells it from others."""
 
-    def cell(row: WorkerRow) -> Text:
+    def cell(row: WorkerLine) -> Text:
         name = clean(row.name)
         return Text(name if len(name) <= width else f"…{name[1 - width :]}")
 
     return cell
 
 
-def _device(row: WorkerRow) -> Text:
+def _device(row: WorkerLine) -> Text:
     return Text(clean(row.device))
 
 
@@ -152,7 +152,7 @@ def _share(index: int) -> _Cell:
     return lambda row: "-" if row.shares is None else f"{100 * row.shares[index]:.0f} %"
 
 
-def _bar(row: WorkerRow) -> Text:
+def _bar(row: WorkerLine) -> Text:
     """Busy, waiting and communicating as stretches of one line."""
     bar, edge, done = Text(), 0.0, 0
     for share, style in zip(row.shares or (), _SHARE_STYLES, strict=False):
@@ -163,7 +163,7 @@ def _bar(row: WorkerRow) -> Text:
     return bar
 
 
-def _state(row: WorkerRow) -> Text:
+def _state(row: WorkerLine) -> Text:
     return Text(row.state, _STATE_STYLES.get(row.state, ""))
 
 
@@ -197,7 +197,7 @@ def _columns(board: Board, *, wide: bool) -> list[_Column]:
     return columns
 
 
-def _worker_table(board: Board, rows: Sequence[WorkerRow], *, wide: bool) -> Table:
+def _worker_table(board: Board, rows: Sequence[WorkerLine], *, wide: bool) -> Table:
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="dim")
     columns = _columns(board, wide=wide)
     for heading, justify, _ in columns:

@@ -52,7 +52,7 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Balance:
+class RoundBalance:
     """How evenly the workers were busy in rounds first…last. Seconds, summed over those rounds.
 
     balance: mean ÷ max of the workers' busy seconds. wait: Σ_j (max t − t_j), BPT-CNN eq. 8 with t the busy seconds;
@@ -73,7 +73,7 @@ class Balance:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class BytesMoved:
     """Bytes and seconds of all exchanges of the rounds. foreseen: 2·bytes·m·K, BPT-CNN eq. 11, m·K being the pushes.
 
     vector_bytes: of one vector on the wire. foreseen, share (measured ÷ foreseen): None where no vector is exchanged.
@@ -114,7 +114,7 @@ class StepParts:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
@@ -131,10 +131,10 @@ class Report:
     workers: tuple[WorkerRow, ...]
     total: WorkerRow
     rounds: tuple[RoundRow, ...]
-    increments: tuple[Balance, ...]
-    by_round: tuple[Balance, ...]
-    balance: Balance | None
-    traffic: Traffic
+    increments: tuple[RoundBalance, ...]
+    by_round: tuple[RoundBalance, ...]
+    balance: RoundBalance | None
+    traffic: BytesMoved
     server: Counted | None
     looks: tuple[Look, ...]
     notes: tuple[Note, ...]
@@ -149,7 +149,7 @@ class Report:
         spent = self.seconds * len(self.workers)
         return self.total.busy / spent if spent else None
 
-    def from_increment(self, first: int) -> Balance | None:
+    def from_increment(self, first: int) -> RoundBalance | None:
         """The balance of the rounds from this increment on; None where there were none."""
         later = [b for b in self.by_round if b.increment is not None and b.increment >= first]
         return _pooled(later) if later else None
@@ -181,7 +181,7 @@ def _dict_or_none(row: Any) -> dict[str, Any] | None:
     return None if row is None else asdict(row)
 
 
-def tables(events: Iterable[Event]) -> Report:
+def tables(events: Iterable[Event]) -> RunReport:
     """The report of a run, whether it has ended or not."""
     run = History()
     for event in events:
@@ -190,7 +190,7 @@ def tables(events: Iterable[Event]) -> Report:
     ended = run.end
     seconds = run.now if ended is None or ended.seconds is None else ended.seconds
     images = run.epoch * (run.start.samples or 0)
-    return Report(
+    return RunReport(
         start=run.start,
         status=UNFINISHED if ended is None else ended.status,
         epoch=run.epoch,
@@ -295,7 +295,7 @@ def _barrier(run: History) -> bool:
     return rule.barrier if rule else _sharded(run)
 
 
-def _balances(run: History) -> list[Balance]:
+def _balances(run: History) -> list[RoundBalance]:
     """One for each round that is compared, in the order of the log."""
     found: dict[tuple[int, int], list[RoundRow]] = {}
     for row in run.rows:
@@ -319,11 +319,11 @@ def _last_compared(run: History) -> dict[int, int]:
     return last
 
 
-def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -> Balance:
+def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -> RoundBalance:
     """Of one round, in which these workers besides had nothing to do."""
     busy = [row.numbers.busy for row in rows] + [0.0 for _ in idle]
     most = max(busy)
-    return Balance(
+    return RoundBalance(
         increment=rows[0].increment,
         first=rows[0].number,
         last=rows[0].number,
@@ -338,18 +338,18 @@ def _balance(run: History, rows: Sequence[RoundRow], idle: Iterable[str] = ()) -
     )
 
 
-def _by_increment(rounds: Sequence[Balance]) -> tuple[Balance, ...]:
-    found: dict[int | None, list[Balance]] = {}
+def _by_increment(rounds: Sequence[RoundBalance]) -> tuple[RoundBalance, ...]:
+    found: dict[int | None, list[RoundBalance]] = {}
     for balance in rounds:
         found.setdefault(balance.increment, []).append(balance)
     return tuple(map(_pooled, found.values()))
 
 
-def _pooled(rounds: Sequence[Balance]) -> Balance:
+def _pooled(rounds: Sequence[RoundBalance]) -> RoundBalance:
     """Several rounds as one: seconds add up, so a long round counts for more than a short one."""
     mean, most = sum(r.mean_busy for r in rounds), sum(r.max_busy for r in rounds)
     increments = {r.increment for r in rounds}
-    return Balance(
+    return RoundBalance(
         increment=increments.pop() if len(increments) == 1 else None,
         first=min(r.first for r in rounds),
         last=max(r.last for r in rounds),
@@ -367,7 +367,7 @@ def _pooled(rounds: Sequence[Balance]) -> Balance:
 # --- exchanges ---
 
 
-def _traffic(run: History) -> Traffic:
+def _traffic(run: History) -> BytesMoved:
     start, pushes = run.start, sum(row.numbers.pushes for row in run.rows)
     vector = start.vector_bytes
     if vector is None and start.parameters is not None:
@@ -377,9 +377,9 @@ def _traffic(run: History) -> Traffic:
     share = (up + down) / foreseen if foreseen else None
     seconds = _sum(row.value("communication") for row in run.rows)
     if not _sharded(run):
-        return Traffic(up, down, seconds, pushes, vector, foreseen, share)
+        return BytesMoved(up, down, seconds, pushes, vector, foreseen, share)
     a_step = up / run.steps if run.steps else None
-    return Traffic(up, down, seconds, pushes, vector, foreseen, share, a_step, run.eq2)
+    return BytesMoved(up, down, seconds, pushes, vector, foreseen, share, a_step, run.eq2)
 
 
 def _counted(run: History) -> Counted | None:

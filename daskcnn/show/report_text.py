@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import Look, Note, RoundRow
-from daskcnn.show.report_tables import WEIGHT, Balance, Counted, Report, Traffic, WorkerRow
+from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
 Row = TypeVar("Row")
@@ -19,7 +19,7 @@ MOST = 24
 """Rows of a table, where they are not asked for in full."""
 
 
-def format_report(report: Report, *, full: bool = False) -> str:
+def format_report(report: RunReport, *, full: bool = False) -> str:
     """All tables of a run. full: with one of every worker's rounds, and no table shortened."""
     parts = [
         _heading(report),
@@ -47,7 +47,7 @@ def _labelled(lines: Sequence[tuple[str, str]]) -> list[str]:
 # --- the head ---
 
 
-def _heading(report: Report) -> list[str]:
+def _heading(report: RunReport) -> list[str]:
     start = report.start
     return _labelled(
         [
@@ -62,7 +62,7 @@ def _heading(report: Report) -> list[str]:
     )
 
 
-def _training(report: Report) -> str:
+def _training(report: RunReport) -> str:
     start = report.start
     asked = "" if start.epochs is None else f" of {start.epochs:g}"
     rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
@@ -157,7 +157,7 @@ _PUSHES: list[Column[WorkerRow]] = [
     _field("mean gamma", "gamma", number),
     _field("last Q", "q", number),
 ]
-_BALANCE: list[Column[Balance]] = [
+_BALANCE: list[Column[RoundBalance]] = [
     ("increment", lambda row: "all" if row.increment is None else str(row.increment), str),
     ("rounds", lambda row: str(row.first) if row.first == row.last else f"{row.first}-{row.last}", str),
     _field("workers", "workers", count),
@@ -199,22 +199,22 @@ _ROUNDS: list[Column[RoundRow]] = [
 ]
 
 
-def _round_columns(report: Report) -> list[Column[RoundRow]]:
+def _round_columns(report: RunReport) -> list[Column[RoundRow]]:
     """With the life, where some rounds were made again in a second one."""
     again = any(row.life > 1 for row in report.rounds)
     return [*_ROUNDS[:1], *([_measured("life", "life", count)] if again else []), *_ROUNDS[1:]]
 
 
-def _all_workers(report: Report) -> list[WorkerRow]:
+def _all_workers(report: RunReport) -> list[WorkerRow]:
     """And a last row for all together."""
     return [*report.workers, *([report.total] if len(report.workers) > 1 else [])] if report.rounds else []
 
 
-def _pushing(report: Report) -> list[WorkerRow]:
+def _pushing(report: RunReport) -> list[WorkerRow]:
     return _all_workers(report) if report.total.pushes else []
 
 
-def _balance_lines(report: Report) -> list[str]:
+def _balance_lines(report: RunReport) -> list[str]:
     """By increment, and of all rounds; what is under the headings is summed over the rounds."""
     several = len(report.increments) > 1 and report.balance
     return _table([*report.increments, *([report.balance] if several and report.balance else [])], _BALANCE, left=2)
@@ -223,7 +223,7 @@ def _balance_lines(report: Report) -> list[str]:
 # --- what is one line ---
 
 
-def _waiting(report: Report) -> list[str]:
+def _waiting(report: RunReport) -> list[str]:
     if report.balance is None:
         return []
     too = ", communication included" if report.total.communication is None else ""
@@ -231,7 +231,7 @@ def _waiting(report: Report) -> list[str]:
     return _labelled([("waiting", waited), ("time", _shares(report))])
 
 
-def _shares(report: Report) -> str:
+def _shares(report: RunReport) -> str:
     """Where the workers' time went; the rest is what lies between two rounds."""
     spent, total = report.seconds * len(report.workers), report.total
     parts = {
@@ -243,7 +243,7 @@ def _shares(report: Report) -> str:
     return ", ".join(f"{what} {percent(s / spent)}" for what, s in parts.items() if s is not None) if spent else ""
 
 
-def _traffic(traffic: Traffic) -> list[str]:
+def _traffic(traffic: BytesMoved) -> list[str]:
     if not traffic.up + traffic.down:
         return []
     pace = f" in {duration(traffic.seconds)}" if traffic.seconds else ""
@@ -267,7 +267,7 @@ def _server(counted: Counted | None) -> list[str]:
     )
 
 
-def _sharding(report: Report) -> list[str]:
+def _sharding(report: RunReport) -> list[str]:
     """Kernels of each layer by worker, the seconds that they took, and what a step of each worker is made of."""
     layers = list(dict.fromkeys(layer for kernels in report.kernels.values() for layer in kernels))
     columns: list[Column[str]] = [("worker", clean, str)]
@@ -277,7 +277,7 @@ def _sharding(report: Report) -> list[str]:
     return _table(list(report.kernels), columns)
 
 
-def _of_what(report: Report, layer: str) -> str:
+def _of_what(report: RunReport, layer: str) -> str:
     """A column's heading."""
     parts = [own[layer].endswith("%") for own in report.shards.values() if layer in own]
     return f"{clean(layer)} {'samples' if all(parts) else 'shard' if any(parts) else 'kernels'}"
@@ -287,7 +287,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:,.0f} ms"
 
 
-def _part(report: Report, part: str) -> Callable[[str], Any]:
+def _part(report: RunReport, part: str) -> Callable[[str], Any]:
     return lambda worker: getattr(report.breakdown.get(worker), part, None)
 
 

@@ -1,89 +1,14 @@
-"""The summary of a run: how it ended, for programs and for people."""
+"""The summary of a run, for people."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEnded, WorkersCalibrated
-from daskcnn.runs.files import jsonable
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
 Parts = Mapping[str, Any]
-_WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
-
-
-def build_summary(
-    *,
-    run: str | Path,
-    status: str,
-    strategy: str,
-    epochs: float,
-    seconds: float,
-    samples: int,
-    test: Parts | None,
-    validation: Parts | None,
-    bytes_up: int,
-    bytes_down: int,
-    workers: Sequence[Parts],
-    checkpoint: str | Path | None,
-) -> dict[str, Any]:
-    """The summary as `summary.json` and `--json` have it.
-
-    `epochs` and `seconds` are those of the training done, `samples` the presentations in them; `test` and
-    `validation` hold accuracy, loss and AUC, None where none was taken; `workers` hold the fields of `worker_totals`.
-    """
-    return jsonable(
-        {
-            "run": str(run),
-            "status": status,
-            "strategy": strategy,
-            "epochs": epochs,
-            "seconds": seconds,
-            "images_per_second": samples / seconds if seconds > 0 else None,
-            "test": test,
-            "validation": validation,
-            "bytes": {"up": bytes_up, "down": bytes_down},
-            "workers": [{key: worker[key] for key in _WORKER_FIELDS} for worker in workers],
-            "checkpoint": None if checkpoint is None else str(checkpoint),
-        }
-    )
-
-
-def worker_totals(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over the run.
-
-    Taken from the events of a log, over a resume too: calibrations, and rounds or, where kernels are sharded, epochs;
-    there all workers train on every sample, and communication counts as waiting.
-    """
-    totals: dict[str, dict[str, Any]] = {}
-    for event in events:
-        if isinstance(event, WorkersCalibrated):
-            for worker in event.workers:
-                _total(totals, worker.name)["device"] = worker.device
-        elif isinstance(event, GroupsFormed):  # which take the place of their members
-            for group in event.groups:
-                for member in group.members:
-                    totals.pop(member, None)
-                _total(totals, group.name)["device"] = group.device
-        elif isinstance(event, RoundEnded):
-            _add(_total(totals, event.worker), event)
-        elif isinstance(event, EpochEnded):
-            for part in event.workers:
-                _add(_total(totals, part.name), part)
-    return list(totals.values())
-
-
-def _add(total: dict[str, Any], parts: RoundEnded | EpochWorker) -> None:
-    for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
-        total[key] += getattr(parts, key)
-
-
-def _total(totals: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    zeros = {"samples": 0, "busy": 0.0, "wait": 0.0, "communication": 0.0, "bytes_up": 0, "bytes_down": 0}
-    return totals.setdefault(name, {"name": name, "device": "", **zeros})
 
 
 def format_summary(summary: Parts) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
 from collections import Counter
@@ -10,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import Field, ValidationError
 
 from daskcnn.arrays import DeviceKind
-from daskcnn.errors import JobError
-from daskcnn.job.tables import Options, nearest
+from daskcnn.errors import JobError, nearest
+from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE
 from daskcnn.sim.links import Link
 from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk
@@ -235,21 +235,9 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def to_toml(cluster: Cluster) -> str:
-    """The cluster as a file that `read_cluster` reads, for people to go on with."""
-    tables = [("[server]", cluster.server), ("[costs]", cluster.costs), *(("[[worker]]", w) for w in cluster.worker)]
-    return "\n\n".join("\n".join([head, *_toml_lines(table)]) for head, table in tables) + "\n"
-
-
-def _toml_lines(table: Options) -> Iterator[str]:
-    """Every key that says something else than its default."""
-    for key, value in table.model_dump(exclude_defaults=True).items():
-        yield f"{key} = {_toml_value(value)}"
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(k)} = {_toml_value(v)}" for k, v in value.items() if v is not None) + " }"
-    return json.dumps(value)
+    """The cluster as a file that `read_cluster` reads, for people to go on with: every key that is not its default."""
+    tables = cluster.model_dump(exclude_defaults=True, exclude_none=True)
+    return tomli_w.dumps({"server": {}, "costs": {}, **tables})
 
 
 def kinds(cluster: Cluster) -> dict[DeviceKind, Worker]:

@@ -89,7 +89,7 @@ class Simulation:
 
     def _made_host(self) -> Host:
         workload, cluster = self.workload, self.cluster
-        kind = PeerToPeer if workload.settings.peers else Host
+        kind = PeerToPeer if workload.rule.serverless else Host
         split = cluster.server.split(workload.shards)
         return kind(self.server, self._agenda, split, cluster.costs, wire=workload.wire, nbytes=workload.nbytes)
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
-from daskcnn.ps import RULES, UpdateRule
-from daskcnn.ps.bsp import BSP
+from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator.settings import Settings
 
 
@@ -40,10 +39,10 @@ class Workload:
         """A resolved job's, trained on so many samples, of a network with so many numbers."""
         train = job.train
         assert train.partition is not None, "resolved"
-        rule = RULES[train.strategy].model_validate(job.rule)
+        assert job.rule is not None, "data-parallel"
         return cls(
             train.strategy,
-            rule,
+            job.rule,
             train.partition,
             PARTITIONERS[train.partition](train.increments or 1),
             samples,
@@ -51,7 +50,7 @@ class Workload:
             train.epochs,
             train.batch_size,
             numbers,
-            _wire(rule, job.cluster.wire),
+            job.rule.wire(job.cluster.wire),
             train.early_stopping,
             job.cluster.overlap,
             job.cluster.ps_shards,
@@ -90,8 +89,3 @@ class Workload:
     def overlaps(self) -> bool:
         """Whether replicas train on while they push and pull within a round, as `training.exchange` has it."""
         return self.overlap and self.rule.overlaps
-
-
-def _wire(rule: UpdateRule, wire: str) -> str:
-    """The dtype that vectors travel in."""
-    return "float16" if isinstance(rule, BSP) and rule.exchange == "asa16" else wire

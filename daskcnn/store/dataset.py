@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import PARTS, Images, Manifest, Part, parse, remedy, sha256
+from daskcnn.store.manifest import PARTS, Images, Manifest, PartManifest, parse, remedy, sha256
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
@@ -30,12 +30,17 @@ class Split:
     samples: int
     chunk: int
     files: Files
-    part: Part
+    part: PartManifest
     fingerprint: str
     arrays: dict[str, zarr.Array[Any]]
 
     def __len__(self) -> int:
         return self.samples
+
+    @property
+    def chunks(self) -> int:
+        """Chunks that its samples lie in."""
+        return -(-self.samples // self.chunk)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -62,7 +67,7 @@ class Split:
 
     def labels(self) -> Labels:
         """Return the labels of all samples, (N,) int64."""
-        held = [self._held("labels", i) for i in range(-(-self.samples // self.chunk))]
+        held = [self._held("labels", i) for i in range(self.chunks)]
         return np.concatenate(held)[: self.samples].astype(np.int64)
 
     def load(self, array: str, index: int) -> Images:
@@ -165,10 +170,10 @@ class Dataset:
         """Seed of the shuffle."""
         return self.manifest.seed
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """SHA-256 of the manifest, equal on every worker that sees the same data."""
-        return self.manifest.fingerprint()
+        return self.train.fingerprint
 
 
 def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
@@ -183,7 +188,8 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     if root is None:
         raise DataError(path, _what_is_there(files), remedy())
     manifest = parse(root.get("attributes"), path)
-    train, test = (_open_split(files, manifest, name, limit) for name in PARTS)
+    fingerprint = manifest.fingerprint()
+    train, test = (_open_split(files, manifest, fingerprint, name, limit) for name in PARTS)
     if limit is not None and len(set(train.labels().tolist())) < 2:
         raise DataError(path, f"limit={limit} leaves training samples of one class only", "raise data.limit")
     return Dataset(path, manifest, train, test)
@@ -195,40 +201,47 @@ def _what_is_there(files: Files) -> str:
     return "no data set here" if files.is_empty() else "something else than a zarr group"
 
 
-def _open_split(files: Files, manifest: Manifest, name: str, limit: int | None) -> Split:
+def _open_split(files: Files, manifest: Manifest, fingerprint: str, name: str, limit: int | None) -> Split:
     part = manifest.part(name)
     shapes = {"images": (part.samples, *manifest.shape), "labels": (part.samples,)}
     arrays = {a: files.uint8_array(f"{name}/{a}", shape, manifest.chunk) for a, shape in shapes.items()}
     samples = part.samples if limit is None else min(limit, part.samples)
-    return Split(name, samples, manifest.chunk, files, part, manifest.fingerprint(), arrays)
+    return Split(name, samples, manifest.chunk, files, part, fingerprint, arrays)
 
 
 def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None:
-    """Read everything: every chunk is present and whole, every label is a class, counts are as recorded.
+    """Read every chunk that the data set's samples lie in: all are present and whole, every label is a class.
 
-    `between` is called after every chunk. If it raises, the reading ends and no thread continues.
-    Raises DataError naming store, array, chunk and samples, or the label and its sample.
+    The class counts of a part that no limit shortens are checked too. `between` is called after every chunk. If it
+    raises, the reading ends and no thread continues. Raises DataError naming store, array, chunk and samples, or the
+    label and its sample.
     """
     jobs = [
         (split, array, index)
         for split in (dataset.train, dataset.test)
         for array in ("labels", "images")
-        for index in range(len(split.part.images))
+        for index in range(split.chunks)
     ]
+    counts = {split.name: np.zeros(len(dataset.classes), np.int64) for split in (dataset.train, dataset.test)}
     with ThreadPoolExecutor(min(4, cpu_count()), thread_name_prefix="daskcnn-verify") as pool:
         try:
-            for _ in pool.map(lambda job: _verify_chunk(dataset, *job), jobs):
+            for job, found in zip(jobs, pool.map(lambda job: _verified(dataset, *job), jobs), strict=True):
+                counts[job[0].name] += found
                 between()
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise
     for split in (dataset.train, dataset.test):
-        _verify_counts(dataset, split)
+        if len(split) == split.part.samples:
+            _verify_counts(dataset, split, counts[split.name])
 
 
-def _verify_chunk(dataset: Dataset, split: Split, array: str, index: int) -> None:
+def _verified(dataset: Dataset, split: Split, array: str, index: int) -> npt.NDArray[np.int64] | int:
+    """Check a chunk; of labels, how many there are of each class."""
     data = split.load(array, index)
-    if array == "labels" and (bad := np.flatnonzero(data >= len(dataset.classes))).size:
+    if array == "images":
+        return 0
+    if (bad := np.flatnonzero(data >= len(dataset.classes))).size:
         sample = index * split.chunk + int(bad[0])
         raise DataError(
             dataset.path,
@@ -236,15 +249,13 @@ def _verify_chunk(dataset: Dataset, split: Split, array: str, index: int) -> Non
             f"{len(dataset.classes) - 1}",
             "make the data set again",
         )
+    return np.bincount(data, minlength=len(dataset.classes))
 
 
-def _verify_counts(dataset: Dataset, split: Split) -> None:
-    labels: Iterable[Images] = (split.load("labels", i) for i in range(len(split.part.labels)))
-    found = sum(np.bincount(block, minlength=len(dataset.classes)) for block in labels)
-    if tuple(np.asarray(found).tolist()) != split.part.class_counts:
+def _verify_counts(dataset: Dataset, split: Split, found: npt.NDArray[np.int64]) -> None:
+    if tuple(found.tolist()) != split.part.class_counts:
         raise DataError(
             dataset.path,
-            f"{split.name} has class counts {np.asarray(found).tolist()}, its manifest says "
-            f"{list(split.part.class_counts)}",
+            f"{split.name} has class counts {found.tolist()}, its manifest says {list(split.part.class_counts)}",
             "make the data set again",
         )

@@ -125,7 +125,11 @@ def _continues(response: Any, have: int) -> bool:
 
 @contextmanager
 def _locked(part: Path) -> Iterator[IO[bytes]]:
-    """Open the `.part` file for appending, exclusively. Raises DataError while another process writes to it."""
+    """Open the `.part` file for appending, exclusively. Raises DataError while another process writes to it.
+
+    The lock lies on the data themselves, not on a lock file of filelock's: it goes with them when they are renamed, so
+    that one who waited sees that they are finished, and nothing is left beside the archive.
+    """
     with part.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

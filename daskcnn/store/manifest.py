@@ -34,7 +34,7 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class Part(_Frozen):
+class PartManifest(_Frozen):
     """One part, train or test.
 
     Attributes
@@ -63,10 +63,10 @@ class Manifest(_Frozen):
     order: Order
     seed: int
     sources: dict[str, str]
-    train: Part
-    test: Part
+    train: PartManifest
+    test: PartManifest
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> PartManifest:
         """Return the part called `train` or `test`."""
         return self.train if name == "train" else self.test
 
@@ -132,10 +132,10 @@ def describe(source: Source, *, chunk: int, order: Order, seed: int) -> Manifest
     return manifest
 
 
-def _describe_part(part: tuple[Images, Images], chunk: int, classes: int) -> Part:
+def _describe_part(part: tuple[Images, Images], chunk: int, classes: int) -> PartManifest:
     images, labels = part
     ranges = list(chunks(len(labels), chunk))
-    return Part(
+    return PartManifest(
         samples=len(labels),
         class_counts=tuple(np.bincount(labels, minlength=classes).tolist()),
         images=tuple(sha256(images[lo:hi]) for lo, hi in ranges),
@@ -201,7 +201,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"train: every sample is of one class (counts {list(manifest.train.class_counts)}), nothing to learn"
 
 
-def _part_problems(name: str, part: Part, chunk: int, classes: int) -> Iterator[str]:
+def _part_problems(name: str, part: PartManifest, chunk: int, classes: int) -> Iterator[str]:
     expected = -(-part.samples // chunk)
     for array, sums in (("images", part.images), ("labels", part.labels)):
         if len(sums) != expected:

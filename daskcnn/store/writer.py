@@ -13,6 +13,7 @@ from pathlib import Path
 import zarr
 
 from daskcnn.errors import DataError
+from daskcnn.files import sync
 from daskcnn.store.files import Files, create_array, is_url
 from daskcnn.store.manifest import PARTS, Manifest, Source
 
@@ -64,17 +65,8 @@ def _temporary_sibling(target: Path) -> Iterator[Path]:
 def _flush(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
-            sync_to_disk(Path(parent, name))
-        sync_to_disk(Path(parent))
-
-
-def sync_to_disk(path: Path) -> None:
-    """fsync a file or a folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            sync(Path(parent, name))
+        sync(Path(parent))
 
 
 def _take_place(folder: Path, target: Path) -> None:
@@ -84,4 +76,4 @@ def _take_place(folder: Path, target: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise Occupied from error
         raise
-    sync_to_disk(target.parent)
+    sync(target.parent)

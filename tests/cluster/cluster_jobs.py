@@ -20,9 +20,9 @@ from daskcnn.cluster.members import present
 from daskcnn.cluster.session.session import THROTTLE
 from daskcnn.events import Event
 from daskcnn.job.network import training_samples
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch import training as runner
-from daskcnn.launch.resolve import resolve
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica

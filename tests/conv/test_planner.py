@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from fake_algorithm import FakeAlgorithm, Only
 
 from daskcnn.arrays import NUMPY, Device, Pool
-from daskcnn.conv import ALGORITHMS, ConvSpec, plan
+from daskcnn.conv import ALGORITHMS, ConvSpec, plan, planner
 from daskcnn.conv.planner import candidates, forget_plans, readable, versions
 from daskcnn.conv.timings import Entry, key, memory_of
 
@@ -159,3 +160,12 @@ def test_the_refusal_names_the_least_demanding(only: Only) -> None:
 )
 def test_seconds_are_readable(seconds: float, text: str) -> None:
     assert readable(seconds) == text
+
+
+def test_a_plan_looks_its_algorithm_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, device = plan(SPEC, Device()), Device()
+    x, w = np.ones(SPEC.x_shape, SPEC.dtype), np.ones(SPEC.w_shape, SPEC.dtype)
+    prepared = chosen.prepare(w, device)
+    monkeypatch.setattr(planner, "ALGORITHMS", {})
+    chosen.forward(x, prepared, device)
+    assert "_chosen" not in vars(copy.copy(chosen)), "what travels is the decision"

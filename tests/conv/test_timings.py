@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import pwd
 import subprocess
 import sys
 import threading
@@ -14,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from platformdirs.macos import MacOS
 from standin import STANDIN
 
 from daskcnn.arrays import NUMPY
-from daskcnn.conv import ConvSpec
-from daskcnn.conv import timings as memory
-from daskcnn.conv.timings import ATTEMPTS, Entry, Memory, cache_folder, key, machine_of, memory_of
+from daskcnn.conv import ConvSpec, timings
+from daskcnn.conv.timings import Entry, Memory, cache_folder, key, machine_of, memory_of
 
 MACHINE = {"device": "a processor", "cores": "2"}
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))
@@ -176,18 +177,15 @@ def test_a_full_disk_leaves_the_old_file_and_no_other(
 
 
 def test_a_writer_waits_for_the_lock_and_gives_up_in_the_end(path: Path, warnings: list[str]) -> None:
-    pauses: list[float] = []
     at(path, warnings).remember({"k": entry(1)})
     with open(path.with_suffix(".lock")) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        at(path, warnings, pause=pauses.append).remember({"l": entry(2)})
-        assert len(pauses) == ATTEMPTS
+        at(path, warnings, patience=0.1).remember({"l": entry(2)})
         assert "another process has held" in warnings[0]
-
-        def let_go(_: float) -> None:
-            fcntl.flock(other, fcntl.LOCK_UN)
-
-        at(path, warnings, pause=let_go).remember({"m": entry(3)})
+        letting_go = threading.Timer(0.1, fcntl.flock, (other, fcntl.LOCK_UN))
+        letting_go.start()
+        at(path, warnings, patience=60.0).remember({"m": entry(3)})
+        letting_go.join()
     assert at(path, warnings).entries.keys() == {"k", "m"}
 
 
@@ -214,28 +212,33 @@ def test_the_folder_is_the_users(variables: dict[str, str], folder: str, monkeyp
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "/home/one", **variables}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "platform", "linux")
     assert cache_folder() == Path(folder)
-    if not variables:
-        monkeypatch.setattr(sys, "platform", "darwin")
-        assert cache_folder() == Path("/home/one/Library/Caches/daskcnn")
+
+
+def test_the_folder_on_other_systems_is_the_one_that_they_have_for_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DASKCNN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/one")
+    monkeypatch.setattr(timings, "user_cache_path", lambda name, **more: MacOS(name, **more).user_cache_path)
+    assert cache_folder() == Path("/home/one/Library/Caches/daskcnn")
 
 
 def test_a_user_without_a_home_has_a_folder_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DASKCNN_CACHE_DIR", "XDG_CACHE_HOME"):
+    for name in ("DASKCNN_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
 
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
+    def nobody(_: int) -> None:
+        raise KeyError("getpwuid(): uid not found")
 
-    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert cache_folder().is_absolute()
     assert str(os.getuid()) in cache_folder().name
 
 
 def test_each_machine_has_a_file_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, device = memory_of(NUMPY), memory_of(STANDIN)
     memory_of.cache_clear()
-    monkeypatch.setattr(memory, "cpu_count", lambda: 12345)
+    monkeypatch.setattr(timings, "cpu_count", lambda: 12345)
     elsewhere = memory_of(NUMPY)
     paths = {m.path for m in (here, device, elsewhere)}
     assert len(paths) == 3

@@ -23,7 +23,8 @@ from manifests import DEPLOY
 from daskcnn import cli, run
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.job.tables import Cluster, Workers, parse_value
+from daskcnn.job.sources import parse_value
+from daskcnn.job.tables import Cluster, Workers
 
 PAGES = ("README.md", "hpc.md")
 COMMANDS = {

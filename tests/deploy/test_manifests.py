@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -30,8 +31,8 @@ from manifests import (
 
 import daskcnn
 from daskcnn import cli, errors, run
-from daskcnn.job import tables as config
-from daskcnn.launch.resolve import resolve
+from daskcnn.cli.run import FLAGS, override_by_flags
+from daskcnn.job.resolve import resolve
 
 KUBERNETES = ("1.31", kubernetes_validate.latest_version())
 """The oldest that knows every field we use, and the newest that the validator knows."""
@@ -114,8 +115,8 @@ def test_the_job_resolves(manifests: list[Manifest]) -> None:
     params = dict(parsed(words).params)
     file = PurePosixPath(params.pop("job_file"))
     settings, resume = params.pop("settings"), params.pop("resume")
-    raw = config.tomllib.loads(of_kind(manifests, "ConfigMap")["job"]["data"][file.name])
-    run._override(raw, {k: v for k, v in params.items() if k.replace("_", "-") in run.FLAGS}, settings)
+    raw = tomllib.loads(of_kind(manifests, "ConfigMap")["job"]["data"][file.name])
+    override_by_flags(raw, {k: v for k, v in params.items() if k.replace("_", "-") in FLAGS}, settings)
     job = resolve(raw)
     assert resume == "auto"
     assert job.run.name

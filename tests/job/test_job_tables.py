@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from daskcnn.errors import JobError
-from daskcnn.job.tables import Job, Options, override, parse_job, parse_value, read_job_file
-from daskcnn.partition import PARTITIONERS
+from daskcnn.job.resolve import parse_job
+from daskcnn.job.sources import override, parse_value, read_job_file
+from daskcnn.job.tables import Job, Options
 from daskcnn.ps import RULES
 
 
@@ -21,8 +23,7 @@ class NoTable:
 
 
 def parsed(raw: dict[str, Any]) -> Job:
-    choices = {"train.strategy": [*RULES, "layer"], "train.partition": PARTITIONERS}
-    return parse_job(raw, rules=RULES, choices=choices, further=lambda job: ())
+    return parse_job(raw)
 
 
 def problems(raw: dict[str, Any]) -> list[str]:
@@ -231,7 +232,16 @@ def test_all_problems_come_at_once():
         "run": 5,
     }
     found = problems(raw)
-    expected = ("trian", "data.validation", "data.limt", "model.dtype", "model.name and", "train.epochs", "run = 5")
+    expected = (
+        "trian",
+        "data.validation",
+        "data.limt",
+        "model.dtype",
+        "model.name and",
+        "train.epochs",
+        "run = 5",
+        "model.layers[0]",
+    )
     expected += ("train.strategy", "train.partition", "train.nesterov", "cluster.workers = 0")
     assert sorted(p for p in found for start in expected if p.startswith(start)) == sorted(found)
     assert len(found) == len(expected)
@@ -280,7 +290,7 @@ def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
 def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str):
     for name, field in RULES[strategy].model_fields.items():
         if field.metadata:  # a bound
-            assert field.description, name
+            assert field.json_schema_extra, name
 
 
 @pytest.mark.parametrize("strategy", RULES)
@@ -292,14 +302,33 @@ def test_every_rule_s_parameters_are_its_own(strategy: str):
         assert problem.startswith(f"rule.{key}: unknown key")
 
 
-def test_what_the_caller_finds_is_listed_too_for_what_is_right_of_the_job():
-    def further(job: Job) -> Iterator[str]:
-        yield f"seen: {job.data.limit}, {job.train.epochs}"
+def test_registries_are_asked_about_what_is_right_of_the_job():
+    found = problems({"data": {"archive": "a", "limit": 0}, "model": {"name": "quikc"}, "train": {"epochs": 0}})
+    assert [problem.split(" = ")[0].split(":")[0] for problem in found] == [
+        *("data.limit", "train.epochs", "data.archive", "model.name")
+    ]
 
-    raw = {"data": {"limit": 7}, "train": {"epochs": 0}}
-    with pytest.raises(JobError) as caught:
-        parse_job(raw, rules=RULES, choices={}, further=further)
-    assert caught.value.problems[1:] == ("seen: 7, 10",)
+
+def test_a_rule_is_checked_beside_what_is_wrong_elsewhere():
+    found = problems({"train": {"strategy": "easgd", "epochs": 0}, "rule": {"tau": 0, "alpah": 0.5}})
+    assert [problem[:10] for problem in found] == ["train.epoc", "rule.tau =", "rule.alpah"]
+    assert found[2].endswith("did you mean 'alpha'?")
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_the_rule_of_a_job_is_the_rule(strategy: str):
+    job = parsed({"train": {"strategy": strategy}})
+    assert job.rule == RULES[strategy]()
+    assert job.model_dump(mode="json")["rule"] == {}
+    assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301 - our own
+
+
+def test_a_job_keeps_the_parameters_that_were_given_and_no_others():
+    job = parsed({"train": {"strategy": "easgd"}, "rule": {"tau": 1}})
+    assert job.model_dump(mode="json")["rule"] == {"tau": 1}
+    assert parsed(job.model_dump(mode="json")).model_dump() == job.model_dump()
+    assert parsed({"train": {"strategy": "layer"}}).rule is None
+    assert parsed({"train": {"strategy": "layer"}}).model_dump()["rule"] == {}
 
 
 def test_long_values_are_cut():
@@ -412,6 +441,18 @@ def test_override_never_drops_what_it_is_given():
         override(raw, "train.schedule.every", 3)
     with pytest.raises(JobError, match="data is 5"):
         override(raw, "data.path", "x")
+
+
+@pytest.mark.parametrize("model", [*Job.model_fields.values(), *RULES.values()], ids=str)
+def test_every_key_says_what_it_means_in_a_sentence(model: Any):
+    tables = [model if isinstance(model, type) else model.annotation]
+    for table in tables:
+        for name, field in getattr(table, "model_fields", {}).items():
+            assert field.description, name
+            assert field.description[0].isupper() or field.description[0] == "`", name
+            assert field.description.endswith("."), name
+            inner = field.annotation
+            tables += [inner] if isinstance(inner, type) and issubclass(inner, BaseModel) else []
 
 
 def test_options_are_strict_everywhere():

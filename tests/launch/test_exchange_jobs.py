@@ -11,7 +11,8 @@ import pytest
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.errors import JobError
-from daskcnn.launch.resolve import fitted, resolve
+from daskcnn.job.resolve import resolve
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.training import driver_of
 from daskcnn.store import open_dataset, prepare
 from daskcnn.training.coordinator.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.errors import JobError
-from daskcnn.launch.resolve import resolve
+from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import driver_of
 from daskcnn.training.coordinator.settings import Settings
 

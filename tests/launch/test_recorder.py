@@ -19,9 +19,11 @@ from tiny_runs import random_state, tiny_job, tiny_run
 
 from daskcnn.errors import Interrupted, NotKept
 from daskcnn.events import EpochEnded, Warned
+from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resolve import kept_job, prepare_job, resolve
+from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_state

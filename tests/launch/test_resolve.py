@@ -11,8 +11,11 @@ from tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 import daskcnn
 from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import STRATEGIES, kept_job, prepare_job, readable_plan, resolve
+from daskcnn.launch.dry_run import readable_plan
+from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.resume import kept_job
 from daskcnn.ps import RULES
 from daskcnn.runs.directory import RunDirectory
 
@@ -90,7 +93,7 @@ def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize(
     "train",
-    [{}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}, *({"strategy": each} for each in STRATEGIES)],
+    [{}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}, *({"strategy": each} for each in [*RULES, "layer"])],
 )
 def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]):
     """What a run keeps in job.json must be good for a resume."""
@@ -114,7 +117,7 @@ def test_problems_of_registries_come_with_the_others():
     assert len(caught.value.problems) == 4, (validation, name, partition, layer)
     assert "data.name = 'synthetc': no such name; did you mean 'synthetic'?" in text
     assert "train.partition = 'idpb': no such partition; did you mean 'idpa'?" in text
-    assert 'model.layers[0]: siz: conv has no such option; did you mean "size"?' in text
+    assert "model.layers[0]: siz: conv has no such option; did you mean 'size'?" in text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +277,7 @@ def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytes
         assert order == "shuffled"
         return tiny_data(Path(out).parent, name=name)
 
-    monkeypatch.setattr(import_module("daskcnn.launch.resolve"), "prepare", prepare)
+    monkeypatch.setattr(import_module("daskcnn.launch.prepared_job"), "prepare", prepare)
     assert prepared(tiny_job(str(tmp_path / "synthetic.zarr"))).samples == 100
 
 

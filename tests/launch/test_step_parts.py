@@ -13,8 +13,9 @@ from PIL import Image
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.events import Event, parsed
-from daskcnn.launch import draw as pictures
-from daskcnn.launch import paper_figures as figures
+from daskcnn.launch.plot import draw_breakdown
+from daskcnn.show.figure import Figure
+from daskcnn.show.step_breakdown import GAP, PARTS, breakdown, step_parts
 
 Record = dict[str, Any]
 
@@ -51,9 +52,9 @@ TWO = [*beginning("w0", "w1", home="w0"), epoch(1, *FIRST, step=10), epoch(2, *S
 ONE = [*beginning("w0", home="w0"), epoch(1, row("w0", busy=8.0, conv=7.0, seconds=8.0), step=10, seconds=8.0)]
 
 
-def bars(figure: figures.Figure) -> dict[str, tuple[float, ...]]:
+def bars(figure: Figure) -> dict[str, tuple[float, ...]]:
     """Communication, convolutions, the rest by what stands below the bar."""
-    parts = (figure.curves[part][1] for part in figures.PARTS)
+    parts = (figure.curves[part][1] for part in PARTS)
     return dict(zip(figure.ticks, zip(*parts, strict=True), strict=True))
 
 
@@ -75,17 +76,17 @@ def make_run(folder: str, records: list[Record]) -> str:
 
 
 def test_the_slowest_convolutions_of_every_epoch_count_and_home_s_rest() -> None:
-    assert figures.breakdown(log(TWO)) == pytest.approx((0.1, 0.3, 0.1))
+    assert breakdown(log(TWO)) == pytest.approx((0.1, 0.3, 0.1))
 
 
 def test_every_run_has_the_papers_bar_and_one_a_worker_in_milliseconds() -> None:
-    figure = figures.step_parts({"one": log(ONE), "two": log(TWO)})
+    figure = step_parts({"one": log(ONE), "two": log(TWO)})
     assert figure.ticks == ["one", "w0", "two", "w0", "w1"]
     xs = figure.curves["communication"][0]
-    assert xs == pytest.approx([0, 1, 2 + figures.GAP, 3 + figures.GAP, 4 + figures.GAP])
-    heights = [sum(figure.curves[part][1][i] for part in figures.PARTS) for i in range(5)]
+    assert xs == pytest.approx([0, 1, 2 + GAP, 3 + GAP, 4 + GAP])
+    heights = [sum(figure.curves[part][1][i] for part in PARTS) for i in range(5)]
     assert heights == pytest.approx([800, 800, 500, 500, 500])
-    assert bars(figures.step_parts({"two": log(TWO)})) == {
+    assert bars(step_parts({"two": log(TWO)})) == {
         "two": pytest.approx((100, 300, 100)),
         "w0": pytest.approx((200, 200, 100)),
         "w1": pytest.approx((200, 200, 100)),
@@ -94,22 +95,22 @@ def test_every_run_has_the_papers_bar_and_one_a_worker_in_milliseconds() -> None
 
 def test_steps_that_a_resumed_run_makes_again_count_again() -> None:
     resumed = [*TWO, TWO[0], {"event": "resume", "step": 10, "path": "c"}, *TWO[1:3], TWO[-1]]
-    assert figures.breakdown(log(resumed)) == pytest.approx((0.1, 0.3, 0.1))
-    assert all(sum(parts) == pytest.approx(500) for parts in bars(figures.step_parts({"two": log(resumed)})).values())
+    assert breakdown(log(resumed)) == pytest.approx((0.1, 0.3, 0.1))
+    assert all(sum(parts) == pytest.approx(500) for parts in bars(step_parts({"two": log(resumed)})).values())
 
 
 def test_home_may_move_while_the_run_goes_on() -> None:
     moved = [*TWO[:-1], *beginning("w0", "w1", home="w1")[2:], TWO[-1]]
     rest_of_home = [4.0 - 3.0, 4.0 - 3.0]
-    assert figures.breakdown(log(moved))[2] == pytest.approx(sum(rest_of_home) / 20)
+    assert breakdown(log(moved))[2] == pytest.approx(sum(rest_of_home) / 20)
 
 
 def test_the_picture_names_runs_and_workers(runs: list[str]) -> None:
-    path = pictures.draw_breakdown(runs, "breakdown.svg")
+    path = draw_breakdown(runs, "breakdown.svg")
     text = "".join(ElementTree.fromstring(path.read_bytes()).itertext())
-    for part in (*figures.PARTS, "one", "two", "w0", "w1", "milliseconds a step"):
+    for part in (*PARTS, "one", "two", "w0", "w1", "milliseconds a step"):
         assert part in text
-    with Image.open(pictures.draw_breakdown(runs[:1], "one.png")) as image:
+    with Image.open(draw_breakdown(runs[:1], "one.png")) as image:
         assert image.format == "PNG"
 
 
@@ -117,14 +118,14 @@ def test_many_bars_make_a_wider_picture(runs: list[str]) -> None:
     widths = []
     for count in (1, 8):
         folders = [make_run(f"again/{count}-{i}", TWO) for i in range(count)]
-        with Image.open(pictures.draw_breakdown(folders, f"{count}.png")) as image:
+        with Image.open(draw_breakdown(folders, f"{count}.png")) as image:
             widths.append(image.width)
     assert widths[1] > 1.5 * widths[0]
 
 
 def test_folders_of_the_same_name_go_by_their_paths(runs: list[str]) -> None:
     other = make_run("others/two", TWO)
-    text = pictures.draw_breakdown([runs[1], other], "two.svg").read_text()
+    text = draw_breakdown([runs[1], other], "two.svg").read_text()
     assert "runs/two" in text
     assert "others/two" in text
 
@@ -132,14 +133,14 @@ def test_folders_of_the_same_name_go_by_their_paths(runs: list[str]) -> None:
 def test_a_run_without_sharded_epochs_is_named(runs: list[str]) -> None:
     begun = make_run("runs/begun", TWO[:3])
     with pytest.raises(DataError, match=r"^begun: this log has no epoch of sharded layers; give a run of strategy"):
-        pictures.draw_breakdown([runs[0], begun], "breakdown.svg")
+        draw_breakdown([runs[0], begun], "breakdown.svg")
 
 
 def test_what_cannot_be_drawn_is_refused(runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^breakdown.tiff: pictures are SVG or PNG"):
-        pictures.draw_breakdown(runs, "breakdown.tiff")
+        draw_breakdown(runs, "breakdown.tiff")
     with pytest.raises(DataError, match="give a folder that may be written"):
-        pictures.draw_breakdown(runs, "nowhere/breakdown.svg")
+        draw_breakdown(runs, "nowhere/breakdown.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match="matplotlib is not installed; pip install 'daskcnn"):
-        pictures.draw_breakdown(runs, "breakdown.svg")
+        draw_breakdown(runs, "breakdown.svg")

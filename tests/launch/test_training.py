@@ -15,10 +15,11 @@ from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
+from daskcnn.job.resolve import resolve
 from daskcnn.launch import recorder as recorder_module
 from daskcnn.launch import training as runner
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resolve import prepare_job, resolve
 from daskcnn.launch.training import Signals, check_place, display, shown
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory

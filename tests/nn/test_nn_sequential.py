@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,10 @@ import pytest
 from nn_cases import CASES, MAP, NESTED, example
 
 from daskcnn.arrays import Device
-from daskcnn.nn import LAYERS, Sequential, leaves, sequential_from_spec
+from daskcnn.nn import LAYERS, Context, Sequential, leaves, sequential_from_spec
 from daskcnn.nn.initial import glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
+from daskcnn.nn.local import Chain
 
 
 def test_it_is_its_layers_in_order():
@@ -131,9 +133,9 @@ def test_layers_from_data_are_named_by_kind_and_number():
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"layer": "convv", "kernels": 1}, r'layers\[0\].*"convv".*did you mean "conv"'),
+        ({"layer": "convv", "kernels": 1}, r"layers\[0\].*\"convv\".*did you mean 'conv'"),
         ({"kernels": 1}, '"layer" is missing'),
-        ({"layer": "conv", "kernel": 1, "size": 3}, 'kernel: .*did you mean "kernels"'),
+        ({"layer": "conv", "kernel": 1, "size": 3}, "kernel: .*did you mean 'kernels'"),
         ({"layer": "relu", "slope": 1}, "slope: relu has no such option"),
         ({"layer": "conv", "size": 3}, "conv needs kernels"),
         ({"layer": "conv", "kernels": "8", "size": 3}, "kernels = '8': conv needs int here, not str"),
@@ -163,3 +165,20 @@ def test_a_layer_that_does_not_fit_is_named():
 def test_empty_and_ambiguous_networks_are_refused(layers, message):
     with pytest.raises(ValueError, match=message):
         Sequential(layers)
+
+
+def test_a_minibatch_does_not_look_for_its_chains_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sequential_from_spec([{"layer": kind} for kind in ("relu", "tanh", "flatten", "relu")])
+    found, of = [], Chain.of
+    monkeypatch.setattr(Chain, "of", lambda *arguments: found.append(arguments) or of(*arguments))
+    x, ctx = np.ones((2, 2, 3, 1), "f"), Context(Device(), training=True)
+    first, _, _ = model.forward({}, {}, x, ctx)
+    assert found
+    found.clear()
+    second, _, residual = model.forward({}, {}, x, ctx)
+    model.backward({}, residual, second, ctx)
+    assert not found
+    np.testing.assert_array_equal(first, second)
+    model.forward({}, {}, np.ones((4, 4, 3, 1), "f"), ctx)
+    assert found, "another shape has other chains"
+    assert vars(copy.deepcopy(model)).keys() == {"layers"}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from nn_cases import MAP, NESTED, cast, example, values
@@ -21,7 +25,7 @@ from daskcnn.nn import (
     map_leaves,
     predict,
 )
-from daskcnn.nn.schedule import Constant, Poly, Step
+from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -108,21 +112,36 @@ def test_schedules_start_at_the_rate_and_never_rise(name):
 
 
 def test_schedules_by_hand():
-    assert Constant().rate(0.3, 0.7, 9) == 0.3
-    assert [Step(10).rate(1.0, 0, epoch) for epoch in (0, 9.99, 10, 25)] == pytest.approx([1, 1, 0.1, 0.01])
-    assert Step(1.5, 0.5).rate(1.0, 0, 3) == pytest.approx(0.25)
-    assert [Poly(1).rate(0.2, p, 0) for p in (0, 0.5, 1)] == pytest.approx([0.2, 0.1, 0])
-    assert Poly().rate(1.0, 0.75, 0) == pytest.approx(0.5)
-    assert Poly().rate(1.0, 1.0001, 0) == 0
+    assert ConstantRate().rate(0.3, 0.7, 9) == 0.3
+    assert [StepDecay(10).rate(1.0, 0, epoch) for epoch in (0, 9.99, 10, 25)] == pytest.approx([1, 1, 0.1, 0.01])
+    assert StepDecay(1.5, 0.5).rate(1.0, 0, 3) == pytest.approx(0.25)
+    assert [PolyDecay(1).rate(0.2, p, 0) for p in (0, 0.5, 1)] == pytest.approx([0.2, 0.1, 0])
+    assert PolyDecay().rate(1.0, 0.75, 0) == pytest.approx(0.5)
+    assert PolyDecay().rate(1.0, 1.0001, 0) == 0
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 15, 0.1, 0.5, 1.5, 2.5])
+def test_a_step_falls_with_the_first_minibatch_of_its_period(every):
+    """However the epoch was computed: exact fractions say which minibatch that is."""
+    schedule, period = StepDecay(every, 0.5), Fraction(str(every))
+    for epochs, steps in itertools.product((1, 3, 22, 49, 97, 300, 1000), (1, 3, 7, 46, 391)):
+        for change in range(1, min(100, int(epochs / period)) + 1):
+            first = math.ceil(change * period * steps)
+            for number in (first - 1, first):
+                progress, round_ = number / (epochs * steps), number // steps
+                within = round_ / epochs + ((round_ + 1) / epochs - round_ / epochs) * ((number % steps) / steps)
+                for epoch in (number / steps, progress * epochs, within * epochs):
+                    falls = Fraction(number, steps) // period
+                    assert schedule.rate(1.0, progress, epoch) == 0.5**falls, (epochs, steps, number)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Step(0), "every=0"),
-        (lambda: Step(1, 0), "factor=0"),
-        (lambda: Step(1, 2), "factor=2"),
-        (lambda: Poly(0), "power=0"),
+        (lambda: StepDecay(0), "every=0"),
+        (lambda: StepDecay(1, 0), "factor=0"),
+        (lambda: StepDecay(1, 2), "factor=2"),
+        (lambda: PolyDecay(0), "power=0"),
     ],
 )
 def test_nonsense_schedules_are_refused(make, message):

@@ -109,6 +109,33 @@ def test_everybody_has_a_sample_while_there_are_enough(
 
 
 @every
+@given(total=st.integers(1, 60), seconds=times, count=st.integers(1, 20), data=drift)
+def test_nobody_gets_a_second_sample_while_a_worker_has_none(
+    name: str, total: int, seconds: dict[str, float], count: int, data: st.DataObject
+) -> None:
+    """Also where an increment has fewer samples than there are workers."""
+    partitioner = PARTITIONERS[name](increments=min(count, total))
+    if "served" not in partitioner.laws:
+        return
+    allocation = partitioner.start(total, list(seconds))
+    for increment in range(1, partitioner.increments + 1):
+        allocation = partitioner.allocate(allocation, _jittered(data, seconds), increment=increment)
+        sizes = allocation.sizes().values()
+        assert all(sizes) or max(sizes) <= 1
+    assert all(allocation.sizes().values()) or total < len(seconds)
+
+
+def test_a_slow_worker_is_served_in_its_turn() -> None:
+    seconds = {"fast": 1.0, "a": 100.0, "b": 100.0, "c": 100.0}
+    allocation = PARTITIONERS["idpa"](increments=4).start(8, list(seconds))
+    found = []
+    for increment in range(1, 5):
+        allocation = PARTITIONERS["idpa"](increments=4).allocate(allocation, seconds, increment=increment)
+        found.append(tuple(allocation.sizes().values()))
+    assert found == [(1, 1, 0, 0), (1, 1, 1, 1), (3, 1, 1, 1), (5, 1, 1, 1)]
+
+
+@every
 @given(total=st.integers(8, 300), seconds=times, data=drift)
 def test_leave_and_join_move_only_to_the_joiner_and_from_the_leaver(
     name: str, total: int, seconds: dict[str, float], data: st.DataObject

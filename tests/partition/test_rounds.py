@@ -422,7 +422,7 @@ def test_rounds_of_several_passes_present_everything(
 @example(9, 6, 25)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(24, 90))
 def test_so_many_increments_are_given_in_rounds_of_several_passes(epochs: int, passes: int, total: int) -> None:
-    """The most that a job may have (`launch.resolve`): the first round of all samples is a whole one.
+    """The most that a job may have (`job.checks`): the first round of all samples is a whole one.
 
     But for what the sizes before it were rounded up by, less than a sample of each increment, in every pass.
     """

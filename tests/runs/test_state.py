@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
 
 from daskcnn.errors import DataError
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import resolve
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.state import TrainingState, facts_of, to_state

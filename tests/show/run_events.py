@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from daskcnn.events import parsed
-from daskcnn.show import report_tables, summary
-from daskcnn.show.report_tables import Report
+from daskcnn.runs import summary
+from daskcnn.show import report_tables
+from daskcnn.show.report_tables import RunReport
 
 Event = dict[str, Any]
 
 
-def tables(log: Iterable[Event]) -> Report:
+def tables(log: Iterable[Event]) -> RunReport:
     """The report of a log."""
     return report_tables.tables(parsed(log))
 

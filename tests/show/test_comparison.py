@@ -10,14 +10,14 @@ import pytest
 from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, tables
 
 from daskcnn.runs.files import jsonable
-from daskcnn.show.comparison import Comparison, Line, compare, format_comparison
-from daskcnn.show.report_tables import Report
+from daskcnn.show.comparison import ComparedLine, Comparison, compare, format_comparison
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import MOST, format_report
 
 
 def run(
     name: str, *accuracies: float, seconds: float = 10.0, status: str = "done", test: float | None = None, **began: Any
-) -> Report:
+) -> RunReport:
     """A run of one worker that was looked at after each of its rounds, `seconds` apart."""
     events: list[Event] = [start(run=f"runs/{name}", **began), calibration("w0")]
     for k, accuracy in enumerate(accuracies):
@@ -27,7 +27,7 @@ def run(
     return tables([*events, {"event": "end", "status": status, "test": judged}])
 
 
-def line(comparison: Comparison, label: str) -> Line:
+def line(comparison: Comparison, label: str) -> ComparedLine:
     (found,) = (line for line in comparison.lines if line.label == label)
     return found
 

@@ -24,7 +24,7 @@ from run_events import (
 
 from daskcnn.errors import DataError
 from daskcnn.runs.files import jsonable
-from daskcnn.show.report_tables import UNFINISHED, Report, StepParts
+from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
 from daskcnn.show.report_text import format_report
 
 VECTOR = 1000
@@ -320,7 +320,7 @@ def test_a_damaged_event_is_named_with_its_line_its_value_and_a_remedy(event: Ev
 
 def test_a_report_is_json_with_the_names_of_its_fields() -> None:
     for events in (data_parallel(), asynchronous(), layer_sharded(), []):
-        report: Report = tables(events)
+        report: RunReport = tables(events)
         plain = jsonable(report.to_dict())
         assert json.loads(json.dumps(plain, allow_nan=False)) == plain
         assert plain.keys() == {"utilisation", *report.__dataclass_fields__}

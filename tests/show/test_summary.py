@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from run_events import calibration, data_parallel, round_of, worker_totals
 
+from daskcnn.runs.summary import build_summary
 from daskcnn.show import text
-from daskcnn.show.summary import build_summary, format_summary
+from daskcnn.show.summary import format_summary
 
 
 def summary(**changes: Any) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from daskcnn.cluster.layers.graph import LayerGraph, Step
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.network import convolutions
 from daskcnn.job.tables import Job
-from daskcnn.launch.paper_figures import breakdown
 from daskcnn.nn import build_model
 from daskcnn.sharded import stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.show.step_breakdown import breakdown
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_step import sharded_events
 from daskcnn.sim.sharded_step import Direct

@@ -17,12 +17,14 @@ from PIL import Image
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import DataError
 from daskcnn.events import KernelsSharded
-from daskcnn.launch import draw as pictures
 from daskcnn.launch import paper_figures as figures
-from daskcnn.launch import plan as planning
-from daskcnn.launch import simulate as simulating
-from daskcnn.launch.paper_figures import Figure
+from daskcnn.launch import plot
+from daskcnn.launch.simulate import scenario
 from daskcnn.runs.log import read_events
+from daskcnn.show import worker_plan
+from daskcnn.show.drawing import draw
+from daskcnn.show.figure import Figure
+from daskcnn.show.step_breakdown import breakdown, stacked
 from daskcnn.sim.cluster import read_cluster
 
 LAYERS = '[{layer="conv",kernels=8,size=3,pad=1},{layer="relu"},{layer="maxpool",size=8},{layer="dense",units=10}]'
@@ -198,9 +200,7 @@ def test_a_rule_that_needs_more_workers_is_refused() -> None:
 
 
 def test_a_data_set_that_is_not_here_is_known_by_its_name() -> None:
-    chosen = simulating.scenario(
-        "job.toml", "cluster.toml", ["data.name=cifar10", "data.limit=null", "data.limit=20000"]
-    )
+    chosen = scenario("job.toml", "cluster.toml", ["data.name=cifar10", "data.limit=null", "data.limit=20000"])
     assert (chosen.samples, chosen.images.shape) == (19_900, (32, 32, 3))
 
 
@@ -259,7 +259,7 @@ def test_a_plan_for_sharded_layers_goes_by_the_step_model() -> None:
 
 
 def test_ordinals() -> None:
-    found = [planning._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
+    found = [worker_plan._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
     assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
 
 
@@ -271,8 +271,8 @@ def test_every_figure_is_drawn_and_has_its_curves(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(figures, "SHARES", (0.5, 1.0))
     monkeypatch.setattr(figures, "THREADS", (1, 2))
     monkeypatch.setattr(figures, "POINTS", 500)
-    chosen = simulating.scenario("job.toml", "cluster.toml", [])
-    drawn = list(figures.figures(chosen))
+    chosen = scenario("job.toml", "cluster.toml", [])
+    drawn = list(figures.paper_figures(chosen))
     assert len({figure.name for figure in drawn}) == len(drawn) == 12
     for figure in drawn:
         assert figure.curves
@@ -289,33 +289,33 @@ def curve() -> Figure:
 
 
 def test_a_picture_is_what_its_ending_says_and_the_same_every_time(curve: Figure) -> None:
-    svg, again = (pictures.draw(curve, Path(name)).read_bytes() for name in ("a.svg", "b.svg"))
+    svg, again = (draw(curve, Path(name)).read_bytes() for name in ("a.svg", "b.svg"))
     assert svg == again
     text = "".join(ElementTree.fromstring(svg).itertext())
     for part in ("Speed", "workers", "speed-up", "simulated", "1/f", "T/τ"):
         assert part in text
-    with Image.open(pictures.draw(curve, Path("a.png"))) as image:
+    with Image.open(draw(curve, Path("a.png"))) as image:
         assert image.format == "PNG"
         assert min(image.size) > 300
 
 
 def test_bars_stand_on_one_another_and_rates_go_in_powers_of_ten(curve: Figure) -> None:
-    bars = figures.stacked("bars", "Parts", "nobody", "workers", {"one": (0.0, 4.0, 1.0), "two": (1.0, 2.0, 1.0)})
+    bars = stacked("bars", "Parts", "nobody", "workers", {"one": (0.0, 4.0, 1.0), "two": (1.0, 2.0, 1.0)})
     assert bars.curves["convolutions"] == (range(2), [4.0, 2.0])
     roof = Figure("roof", "Roof", "nobody", "x", "y", {"roof": ([1, 10], [1.0, 10.0])}, rates=True)
     points = replace(roof, points={"here": ([2.0], [1.5])})
     for figure, parts in ((bars, ("convolutions", "one", "two")), (points, ("roof", "here"))):
-        text = "".join(ElementTree.fromstring(pictures.draw(figure, Path("x.svg")).read_bytes()).itertext())
+        text = "".join(ElementTree.fromstring(draw(figure, Path("x.svg")).read_bytes()).itertext())
         assert all(part in text for part in parts)
 
 
 def test_a_log_without_an_epoch_of_sharded_layers_has_no_breakdown() -> None:
     with pytest.raises(DataError, match="give a run of strategy 'layer' that ended one"):
-        figures.breakdown([KernelsSharded(home="w0", kernels={})])
+        breakdown([KernelsSharded(home="w0", kernels={})])
 
 
 def test_figures_go_into_a_folder_that_is_made(curve: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "figures", lambda chosen, seed: [curve])
+    monkeypatch.setattr(plot, "paper_figures", lambda chosen, seed: [curve])
     result = invoke("simulate", "job.toml", "--cluster", "cluster.toml", "--figures", "a/b", "--format", "png")
     assert result.exit_code == 0, result.output
     assert "figure a/b/speed.png" in result.stderr

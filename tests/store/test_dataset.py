@@ -6,6 +6,7 @@ import json
 import pickle
 import shutil
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.errors import DataError
-from daskcnn.store import open_dataset, verify
+from daskcnn.store import Split, open_dataset, verify
 from daskcnn.store.cache import CACHE, ChunkCache
 from daskcnn.store.manifest import Manifest, describe
 from daskcnn.store.writer import write
@@ -143,6 +144,25 @@ def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source, tmp_path):
     _chunk(path, "train/images", 1).unlink()
     with pytest.raises(DataError, match=r"chunk 1 .* is missing"):
         verify(open_dataset(path))
+
+
+def test_chunks_beyond_the_limit_are_not_read(toy, monkeypatch):
+    _chunk(toy, "train/images", 3).unlink()
+    _chunk(toy, "test/labels", 1).unlink()
+    read, load = [], Split.load
+    monkeypatch.setattr(Split, "load", lambda split, *which: read.append((split.name, *which)) or load(split, *which))
+    verify(open_dataset(toy, limit=50))
+    assert {*read} == {(part, array, 0) for part in ("train", "test") for array in ("images", "labels")}
+    with pytest.raises(DataError, match=r"chunk 3 .* is missing"):
+        verify(open_dataset(toy, limit=151))
+
+
+def test_every_chunk_is_read_once(toy, monkeypatch):
+    read, load = Counter(), Split.load
+    monkeypatch.setattr(Split, "load", lambda split, *which: read.update([(split.name, *which)]) or load(split, *which))
+    verify(open_dataset(toy))
+    assert set(read.values()) == {1}
+    assert len(read) == 2 * (5 + 2)
 
 
 def test_padding_of_the_last_chunk_is_not_data(toy):

@@ -24,7 +24,7 @@ from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
-from daskcnn.nn.schedule import Constant, Poly, Step
+from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
@@ -309,10 +309,10 @@ def test_a_replica_alone_follows_the_schedule_exactly(partition: str, barrier: b
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
-        ("constant", Constant()),
-        ("linear", Poly(1.0)),
-        ({"name": "poly", "power": 0.5}, Poly(0.5)),
-        ({"name": "step", "every": 4, "factor": 0.5}, Step(4.0, 0.5)),
+        ("constant", ConstantRate()),
+        ("linear", PolyDecay(1.0)),
+        ({"name": "poly", "power": 0.5}, PolyDecay(0.5)),
+        ({"name": "step", "every": 4, "factor": 0.5}, StepDecay(4.0, 0.5)),
     ],
 )
 def test_a_schedule_is_given_its_own_keys(table: Any, expected: Any) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import CLASSES, random_state, tiny_job
 
 from daskcnn.arrays import Device
-from daskcnn.launch.resolve import resolve
+from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
 from daskcnn.store.facts import Facts
 from daskcnn.training import trained_network as module

@@ -146,11 +146,12 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     """Start as the worker of this name, from the center (size,), which stays untouched, and from this momentum."""
     session = session_of(peers.run)
     replica = session.replica
-    rule = BSP.model_validate(replica.job.rule)
-    half = rule.exchange == "asa16" or replica.job.cluster.wire == "float16"
+    rule = replica.job.rule
+    assert isinstance(rule, BSP), "no other rule is serverless"
+    wire = rule.wire(replica.job.cluster.wire)
     end_life(session)
     replica.adopt_velocity(velocity)
-    asa = ASA(rule, np.dtype("float16" if half else "float32"))
+    asa = ASA(rule, np.dtype(wire))
     local = Local(replica.weights, replica.weights)
     exchange = ReplicaExchange(rule, local, Cadence(rule, replica.job.train.batch_size), overlap=False, via=Pieces(asa))
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to

@@ -13,7 +13,7 @@ from daskcnn.cluster.server.link import ServerLink
 from daskcnn.cluster.session.session import Session
 from daskcnn.cluster.session.stopping import stopped
 from daskcnn.nn.score import Score
-from daskcnn.ps import RULES, Join, Local, Pull, Push, Reply, UpdateRule
+from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.half import cast
 from daskcnn.training.cadence import Cadence, JudgeLocal, Train
 from daskcnn.training.exchange import Answer, Await, Gain, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
@@ -35,10 +35,10 @@ def exchange_of(replica: Replica) -> ReplicaExchange:
     """The machine of a worker that exchanges with the server."""
     job = replica.job
     overlap = job.cluster.overlap and job.train.replica_size == 1  # a group's home makes no steps by itself
-    rule: UpdateRule = RULES[job.train.strategy].model_validate(job.rule)
+    assert job.rule is not None, "strategy layer has tasks of its own"
     end = len(replica.dataset.train)
-    cadence = Cadence(rule, job.train.batch_size, (end - job.data.validation, end))
-    return ReplicaExchange(rule, Local(replica.weights, replica.weights), cadence, overlap=overlap)
+    cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
+    return ReplicaExchange(job.rule, Local(replica.weights, replica.weights), cadence, overlap=overlap)
 
 
 class ServedRound:

@@ -7,13 +7,13 @@ from typing import Any
 
 from daskcnn.arrays import Array, derive, mix64, uniform
 from daskcnn.nn.layer import Residual, Shape
-from daskcnn.nn.local import Block, Local
+from daskcnn.nn.local import BlockSteps, LocalLayer
 
 _ODD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
-class Dropout(Local):
+class Dropout(LocalLayer):
     """Zeroes each number with probability `rate` in training and scales the others by 1 / (1 - rate).
 
     The mask depends only on the sample's key, the layer's path, the pixel and the channel. It does not depend
@@ -39,7 +39,7 @@ class Dropout(Local):
         """0: each channel depends on itself alone."""
         return 0
 
-    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
         """Note the mask and y; the residual is the mask, None outside training."""
         if not block.training:
             return x, None
@@ -47,15 +47,15 @@ class Dropout(Local):
         kept = block.do(self._draw, block, block.link.salt, pixels, out=block.take(x.shape, bool))
         return self._masked(x, kept, block), kept
 
-    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
         """Note dx: dy under the mask of the forward pass."""
         return self._masked(dy, residual, block)
 
-    def _masked(self, x: Array, kept: Array, block: Block) -> Array:
+    def _masked(self, x: Array, kept: Array, block: BlockSteps) -> Array:
         y = block.do(block.xp.multiply, x, kept, out=block.result(x.shape))
         return block.do(block.xp.multiply, y, 1 / (1 - self.rate), out=y)
 
-    def _draw(self, block: Block, salt: int, sides: tuple[int, ...], *, out: Array) -> None:
+    def _draw(self, block: BlockSteps, salt: int, sides: tuple[int, ...], *, out: Array) -> None:
         """Write which numbers (h, w, n, C) are kept. `sides` are the pixels per pixel of the chain's output."""
         if block.keys is None:
             raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")

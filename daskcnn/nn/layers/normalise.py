@@ -11,11 +11,11 @@ from daskcnn.nn.blocks import arena, each
 from daskcnn.nn.channels import over_pixels, pixel_blocks, pixel_rows, sum_rows
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
-from daskcnn.nn.local import Block, Local
+from daskcnn.nn.local import BlockSteps, LocalLayer
 
 
 @dataclass(frozen=True)
-class LRN(Local):
+class LRN(LocalLayer):
     """y_c = x_c · s_c^-β with s_c = k + α/n · Σ x²  over the n = `size` channels around c.
 
     Krizhevsky et al. 2012, §3.3, with α divided by the size as in PyTorch, and PyTorch's window: the existing channels
@@ -46,7 +46,7 @@ class LRN(Local):
         """Half of the window, `size` // 2 channels to each side."""
         return self.size // 2
 
-    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
         """Note y; the residual is x, y, s and s^-β."""
         xp, do = block.xp, block.do
         scale, power, spare = (block.take(x.shape) for _ in range(3))
@@ -58,7 +58,7 @@ class LRN(Local):
         y = do(xp.multiply, x, power, out=block.result(x.shape, free=spare))
         return y, (x, y, scale, power)
 
-    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
         """Note dx_c = dy_c · s_c^-β - 2αβ/n · x_c · Σ dy·y/s over the channels whose window holds c."""
         x, y, scale, power = residual
         xp, do = block.xp, block.do
@@ -70,7 +70,7 @@ class LRN(Local):
         do(xp.multiply, total, 2 * self.alpha * self.beta / self.size, out=total)
         return do(xp.subtract, direct, total, out=direct)
 
-    def _power(self, s: Array, out: Array, spare: Array, block: Block) -> None:
+    def _power(self, s: Array, out: Array, spare: Array, block: BlockSteps) -> None:
         """Write s^-β to `out`."""
         xp, do = block.xp, block.do
         if _FAST_EXP2:
@@ -98,7 +98,7 @@ def _exp2_is_vectorised() -> bool:
 _FAST_EXP2 = _exp2_is_vectorised()
 
 
-def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array, block: Block) -> Array:
+def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array, block: BlockSteps) -> Array:
     """Write to `out`, for each c of the last axis, the sum of channels c - before to c - before + size - 1.
 
     Channels that do not exist count as 0. All three arrays are contiguous. All rows are summed as one long run of
@@ -113,7 +113,7 @@ def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array
     return out
 
 
-def _runs(values: Array, size: int, out: Array, spare: Array, block: Block, *, at: int = 0) -> None:
+def _runs(values: Array, size: int, out: Array, spare: Array, block: BlockSteps, *, at: int = 0) -> None:
     """Write out[at + i] = sum of values[i : i + size], by doubling; all three are vectors of one length."""
     half, count, add = size // 2, len(values) - size + 1, block.xp.add
     total, part = out[at : at + count], values
@@ -128,7 +128,7 @@ def _runs(values: Array, size: int, out: Array, spare: Array, block: Block, *, a
         block.do(add, total, values[size - 1 :], out=total)
 
 
-def _edge(columns: Array, sums: Array, reach: int, count: int, block: Block) -> None:
+def _edge(columns: Array, sums: Array, reach: int, count: int, block: BlockSteps) -> None:
     """Write sums[c] = columns[0] + … + columns[c + reach], as far as they exist, for c < count."""
     total = columns[0]
     if count:
@@ -165,6 +165,11 @@ class BatchNorm(Layer):
     def reach(self) -> int | None:
         """0: each channel depends on itself alone."""
         return 0
+
+    @property
+    def mixes_samples(self) -> bool:
+        """In training it takes the mean of a whole minibatch."""
+        return True
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from daskcnn.arrays import Array
 from daskcnn.nn.blocks import over_rows, row_blocks
 from daskcnn.nn.layer import Context, Params, Residual, Shape, State, check_at_least, map_shape
-from daskcnn.nn.local import Block, Local
+from daskcnn.nn.local import BlockSteps, LocalLayer
 
 
 @dataclass(frozen=True)
-class _Pool(Local):
+class _Pool(LocalLayer):
     """Base of the pools. A window is size² strided views of the map, one for each place in the window.
 
     If windows tile the map it goes in blocks, otherwise in bands of rows.
@@ -31,11 +31,11 @@ class _Pool(Local):
             check_at_least(self, 1, "stride")
 
     @abstractmethod
-    def reduce(self, places: list[Array], y: Array, block: Block) -> Residual:
+    def reduce(self, places: list[Array], y: Array, block: BlockSteps) -> Residual:
         """Write y of the windows whose pixels `places` holds, one array per place; return what `spread` needs."""
 
     @abstractmethod
-    def spread(self, residual: Residual, dy: Array, places: list[Array], block: Block) -> None:
+    def spread(self, residual: Residual, dy: Array, places: list[Array], block: BlockSteps) -> None:
         """Write the gradient of every place's pixels to `places`."""
 
     @property
@@ -57,11 +57,11 @@ class _Pool(Local):
         H, W, _ = map_shape(self, in_shape)
         return self.size if self.step == self.size and H % self.size == 0 and W % self.size == 0 else None
 
-    def block_forward(self, x: Array, block: Block) -> tuple[Array, Residual]:
+    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
         y = block.result(self._y_shape(x.shape))
         return y, (x.shape, self.reduce(self._places(x), y, block))
 
-    def block_backward(self, residual: Residual, dy: Array, block: Block) -> Array:
+    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
         x_shape, kept = residual
         dx = block.result(x_shape)
         self.spread(kept, dy, self._places(dx), block)
@@ -74,7 +74,7 @@ class _Pool(Local):
         y = ctx.device.xp.empty(y_shape, x.dtype)
 
         def pool(rows: slice) -> None:
-            block = Block(ctx, x, goes_back=False)
+            block = BlockSteps(ctx, x, goes_back=False)
             self.reduce(self._places(x[self._band(rows)]), y[rows], block)
             block.run()
 
@@ -96,7 +96,7 @@ class _Pool(Local):
 
     def _band_backward(self, rows: slice, x: Array, dy: Array, dx: Array, ctx: Context) -> None:
         """Add to dx what these rows of dy contribute."""
-        block = Block(ctx, x, goes_back=True)
+        block = BlockSteps(ctx, x, goes_back=True)
         places, y = self._places(dx[self._band(rows)]), block.take(dy[rows].shape)
         kept = self.reduce(self._places(x[self._band(rows)]), y, block)
         shared = self.step < self.size
@@ -130,7 +130,7 @@ def _without_samples(x_shape: Shape) -> Shape:
 class MaxPool(_Pool):
     """Greatest number of the window. The gradient goes to the first of equal pixels, by rows."""
 
-    def reduce(self, places: list[Array], y: Array, block: Block) -> list[Array]:
+    def reduce(self, places: list[Array], y: Array, block: BlockSteps) -> list[Array]:
         """Return for each place but the first whether it raised the maximum of those before."""
         xp, raised, highest = block.xp, [], places[0]
         for place in places[1:]:
@@ -141,7 +141,7 @@ class MaxPool(_Pool):
             block.copy(highest, y)
         return raised
 
-    def spread(self, residual: list[Array], dy: Array, places: list[Array], block: Block) -> None:
+    def spread(self, residual: list[Array], dy: Array, places: list[Array], block: BlockSteps) -> None:
         """Give the gradient to the last place that raised the maximum, or to the first place if none did."""
         xp, do = block.xp, block.do
         left = None  # the windows whose gradient no place has got yet; all at first
@@ -162,7 +162,7 @@ class MaxPool(_Pool):
 class AveragePool(_Pool):
     """Mean of the window."""
 
-    def reduce(self, places: list[Array], y: Array, block: Block) -> None:
+    def reduce(self, places: list[Array], y: Array, block: BlockSteps) -> None:
         """Write the mean of the places to y. Nothing is kept."""
         if block.goes_back and block.ends:
             return  # the gradient does not need it
@@ -171,7 +171,7 @@ class AveragePool(_Pool):
             block.do(block.xp.add, y, place, out=y)
         block.do(block.xp.multiply, y, 1 / self.size**2, out=y)
 
-    def spread(self, residual: None, dy: Array, places: list[Array], block: Block) -> None:
+    def spread(self, residual: None, dy: Array, places: list[Array], block: BlockSteps) -> None:
         """Write dy / size² to every place."""
         for place in places:
             block.do(block.xp.multiply, dy, 1 / self.size**2, out=place)
@@ -181,7 +181,7 @@ class AveragePool(_Pool):
 class L2Pool(_Pool):
     """Square root of the sum of the window's squares. Where the root is 0 the gradient is 0."""
 
-    def reduce(self, places: list[Array], y: Array, block: Block) -> tuple[list[Array], Array]:
+    def reduce(self, places: list[Array], y: Array, block: BlockSteps) -> tuple[list[Array], Array]:
         """Write the root of the sum of squares to y; keep the pixels and y."""
         xp, do = block.xp, block.do
         do(xp.multiply, places[0], places[0], out=y)
@@ -193,7 +193,7 @@ class L2Pool(_Pool):
         do(xp.sqrt, y, out=y)
         return places, y
 
-    def spread(self, residual: tuple[list[Array], Array], dy: Array, places: list[Array], block: Block) -> None:
+    def spread(self, residual: tuple[list[Array], Array], dy: Array, places: list[Array], block: BlockSteps) -> None:
         """Write dy · x / y to every place, 0 where y is 0."""
         found, y = residual
         xp, do = block.xp, block.do

@@ -35,6 +35,9 @@ class Cifar10:
 
     takes_archive = True
     augment: Literal["none", "crop-mirror"] = "crop-mirror"
+    shape = (32, 32, 3)
+    training_samples = 50_000
+    classes = 10
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Return the official archive, downloaded if the folder does not hold it yet."""

@@ -24,6 +24,18 @@ class Importer(Protocol):
     def augment(self) -> Literal["none", "crop-mirror"]:
         """The augmentation that suits the images, used if the job does not name one."""
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+
+    @property
+    def training_samples(self) -> int:
+        """Images of the training part."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Download the archive into a folder and return its path. Raises DataError if that fails or is not offered."""
 

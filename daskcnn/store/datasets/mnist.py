@@ -25,6 +25,9 @@ class Mnist:
 
     takes_archive = True
     augment: Literal["none", "crop-mirror"] = "none"
+    shape = (_SIDE, _SIDE, 1)
+    training_samples = 60_000
+    classes = 10
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Raise DataError: no official address is left to download from."""

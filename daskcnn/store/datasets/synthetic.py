@@ -46,6 +46,9 @@ class Synthetic:
 
     takes_archive = False
     augment: Literal["none", "crop-mirror"] = "none"
+    shape = (_SIDE, _SIDE, 3)
+    training_samples = 8_000
+    classes = 10
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Raise DataError: the data set is built in."""
@@ -54,7 +57,7 @@ class Synthetic:
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Generate the images; they are always the same."""
         classes = tuple(f"{180 * a // _ANGLES} degrees, {w} pixels" for w in _WAVELENGTHS for a in range(_ANGLES))
-        return Source("synthetic", classes, gratings(8000, _SEED), gratings(2000, _SEED + 1), {})
+        return Source("synthetic", classes, gratings(self.training_samples, _SEED), gratings(2000, _SEED + 1), {})
 
 
 def gratings(count: int, seed: int) -> tuple[Images, Images]:

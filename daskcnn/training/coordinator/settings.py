@@ -10,8 +10,7 @@ from typing import TypeAlias
 
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
-from daskcnn.ps import RULES, UpdateRule
-from daskcnn.ps.bsp import BSP
+from daskcnn.ps import UpdateRule
 from daskcnn.sharded import Balance, Links
 from daskcnn.training.coordinator.roster import Measured
 
@@ -56,9 +55,10 @@ class Settings:
         """Those of a resolved job that trains on so many samples."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
+        assert job.rule is not None, "strategy layer has a driver of its own"
         return cls(
             train.strategy,
-            RULES[train.strategy].model_validate(job.rule),
+            job.rule,
             PARTITIONERS[train.partition](train.increments or 1),
             samples,
             job.data.validation,
@@ -74,7 +74,7 @@ class Settings:
     @property
     def peers(self) -> bool:
         """Whether replicas merge peer to peer, without a server."""
-        return isinstance(self.rule, BSP) and self.rule.exchange != "allreduce"
+        return self.rule.serverless
 
     @property
     def meets_within_rounds(self) -> bool:

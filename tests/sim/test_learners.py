@@ -11,8 +11,8 @@ from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
 from daskcnn.events import EpochEnded, Event, RoundEnded
+from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.resolve import resolve
 from daskcnn.ps import RULES
 from daskcnn.sim.learners import Learner, Learnt, Training
 from daskcnn.sim.points import LAYERS, clusters_of_points

@@ -1,4 +1,4 @@
-"""What a simulation shows: for people and for programs."""
+"""A simulated run for people and for programs: cluster, report, and the formulas' figures beside it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,32 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-import numpy as np
-
-from daskcnn.launch.simulate import Scenario, Simulated
-from daskcnn.ps.downpour import Downpour
 from daskcnn.sharded import eq2_elements
+from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import format_report
 from daskcnn.show.text import aligned, count, duration, number, percent, size
+from daskcnn.sim.cluster import Cluster
 from daskcnn.sim.costs import Constants, Cost, costs
-from daskcnn.sim.papers_step import ceiling
+from daskcnn.sim.papers_step import Sharding, ceiling
+
+Formulas = Constants | Sharding
+"""What the papers' formulas say: of a data-parallel job their constants, of sharded kernels the step."""
 
 
-def to_dict(result: Simulated) -> dict[str, Any]:
+def simulation_dict(cluster: Cluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
     """For programs: the report, the costs or the step's parts, and the cluster."""
-    chosen = result.scenario
-    found: dict[str, Any] = {"report": result.report.to_dict(), "cluster": chosen.cluster.model_dump()}
-    if chosen.sharded:
-        return {**found, "step": _step_dict(chosen)}
-    constants = constants_of(chosen)
-    return {
-        **found,
-        "costs": {"constants": asdict(constants), "saturation": constants.saturation, "table": _cost_dicts(constants)},
-    }
+    found: dict[str, Any] = {"report": report.to_dict(), "cluster": cluster.model_dump()}
+    if isinstance(formulas, Sharding):
+        return {**found, "step": _step_dict(formulas)}
+    costs_ = {"constants": asdict(formulas), "saturation": formulas.saturation, "table": _cost_dicts(formulas)}
+    return {**found, "costs": costs_}
 
 
 def _cost_dicts(constants: Constants) -> list[dict[str, Any]]:
     return [asdict(cost) for cost in costs(constants)]
 
 
-def _step_dict(chosen: Scenario) -> dict[str, Any]:
-    sharding = chosen.sharding(chosen.cluster)
+def _step_dict(sharding: Sharding) -> dict[str, Any]:
     return {
         **asdict(sharding.step()),
         "serial": sharding.serial,
@@ -45,22 +41,20 @@ def _step_dict(chosen: Scenario) -> dict[str, Any]:
     }
 
 
-def readable(result: Simulated) -> str:
-    """For people: the cluster, the report of the run, and the formulas' figures beside it."""
-    chosen = result.scenario
-    more = _step_lines(chosen) if chosen.sharded else _cost_lines(constants_of(chosen))
-    report = result.report
+def format_simulation(source: str, cluster: Cluster, report: RunReport, formulas: Formulas) -> str:
+    """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
+    more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
     if all(look.validation_accuracy is None for look in report.looks):  # nothing was learnt
         report = replace(report, looks=())
-    return "\n\n".join([_cluster_lines(chosen), format_report(report), more])
+    return "\n\n".join([_cluster_lines(source, cluster), format_report(report), more])
 
 
-def _cluster_lines(chosen: Scenario) -> str:
-    cluster, members = chosen.cluster, chosen.cluster.members()
+def _cluster_lines(source: str, cluster: Cluster) -> str:
+    members = cluster.members()
     server, latencies = cluster.server, [member.latency for member in members]
     kinds = ", ".join(f"{sum(m.kind == kind for m in members)} {kind}" for kind in sorted({m.kind for m in members}))
     lines = [
-        ("cluster", f"{chosen.source}: {kinds} of {_span([m.images_per_second for m in members])} images/s"),
+        ("cluster", f"{source}: {kinds} of {_span([m.images_per_second for m in members])} images/s"),
         ("links", f"{_bandwidths([m.bandwidth for m in members])}, {1000 * min(latencies):.3g} ms and more a message"),
         ("server", f"{_bandwidths([server.bandwidth])} each way, merges {_bandwidths([server.merge_rate])}"),
         ("overheads", f"{_ms(cluster.costs.dispatch)} a round, {_ms(cluster.costs.exchange)} an exchange"),
@@ -85,32 +79,6 @@ def _bandwidths(values: Sequence[float | None]) -> str:
     return f"{size(low)}/s" if low == high else f"{size(low)}/s to {size(high)}/s"
 
 
-def constants_of(chosen: Scenario) -> Constants:
-    """Hegde and Usmani's letters for this job and cluster: of its workers the middle one, of the run its updates."""
-    workload, cluster = chosen.workload, chosen.cluster
-    members = sorted(cluster.members(), key=lambda member: member.seconds)
-    middle, server = members[len(members) // 2], cluster.server.split(workload.shards)
-    bandwidth = min(b for b in (middle.bandwidth, server.bandwidth, np.inf) if b is not None)
-    between = workload.rule.n_push if isinstance(workload.rule, Downpour) else 1
-    receive = workload.nbytes / server.bandwidth if server.bandwidth else 0.0
-    merge = workload.nbytes / server.merge_rate if server.merge_rate else 0.0
-    H, W, C = chosen.images.shape
-    return Constants(
-        k=len(members),
-        p=workload.numbers,
-        D=workload.samples,
-        q=middle.threads,
-        theta=-(-workload.samples * workload.epochs // (workload.batch_size * between)),
-        T=between * workload.batch_size * middle.seconds,
-        tau=max(receive, merge),
-        add=merge / workload.numbers,
-        B=float(bandwidth),
-        L=middle.latency + cluster.costs.exchange,
-        itemsize=np.dtype(workload.wire).itemsize,
-        sample_bytes=H * W * C,
-    )
-
-
 def _cost_lines(c: Constants) -> str:
     rows = [("rule", "cost", "grows as", "here"), *((x.rule, x.what, x.formula, _value(x)) for x in costs(c))]
     saturation = "not known: the server has no limit" if c.saturation is None else f"{c.saturation:.1f} workers"
@@ -127,8 +95,7 @@ def _value(cost: Cost) -> str:
     return size(cost.value) if cost.unit == "B" else _ms(cost.value)
 
 
-def _step_lines(chosen: Scenario) -> str:
-    sharding = chosen.sharding(chosen.cluster)
+def _step_lines(sharding: Sharding) -> str:
     step, batch = sharding.step(), sharding.batch
     moved = sum(step.up) + sum(step.down)
     lines = [

@@ -1,0 +1,61 @@
+"""`daskcnn plan-conv`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+from dask.utils import parse_bytes
+
+from daskcnn.arrays import Device, DeviceKind, cpu_count
+from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.launch import plan_conv as planning
+from daskcnn.show.conv_plans_text import readable_conv_plans
+
+
+def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    try:
+        size = int(parse_bytes(text))
+    except ValueError:
+        size = 0
+    if size < 1:
+        raise click.BadParameter(f"{text!r}: write a size such as 1GiB or 512MiB", ctx, parameter)
+    return size
+
+
+@click.command(cls=Command)
+@click.argument("model")
+@click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
+@click.option(
+    "--dataset",
+    metavar="NAME|HxWxC",
+    default="cifar10",
+    show_default=True,
+    help="A data set, or the size of its images.",
+)
+@click.option("--threads", type=click.IntRange(1), help="Threads of a worker.  [default: all cores]")
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
+@click.option("--workspace-limit", metavar="SIZE", default="1GiB", show_default=True, callback=_bytes)
+@click.option(
+    "--measure/--no-measure", default=False, show_default=True, help="Run the candidates first and remember the times."
+)
+@as_json
+@verbose
+def plan_conv(
+    model: str,
+    batch: int,
+    dataset: str,
+    threads: int | None,
+    device: DeviceKind,
+    dtype: str,
+    workspace_limit: int,
+    measure: bool,
+    as_json: bool,
+    **_: Any,
+) -> None:
+    """Print how each convolution of network MODEL (quick, lenet5, C1:C2) would be computed here, and why."""
+    means = Device.of(device, threads=threads or cpu_count(), workspace_limit=workspace_limit)
+    result = planning.plan_conv(model, batch=batch, images=dataset, dtype=dtype, device=means, measure=measure)
+    click.echo(json.dumps(result, indent=2) if as_json else readable_conv_plans(result))

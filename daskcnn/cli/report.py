@@ -1,0 +1,33 @@
+"""`daskcnn report`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.launch import report as reporting
+from daskcnn.runs.files import dumps
+from daskcnn.show.report_text import format_report
+
+
+@click.command(cls=Command)
+@click.argument("run")
+@click.option("--rounds", is_flag=True, help="Print every round of every worker; shorten no table.")
+@click.option(
+    "--csv", "csv_file", metavar="FILE", help="Write every round of every worker to FILE instead (-: stdout)."
+)
+@as_json
+@verbose
+def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any) -> None:
+    """Print the tables of RUN: workers, balance, waiting, traffic, accuracy. RUN may still be going on."""
+    if csv_file and as_json:
+        raise click.UsageError("--json and --csv: each is a form of its own; give one of them")
+    found = reporting.report(run)
+    if csv_file == "-":
+        click.echo(reporting.rounds_csv(found), nl=False)
+    elif csv_file:
+        reporting.write_rounds(found, csv_file)
+    else:
+        click.echo(dumps(found.to_dict(), indent=2) if as_json else format_report(found, full=rounds))

@@ -1,0 +1,96 @@
+"""`daskcnn run` and `python -m daskcnn.run`: flags and a job file become one job, and the job runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from daskcnn.cli.command import Command, settings, verbose
+from daskcnn.job.sources import apply_settings, override, parse_value, read_job_file
+from daskcnn.job.tables import LAYER, description_of
+from daskcnn.launch import jobs
+from daskcnn.launch.dry_run import dry_run as dry_run_of
+from daskcnn.nn import MODELS
+from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES
+from daskcnn.show.summary import format_summary
+from daskcnn.store import DATASETS
+
+FLAGS = {
+    "dataset": ("data.name", "NAME"),
+    "data": ("data.path", "PATH"),
+    "archive": ("data.archive", "FILE"),
+    "model": ("model.name", "NAME"),
+    "strategy": ("train.strategy", "NAME"),
+    "partition": ("train.partition", "NAME"),
+    "epochs": ("train.epochs", "N"),
+    "batch-size": ("train.batch_size", "N"),
+    "lr": ("train.lr", "RATE"),
+    "seed": ("train.seed", "N"),
+    "scheduler": ("cluster.scheduler", "ADDRESS"),
+    "scheduler-file": ("cluster.scheduler_file", "FILE"),
+    "workers": ("cluster.workers", "cpu=N,gpu=N"),
+    "wait": ("cluster.wait", "SECONDS"),
+    "name": ("run.name", "NAME"),
+    "run-dir": ("run.dir", "PATH"),
+}
+"""The flags that stand for keys of the job, and what their values look like."""
+NAMES: Mapping[str, Iterable[str]] = {
+    "data.name": DATASETS,
+    "model.name": (*MODELS, "C1:C2"),
+    "train.strategy": (*RULES, LAYER),
+    "train.partition": PARTITIONERS,
+}
+"""What may stand for a name."""
+
+
+def job_flags(function: Any) -> Any:
+    """Add the flags that stand for keys of the job file. Values are checked with the job, all problems at once."""
+    for flag, (key, metavar) in reversed(FLAGS.items()):
+        known = f" One of: {', '.join(NAMES[key])}." if key in NAMES else ""
+        function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}  [{key}]")(function)
+    return function
+
+
+@click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job_file", metavar="[JOB.toml]", required=False)
+@job_flags
+@settings
+@click.option("--resume", metavar="RUN|auto", help="Continue a run from its last checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved job and the plan; start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
+@verbose
+def run(
+    job_file: str | None,
+    settings: tuple[str, ...],
+    resume: str | None,
+    dry_run: bool,
+    as_json: bool,
+    verbose: bool,
+    **flags: str | None,
+) -> None:
+    """Train a convolutional network on a Dask cluster of unequal machines.
+
+    Keys come from JOB.toml, then the flags, then --set. Without a scheduler a local cluster starts.
+    """
+    raw = read_job_file(job_file) if job_file else {}
+    override_by_flags(raw, flags, settings)
+    if dry_run:
+        job, plan = dry_run_of(raw, resume=resume)
+        click.echo(json.dumps(job, indent=2))
+        click.echo(f"\n{plan}", err=as_json)
+        return
+    summary = jobs.run(raw, resume=resume, json_mode=as_json)
+    click.echo(json.dumps(summary, indent=2) if as_json else format_summary(summary))
+
+
+def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:
+    """Set the keys that flags stand for, then those of the settings."""
+    for flag, text in flags.items():
+        if text is not None:
+            key, metavar = FLAGS[flag.replace("_", "-")]
+            override(raw, key, parse_value(text) if metavar in ("N", "RATE", "SECONDS") else text)
+    apply_settings(raw, settings)

@@ -1,0 +1,154 @@
+"""What is wrong with a job as a whole: names that are in no registry, and keys that contradict each other.
+
+Checks that need the data set, the network's shapes or the cluster are made where these are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from daskcnn.errors import nearest
+from daskcnn.job.tables import LAYER, Data, Job, Model, Options, Train
+from daskcnn.nn import model_problem, sequential_from_spec
+from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES, UpdateRule
+from daskcnn.store import DATASETS
+
+
+def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterator[str]:
+    """A line for each problem. wrong: keys that were refused, whose defaults say nothing of the job."""
+    yield from _unknown_names(job)
+    yield from _of_data(job.data)
+    yield from _of_model(job.model)
+    yield from _of_cluster(job)
+    yield from _of_training(job.train)
+    if ("train", "epochs") not in wrong:
+        yield from _too_many_increments(job.train)
+    if job.rule is not None and not any(key[0] == "rule" for key in wrong):
+        yield from job.rule.problems(job.train.epochs)
+        yield from _of_rule(job.rule, job)
+
+
+def _unknown_names(job: Job) -> Iterator[str]:
+    for key, name, known in (
+        ("train.strategy", job.train.strategy, (*RULES, LAYER)),
+        ("train.partition", job.train.partition, tuple(PARTITIONERS)),
+        ("data.name", job.data.name, tuple(DATASETS)),
+    ):
+        if name is not None and name not in known:
+            yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
+
+
+def _of_data(data: Data) -> Iterator[str]:
+    if data.archive and data.name in DATASETS and not DATASETS[data.name].takes_archive:
+        yield f"data.archive = {data.archive!r}: {data.name} is built in; remove it"
+
+
+def _of_model(model: Model) -> Iterator[str]:
+    if model.name and model.layers:
+        yield "model.name and model.layers: each describes the network; keep one"
+    if not model.relu and ":" not in (model.name or ""):
+        yield "model.relu = false: only the models C1:C2 leave it out; remove it, or choose one such as 50:500"
+    if model.name is not None and (problem := model_problem(model.name)):
+        yield f"model.name: {problem}"
+    if model.layers is not None:
+        try:
+            sequential_from_spec(model.layers)
+        except ValueError as error:
+            yield f"model.{error}"
+
+
+def _of_cluster(job: Job) -> Iterator[str]:
+    cluster = job.cluster
+    if cluster.scheduler and cluster.scheduler_file:
+        yield "cluster.scheduler and cluster.scheduler_file: each names the scheduler; keep one"
+    if cluster.workers.given and not any(cluster.workers.given.values()):
+        yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
+
+
+_SCHEDULE_KEYS = {"constant": (), "step": ("every", "factor"), "poly": ("power",)}
+
+
+def _of_training(train: Train) -> Iterator[str]:
+    schedule = train.schedule
+    for key in ("every", "factor", "power"):
+        if key not in _SCHEDULE_KEYS[schedule.name] and _is_set(schedule, key):
+            yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
+    yield from _of_sharding(train)
+    if train.partition in PARTITIONERS and PARTITIONERS[train.partition].at_once and (train.increments or 1) > 1:
+        yield (
+            f"train.increments = {train.increments}: partition {train.partition!r} gives everything at once; "
+            "remove it or use idpa"
+        )
+    if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
+        yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
+
+
+def _of_sharding(train: Train) -> Iterator[str]:
+    if train.strategy == LAYER:
+        for key in ("partition", "increments", "replica_size"):
+            if _is_set(train, key):
+                yield f"train.{key}: strategy {LAYER!r} is one replica that sees every sample; remove it"
+    elif train.sub_batches > 1 and train.replica_size == 1:
+        yield (
+            f"train.sub_batches = {train.sub_batches}: only strategy 'layer' and groups cut minibatches; remove it, "
+            "or set train.replica_size"
+        )
+    if train.first_conv != "auto" and train.strategy != LAYER and train.replica_size == 1:
+        yield (
+            f"train.first_conv = {train.first_conv!r}: only strategy 'layer' and groups divide convolutions; remove "
+            "it, or set train.replica_size"
+        )
+    if train.sub_batches > train.batch_size:
+        yield (
+            f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "
+            "lower it or raise train.batch_size"
+        )
+
+
+def _is_set(table: Options, key: str) -> bool:
+    """Whether a key says something else than its default: a resolved job gives every key."""
+    return bool(getattr(table, key) != type(table).model_fields[key].default)
+
+
+def _too_many_increments(train: Train) -> Iterator[str]:
+    most = 2 * train.epochs - 1
+    if train.increments is not None and train.increments > most:
+        yield (
+            f"train.increments = {train.increments}: {train.epochs} epochs end before the last increment is given; "
+            f"use at most {most} or more epochs"
+        )
+
+
+def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
+    """What the rest of the job asks of the rule that it cannot do."""
+    strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
+    yield from _of_groups(rule, job)
+    if 0 < given < rule.fewest:
+        yield (
+            f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
+            "raise cpu or gpu, or use another strategy such as sgwu"
+        )
+    if job.cluster.ps_shards > 1:
+        yield from rule.problems_with_split_server(job.cluster.ps_shards)
+    most = max(1, 2 * train.epochs // rule.passes(train.epochs) - 1)  # so that the last one's round is whole
+    if most < (train.increments or 1) <= 2 * train.epochs - 1:
+        yield (
+            f"train.increments = {train.increments}: the rounds of {strategy!r} end before the last one is given; "
+            f"use at most {most}, or more rounds"
+        )
+
+
+def _of_groups(rule: UpdateRule, job: Job) -> Iterator[str]:
+    """What groups of workers cannot do."""
+    strategy, given, size = job.train.strategy, sum(job.cluster.workers.given.values()), job.train.replica_size
+    if size == 1:
+        return
+    if 0 < given < size:
+        yield f"train.replica_size = {size}: more than the workers, cluster.workers = {given}; lower it, or raise cpu"
+    elif rule.fewest <= given < size * rule.fewest:
+        yield (
+            f"train.replica_size = {size}: strategy {strategy!r} joins replicas, so it needs {rule.fewest} groups, and "
+            f"{given} workers make {given // size}; lower it, or raise cpu"
+        )
+    yield from rule.problems_with_groups(size)

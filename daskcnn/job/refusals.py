@@ -1,0 +1,65 @@
+"""What the models refuse, in words: `key = value: reason; because`, or `unknown key` with the nearest right one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from daskcnn.errors import nearest
+from daskcnn.job.tables import LAYER, Job, NoRule
+from daskcnn.ps import RULES
+
+
+def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
+    """A line for each problem that the models found in a job. strategy: whose rule `[rule]` belongs to."""
+    for item in error.errors():
+        loc = [str(part) for part in item["loc"]]
+        key, value = ".".join(loc), f"{item['input']!r:.80}"
+        if item["type"] == "extra_forbidden":
+            yield f"{key}: {_unknown(loc, strategy)}"
+        elif item["type"] in ("model_type", "dict_type"):
+            yield f"{key} = {value}: write a table of keys"
+        else:
+            reason = item["msg"].removeprefix("Value error, ")
+            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_because(loc, strategy)}"
+
+
+def _unknown(loc: list[str], strategy: str | None) -> str:
+    if loc[0] == "rule" and strategy == LAYER:
+        return f"strategy {LAYER!r} has no rule; remove it"
+    return f"unknown {'key' if len(loc) > 1 else 'section'}{_suggestion(loc, strategy)}"
+
+
+def _suggestion(loc: list[str], strategy: str | None) -> str:
+    """For an unknown key: the one section that has it, or else the nearest key of its own table."""
+    name = loc[-1]
+    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in getattr(f.annotation, "model_fields", ())]
+    if len(homes) == 1:
+        return f"; did you mean {homes[0]!r}?"
+    table = _table(loc[:-1], strategy)
+    return nearest(name, table.model_fields if table else ())
+
+
+def _because(loc: list[str], strategy: str | None) -> str:
+    """Why the key's value may not be another, where its field says so (`json_schema_extra={"because": …}`)."""
+    table = _table(loc[:-1], strategy)
+    field = table.model_fields.get(loc[-1]) if table else None
+    extra = field.json_schema_extra if field else None
+    return f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
+
+
+def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:
+    """The model of the table at this place; None for what has no model."""
+    model: Any = Job
+    for i, name in enumerate(names):
+        if i == 0 and name == "rule":
+            model = RULES.get(strategy or "", NoRule)
+            continue
+        field = model.model_fields.get(name)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+    found: type[BaseModel] = model
+    return found

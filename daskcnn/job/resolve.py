@@ -1,0 +1,94 @@
+"""From raw tables to a job that is right by itself and says everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from daskcnn.errors import JobError
+from daskcnn.job.checks import contradictions
+from daskcnn.job.refusals import refusals
+from daskcnn.job.tables import Data, Job, Train
+from daskcnn.partition import PARTITIONERS
+from daskcnn.store import DATASETS
+
+USUAL_INCREMENTS = 4
+"""Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
+
+Keys = set[tuple[int | str, ...]]
+
+
+def resolve(raw: Mapping[str, Any]) -> Job:
+    """The job with every default filled in. Raises JobError with all problems found."""
+    job = parse_job(raw)
+    model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
+    return job.model_copy(update={"data": resolved_data(job.data), "model": model, "train": _resolved_train(job)})
+
+
+def parse_job(raw: Mapping[str, Any]) -> Job:
+    """The job that the tables describe, as far as they do. Raises JobError with every problem found.
+
+    What is refused by itself is left out, so that the rest of the job is checked too.
+    """
+    job, problems, wrong = _validated(raw)
+    problems += contradictions(job, wrong)
+    if problems:
+        raise JobError(problems)
+    return job
+
+
+def _validated(raw: Mapping[str, Any]) -> tuple[Job, list[str], Keys]:
+    """The job of what the models accept; what they refuse, in words and as keys."""
+    problems: list[str] = []
+    wrong: Keys = set()
+    while True:  # a rule is checked once its strategy is known: each pass leaves out what the one before refused
+        try:
+            return Job.model_validate(raw), problems, wrong
+        except ValidationError as error:
+            problems += refusals(error, _strategy(raw))
+            wrong |= {item["loc"][:2] for item in error.errors()}
+            raw = _without(raw, wrong | ({("rule",)} if ("train", "strategy") in wrong else set()))
+
+
+def _strategy(raw: Mapping[str, Any]) -> str | None:
+    """The strategy that the tables name, or the default; None where they name none that can be one."""
+    train = raw.get("train", {})
+    strategy = train.get("strategy", Train().strategy) if isinstance(train, Mapping) else None
+    return strategy if isinstance(strategy, str) else None
+
+
+def _without(raw: Mapping[str, Any], wrong: Keys) -> dict[str, Any]:
+    """The raw tables less these sections and keys."""
+    return {
+        section: {key: value for key, value in table.items() if (section, key) not in wrong}
+        if isinstance(table, Mapping)
+        else table
+        for section, table in raw.items()
+        if (section,) not in wrong
+    }
+
+
+def resolved_data(data: Data) -> Data:
+    """The same with an absolute path, or the usual one, and the augmentation that suits the data set."""
+    path = data.path or f"data/{data.name}.zarr"
+    return data.model_copy(
+        update={
+            "path": path if "://" in path else str(Path(path).absolute()),
+            "archive": data.archive and str(Path(data.archive).absolute()),
+            "augment": data.augment or DATASETS[data.name].augment,
+        }
+    )
+
+
+def _resolved_train(job: Job) -> Train:
+    train, rule = job.train, job.rule
+    update: dict[str, Any] = {"nesterov": train.nesterov and train.momentum > 0}  # nothing to look ahead with
+    if rule is not None:
+        partition = train.partition or "idpa"
+        at_once = PARTITIONERS[partition].at_once or rule.swaps  # increments would be rounds of their own
+        usual = 1 if at_once else min(USUAL_INCREMENTS, 2 * train.epochs - 1)
+        update |= {"partition": partition, "increments": train.increments or usual}
+    return train.model_copy(update=update)

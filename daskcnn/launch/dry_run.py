@@ -1,0 +1,72 @@
+"""What a job would do, in words: `--dry-run`. The data set is made if it is not there; nothing else is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskcnn.arrays import cpu_count
+from daskcnn.conv import ConvPlan, plan
+from daskcnn.job.network import network_of
+from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
+from daskcnn.launch.resume import job_to_run
+from daskcnn.launch.training import shown
+from daskcnn.nn import describe
+from daskcnn.show.stderr import say
+from daskcnn.store import Dataset
+
+
+def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
+    """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
+    job, _ = job_to_run(raw, resume)
+    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+    return job.model_dump(mode="json"), readable_plan(prepared)
+
+
+def readable_plan(prepared: Prepared) -> str:
+    """What the job will do, for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
+    job, dataset = prepared.job, prepared.dataset
+    lines = [
+        f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
+        f"validation, {len(dataset.test):,} to test; augment {job.data.augment}",
+        f"workers   {_workers(job)}",
+        f"strategy  {_strategy(prepared)}",
+        f"memory    {_megabytes(prepared)} on each worker for weights, momentum, gradients and samples",
+        "",
+        describe(network_of(job, dataset), dataset.shape),
+        "",
+        *(f"{name}: {planned.explain()}" for name, planned in _plans(job, dataset)),
+    ]
+    return "\n".join(lines)
+
+
+def _plans(job: Job, dataset: Dataset) -> list[tuple[str, ConvPlan]]:
+    """What this machine would choose; the first layer's input needs no gradient."""
+    specs, device = conv_specs(job, dataset), planning_device(job)
+    return [(name, plan(spec, device, need_dx=i > 0)) for i, (name, spec) in enumerate(specs)]
+
+
+def _workers(job: Job) -> str:
+    cluster, given = job.cluster, job.cluster.workers.given
+    counts = ", ".join(f"{n} {kind}" for kind, n in given.items())
+    if where := cluster.scheduler or cluster.scheduler_file:
+        return f"{counts or 'all there are'}, of the scheduler {where}"
+    return f"{counts or f'{cpu_count()} cpu'}, and 1 for the parameter server, as processes on this machine"
+
+
+def _strategy(prepared: Prepared) -> str:
+    train = prepared.job.train
+    batches = -(-prepared.samples // train.batch_size)
+    if train.strategy == LAYER:
+        return f"layer: kernels of every convolution sharded by measured speed, {batches * train.epochs:,} steps"
+    groups = f", groups of {train.replica_size} workers that shard kernels" if train.replica_size > 1 else ""
+    return (
+        f"{train.strategy} with {train.partition}{groups}: samples given out by measured speed, "
+        f"{train.increments} increments, {prepared.samples * train.epochs:,} presentations"
+    )
+
+
+def _megabytes(prepared: Prepared) -> str:
+    dataset, layout = prepared.dataset, prepared.layout
+    H, W, C = dataset.shape
+    return f"about {(6 * layout.nbytes + len(dataset.train) * H * W * C) / 2**20:,.0f} MiB"

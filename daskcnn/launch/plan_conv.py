@@ -1,0 +1,76 @@
+"""How a network's convolutions would be computed on this machine: `daskcnn plan-conv`."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import asdict
+from typing import Any
+
+from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.conv import ConvSpec, plan
+from daskcnn.conv.planner import Candidate, candidates
+from daskcnn.conv.tuner import tune
+from daskcnn.errors import UserError, nearest
+from daskcnn.job.network import convolutions
+from daskcnn.nn import build_model, model_problem
+from daskcnn.nn.models import MODELS
+from daskcnn.store import DATASETS
+
+MEASURING = 60.0
+"""Seconds for measuring a network's convolutions, when that is what was asked for."""
+
+
+def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device, measure: bool) -> dict[str, Any]:
+    """How each convolution of a network would be computed on this machine, and how else; measured first if asked.
+
+    Raises UserError for an unknown network, for images it does not take, and for a layer that does not fit the limit.
+    """
+    try:
+        if model_problem(model):
+            raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, MODELS)}")
+        network = build_model(model, None, _image_shape(images), 10)
+        specs = convolutions(network, _image_shape(images), batch, dtype)
+        if measure:
+            with single_threaded_blas():
+                tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
+        layers = [_planned(name, spec, device, need_dx=i > 0) for i, (name, spec) in enumerate(specs)]
+    except ValueError as error:
+        raise UserError(f"plan-conv: {error}") from error
+    means = {"device": device.backend.name, "threads": device.pool.threads, "workspace_limit": device.workspace_limit}
+    return {"model": model, "batch": batch, "dtype": dtype, **means, "layers": layers}
+
+
+def _image_shape(images: str) -> tuple[int, int, int]:
+    """(H, W, C) of a data set's name or of HxWxC. Raises ValueError for anything else."""
+    if images in DATASETS:
+        return DATASETS[images].shape
+    if not (match := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", images)):
+        raise ValueError(f"dataset {images!r}: write HxWxC, such as 32x32x3, or a name{nearest(images, DATASETS)}")
+    H, W, C = map(int, match.groups())
+    return H, W, C
+
+
+def _planned(name: str, spec: ConvSpec, device: Device, *, need_dx: bool) -> dict[str, Any]:
+    chosen = plan(spec, device, need_dx=need_dx)
+    return {
+        "layer": name,
+        "spec": asdict(spec),
+        "algorithm": chosen.algorithm,
+        "why": chosen.reason,
+        "measured": chosen.measured,
+        "seconds": chosen.seconds,
+        "gflops_per_second": chosen.flops_per_second / 1e9,
+        "workspace": chosen.workspace,
+        "candidates": [_candidate(c, need_dx) for c in candidates(spec, device, need_dx=need_dx)],
+    }
+
+
+def _candidate(c: Candidate, need_dx: bool) -> dict[str, Any]:
+    measured = c.measured and c.measured.step(need_dx)
+    return {
+        "algorithm": c.name,
+        "workspace": c.workspace,
+        "predicted": c.predicted.step(need_dx),
+        "measured": measured,
+    }

@@ -1,0 +1,143 @@
+"""A job and its data set: found or made, checked, and whether the two fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from daskcnn.arrays import Device, Pool
+from daskcnn.conv import ConvSpec, plan
+from daskcnn.errors import DataError, JobError
+from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
+from daskcnn.job.resolve import resolved_data
+from daskcnn.job.tables import Data, Job
+from daskcnn.nn import Layout
+from daskcnn.sharded import samples_first, stages_of
+from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+
+Progress = Callable[[str, int, int], None]
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job whose data set is there, checked, and fits the network."""
+
+    job: Job
+    dataset: Dataset
+    layout: Layout
+
+    @property
+    def samples(self) -> int:
+        """Samples that are trained on."""
+        return training_samples(self.job, self.dataset)
+
+
+def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
+    """Make the data set if it is not there yet, check all of it, and that the network fits.
+
+    Raises DataError or JobError naming what is wrong.
+    """
+    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress)
+
+
+def checked_job(
+    job: Job, dataset: Dataset, *, progress: Progress, between: Callable[[], None] = lambda: None
+) -> Prepared:
+    """Check all of the data set, calling `between` between its chunks, and that the network fits."""
+    progress("check", 0, 0)
+    verify(dataset, between)
+    return fitted(job, dataset)
+
+
+def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
+    """The job's data set, made if it is not there yet. Raises DataError where it is another one, or cannot be made."""
+    data = job.data
+    assert data.path is not None, "resolved"
+    missing = "://" not in data.path and not Path(data.path).exists()
+    if missing and not _may_be_made(data):
+        raise DataError(
+            data.path,
+            "no data set here",
+            f"correct data.path (--data), or make it there with `daskcnn data prepare {data.name} --out {data.path}`",
+        )
+    if data.archive or missing:
+        prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
+    dataset = open_dataset(data.path, limit=data.limit)
+    if dataset.name != data.name:
+        raise DataError(
+            reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
+        )
+    if dataset.order != data.order:
+        raise DataError(
+            reason=f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}",
+            remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
+        )
+    return dataset
+
+
+def _may_be_made(data: Data) -> bool:
+    """Whether a job may make its missing data set: not at a path that may be a slip of the pen, by a download."""
+    made_without_download = data.archive or not DATASETS[data.name].takes_archive
+    return bool(made_without_download) or data.path == resolved_data(Data(name=data.name)).path
+
+
+def fitted(job: Job, dataset: Dataset) -> Prepared:
+    """Check the job's numbers and network against the data set. Raises JobError with all problems."""
+    problems = []
+    samples = training_samples(job, dataset)
+    if samples < 1:
+        problems.append(
+            f"data.validation = {job.data.validation}: leaves nothing of {len(dataset.train)} training samples; "
+            "lower it"
+        )
+    elif (job.train.increments or 1) > samples:
+        problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
+    try:
+        layout, weights = initial_weights(job, dataset)
+        if (most := weights.size) < job.cluster.ps_shards:
+            problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
+        problems += _uncuttable(job, dataset)
+        _check_workspace(job, dataset)
+    except ValueError as error:
+        problems.append(f"model: {error}")
+    except MemoryError as error:
+        problems.append(f"model: {error}, more than this machine has; choose a smaller network")
+    if problems:
+        raise JobError(problems)
+    return Prepared(job, dataset, layout)
+
+
+def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Layers that look at a whole minibatch, where it is cut."""
+    layers = network_of(job, dataset).layers if job.train.sub_batches > 1 else ()
+    if names := [name for name, layer in layers if layer.mixes_samples]:
+        yield (
+            f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
+            "use 1, or a network without batch normalising"
+        )
+    if job.train.first_conv == "samples":
+        try:
+            samples_first(stages_of(network_of(job, dataset)))
+        except ValueError as reason:
+            yield f"train.first_conv = 'samples': {reason}; use 'kernels'"
+
+
+def _check_workspace(job: Job, dataset: Dataset) -> None:
+    """Plan every convolution, so that one that cannot fit is refused here. Raises ValueError."""
+    for name, spec in conv_specs(job, dataset):
+        try:
+            plan(spec, planning_device(job))
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error} (train.workspace_mib, train.batch_size)") from error
+
+
+def planning_device(job: Job) -> Device:
+    """This machine's processor, to plan with as a worker does."""
+    return Device(pool=Pool(job.train.threads or 1), workspace_limit=job.train.workspace_mib << 20)
+
+
+def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, ConvSpec]]:
+    """Every convolution of the network by name, as the problem it is at the job's batch size."""
+    return convolutions(network_of(job, dataset), dataset.shape, job.train.batch_size, job.model.dtype)

@@ -1,0 +1,99 @@
+"""Going on with an earlier run: which one, and with which job."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from daskcnn.errors import DataError, JobError
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Cluster, Job
+from daskcnn.runs.directory import RunDirectory, find_latest
+from daskcnn.show.stderr import say
+
+
+def kept_job(run: RunDirectory) -> Job:
+    """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
+    try:
+        job = resolve(run.job())
+    except JobError as error:
+        raise JobError([f"{run.path / 'job.json'}: {problem}" for problem in error.problems]) from error
+    if Path(job.data.path or "").exists():  # the archive has done its work
+        return job.model_copy(update={"data": job.data.model_copy(update={"archive": None})})
+    return job
+
+
+def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
+    """The job, and the run to go on with if any. A resumed run keeps its job but for where it runs and its data lie."""
+    path = run_to_resume(raw, resume)
+    if path is None:
+        return resolve(raw), None
+    if resume != "auto" and (others := sorted(_keys(raw))):
+        raise JobError(
+            [
+                f"{key}: a resumed run keeps its job, only [cluster] and data.path may change; remove it"
+                for key in others
+            ]
+        )
+    kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
+    for key in sorted(_keys(raw)):
+        _say_if_ignored(key, kept, asked, path)
+    data = kept.data.model_copy(update={"path": asked.data.path}) if "path" in raw.get("data", {}) else kept.data
+    return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
+
+
+def _say_if_ignored(key: str, kept: Job, asked: Job, path: Path) -> None:
+    """A run that goes on keeps its job, whatever has become of the job file."""
+    section, *names = key.split(".")
+    own, other = (_value(getattr(job, section), names) for job in (kept, asked))
+    if own != other:
+        say(f"warning: {key} = {other}: ignored, the run {path} keeps {own}; another run.name starts anew")
+
+
+def _value(table: Any, names: Sequence[str]) -> Any:
+    """What the key says; None where there is no such key, as rules have their own."""
+    return reduce(lambda inner, name: getattr(inner, name, None), names, table)
+
+
+def _keys(raw: Mapping[str, Any]) -> set[str]:
+    """The keys that are given, but for those that may change when a run is resumed."""
+    keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
+    return keys - {"data.path"}
+
+
+def _moved(kept: Cluster, asked: Cluster) -> Cluster:
+    """The cluster to resume on: the run's own, with the keys that are asked for; one scheduler replaces another."""
+    given = {key: getattr(asked, key) for key in asked.model_fields_set}
+    if given.keys() & {"scheduler", "scheduler_file"}:
+        given = {"scheduler": None, "scheduler_file": None} | given
+    return kept.model_copy(update=given)
+
+
+def run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
+    """The run's folder; None to start a new one, for `auto` too where there is none yet."""
+    if resume is None:
+        return None
+    if resume != "auto":
+        path = Path(resume)
+        if not (path / "job.json").is_file():
+            raise DataError(path, "no run there", "give the folder that a run printed, or --resume auto")
+        return path
+    settings = resolve(raw).run
+    if settings.name is None:
+        return find_latest(settings.dir)
+    named = Path(settings.dir) / settings.name
+    if (named / "job.json").is_file():
+        return named
+    _clear_unbegun(named)
+    return None
+
+
+def _clear_unbegun(run: Path) -> None:
+    """Remove the folder of a run that was killed before it wrote its job: its name is to be had again."""
+    if (run / "lock").is_file() and not any((run / "checkpoints").glob("*")):
+        with RunDirectory(run, writable=True):  # nobody is about to begin it
+            shutil.rmtree(run)
+        say(f"{run}: this run was stopped before it began; it starts anew")

@@ -1,0 +1,96 @@
+"""What more workers bring: the table, its verdicts, and both in words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from daskcnn.show.text import aligned, duration, percent, size
+
+PAYS = 0.05
+"""A worker pays as long as it shortens an epoch by this part of it or more."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cluster: how many workers, the last one added, and what an epoch on it takes.
+
+    gain: the part by which the epoch is shorter than without the last one; speedup: against the cluster as it is.
+    communication, wait: parts of the workers' time. up_and_down: bytes an epoch.
+    """
+
+    workers: int
+    added: str
+    epoch: float
+    gain: float | None
+    speedup: float
+    communication: float
+    wait: float
+    balance: float | None
+    up_and_down: float
+
+    @property
+    def pays(self) -> bool:
+        return self.gain is None or self.gain >= PAYS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one kind. stops: the first of its workers that does not pay; None where there is none as far as was tried.
+
+    further: how many more than asked for would pay; None where none were tried.
+    """
+
+    kind: str
+    stops: Row | None
+    further: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """The cluster as it is and with every addition, and what each kind comes to."""
+
+    rows: tuple[Row, ...]
+    verdicts: tuple[Verdict, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "pays": PAYS}
+
+
+def format_worker_plan(found: WorkerPlan) -> str:
+    """The table, and what it comes to."""
+    head = ("workers", "added", "an epoch", "gain", "speed-up", "communication", "waiting", "balance", "bytes an epoch")
+    table = aligned([head, *(_cells(row) for row in found.rows)], left=0)
+    verdicts = aligned([(verdict.kind, _in_words(verdict)) for verdict in found.verdicts], left=2)
+    return "\n".join([*table, "", *verdicts])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    balance = "-" if row.balance is None else f"{row.balance:.3f}"
+    return (
+        str(row.workers),
+        row.added or "-",
+        duration(row.epoch) if row.epoch >= 10 else f"{row.epoch:.3g} s",
+        percent(row.gain),
+        f"{row.speedup:.2f}",
+        percent(row.communication),
+        percent(row.wait),
+        balance,
+        size(row.up_and_down),
+    )
+
+
+def _in_words(verdict: Verdict) -> str:
+    stops, further = verdict.stops, verdict.further
+    more = f"each one pays, and so would {further} more" if further else "each one pays"
+    if stops is None:
+        return more
+    gained = f"{percent(stops.gain)} of an epoch, less than {percent(PAYS)}"
+    if further is None:
+        return f"does not pay from the {_ordinal(stops.workers)} worker on, which gains {gained}"
+    return f"{more}; the {_ordinal(stops.workers)} worker would gain {gained}"
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 not in (11, 12, 13) else "th"
+    return f"{number}{ending}"
