@@ -24,7 +24,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import Links
+from daskcnn.sharded import LinkSpeeds
 from daskcnn.store import Dataset
 
 Event = dict[str, Any]
@@ -105,7 +105,7 @@ class RunContext:
     interrupted: Callable[[], int | None]
     needs_server: bool = False
     hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
-    links: Links | None = None  # of layer-sharded runs, once they are measured
+    links: LinkSpeeds | None = None  # of layer-sharded runs, once they are measured
     alive: dict[str, Member] = field(init=False)
     _known: set[str] = field(init=False)
     _serial: count[int] = field(init=False, default_factory=count)

@@ -68,6 +68,7 @@ def calibrated_worker(row: Mapping[str, Any]) -> Worker:
         images_per_second=row["images_per_second"],
         conv_seconds=row.get("conv_seconds") or None,
         conv_fixed=row.get("conv_fixed") or None,
+        rest_seconds=row.get("rest_seconds"),
     )
 
 

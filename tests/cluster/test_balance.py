@@ -15,11 +15,11 @@ from test_layer_sharding import REACHING, losses_of
 from daskcnn.cluster import link_speeds, run_context
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.layers import driver as layer_sharded
-from daskcnn.cluster.layers.balance import Drift
+from daskcnn.cluster.layers.balance import ShareDrift
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Link, Links, stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.sharded import LinkSpeed, LinkSpeeds, StepPlan, stages_of, traffic, weight_traffic
 
 pytestmark = pytest.mark.cluster
 
@@ -56,7 +56,7 @@ def change_throttle(factor: float) -> None:
 # --- links ---
 
 
-def test_links_are_measured_with_parcels_and_logged(
+def test_links_are_measured_with_results_and_logged(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layer_sharded, "measure_links", link_speeds.measure_links)
@@ -73,7 +73,9 @@ def test_links_are_measured_with_parcels_and_logged(
 def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_sharded, "measure_links", lambda context, home: Links({"cpu-1": Link(1e3, 0.01)}))
+    monkeypatch.setattr(
+        layer_sharded, "measure_links", lambda context, home: LinkSpeeds({"cpu-1": LinkSpeed(1e3, 0.01)})
+    )
     monkeypatch.setattr("daskcnn.cluster.layers.balance.fastest", lambda context: "cpu-0")
     monkeypatch.setattr("daskcnn.cluster.layers.graph.fastest", lambda context: "cpu-0")
     watch = Watch()
@@ -106,11 +108,8 @@ def test_counted_bytes_are_those_of_the_scheme(
     by_worker = shards["kernels"]
     stages = stages_of(sequential_from_spec(layers))
     kernels = [{w: own[s.name] for w, own in by_worker.items() if own[s.name]} for s in stages]
-    stages = tuple(s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True))
-    shapes = stage_shapes(stages, (32, 32, 3))
-    epoch = watch.of("epoch")[0]
-    expected = traffic(stages, shapes, kernels, shards["home"])
-    edges = weight_traffic(stages, shapes, kernels)
+    plan, epoch = StepPlan.of(stages, (32, 32, 3), kernels, shards["home"]), watch.of("epoch")[0]
+    expected, edges = traffic(plan), weight_traffic(plan)
     for row in epoch["workers"]:
         a_sample, a_step = expected[row["name"]], edges.get(row["name"], (0, 0))
         assert row["bytes_up"] == 4 * (400 * a_sample.up + epoch["step"] * a_step[0])
@@ -144,9 +143,9 @@ def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_n
     three_workers: Client, synthetic: str, runs: str, snapshots_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their momentum, of which nothing may be lost. Without a word where all pieces are placed anew anyway."""
-    move = Drift.move
+    move = ShareDrift.move
     if snapshots_only:
-        monkeypatch.setattr(Drift, "move", lambda self, worth=1.0: move(self, worth))
+        monkeypatch.setattr(ShareDrift, "move", lambda self, worth=1.0: move(self, worth))
     monkeypatch.setattr(layer_sharded, "REPORT_EVERY", 1)
     monkeypatch.setattr(layer_sharded, "BETWEEN_MOVES", 10)
     job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003}, cluster={"workers": {"cpu": 2}})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, Drift, added_up
+from daskcnn.cluster.layers.balance import REPORTS, WORTH_ANYWAY, ShareDrift, added_up
 from daskcnn.cluster.link_speeds import LARGEST, _way
 from daskcnn.cluster.session.tasks import Counters
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Balance, stages_of
+from daskcnn.sharded import ShareSearch, stages_of
 
 STAGES = stages_of(
     sequential_from_spec(
@@ -21,10 +21,10 @@ STAGES = stages_of(
 )
 
 
-def drift(a: float = 1.0, b: float = 1.0) -> Drift:
+def drift(a: float = 1.0, b: float = 1.0) -> ShareDrift:
     """20 kernels each, as for equal workers unless told otherwise."""
-    balance = Balance(STAGES, (8, 8, 3), "a", {"a": {"conv1": a}, "b": {"conv1": b}})
-    return Drift(balance, balance.kernels())
+    balance = ShareSearch(STAGES, (8, 8, 3), "a", {"a": {"conv1": a}, "b": {"conv1": b}})
+    return ShareDrift(balance, balance.kernels())
 
 
 def report(a: float, b: float, samples: float = 100.0) -> dict[str, Counters]:
@@ -92,7 +92,9 @@ def test_a_worker_that_has_become_slower_is_slower_where_it_has_no_kernels_too()
         {"layer": "flatten"},
     ]
     compute = {w: {"conv1": 1.0, "conv2": 2.0} for w in "ab"}
-    found = Drift(Balance(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute), [{"a": 2, "b": 2}, {"a": 4}])
+    found = ShareDrift(
+        ShareSearch(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute), [{"a": 2, "b": 2}, {"a": 4}]
+    )
     found.take(
         {
             "a": Counters(0.0, {"conv1": 0.5, "conv2": 2.0}, {"conv1": 1, "conv2": 1}),
@@ -108,7 +110,7 @@ def test_counters_of_two_times_add_up() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [1e5, 5e6, 1.25e8, 1e10])
-def test_a_link_is_measured_by_parcels_that_take_their_time_and_no_longer(bandwidth: float) -> None:
+def test_a_link_is_measured_by_results_that_take_their_time_and_no_longer(bandwidth: float) -> None:
     sent: list[int] = []
 
     def seconds(nbytes: int) -> float:

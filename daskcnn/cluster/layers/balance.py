@@ -12,7 +12,7 @@ import numpy as np
 
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.tasks import Counters
-from daskcnn.sharded import Balance, Kernels, Links, Stage
+from daskcnn.sharded import Kernels, LinkSpeeds, ShareSearch, Stage
 
 REPORTS = 3  # whose median says how fast a worker is
 BETWEEN_MOVES = 25  # steps at the least
@@ -25,13 +25,13 @@ def fastest(context: RunContext) -> str:
     return min(context.alive, key=lambda name: context.calibrations[name].seconds_per_sample)
 
 
-def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balance:
+def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
     """For the workers that are alive, by what is known of them now."""
     job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
     whole = np.dtype(job.model.dtype).itemsize
-    links = context.links or Links()
+    links = context.links or LinkSpeeds()
     rest = measured[home].seconds_per_sample - sum(measured[home].conv_seconds.values())
-    balance = Balance(
+    balance = ShareSearch(
         stages,
         context.dataset.shape,
         home,
@@ -43,6 +43,7 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balan
         fixed={name: own.conv_fixed for name, own in measured.items()},
         task=links.task,
         parts=min(job.train.sub_batches, job.train.batch_size),
+        weight_itemsize=whole,
     )
     return balance.divided_by(job.train.first_conv)
 
@@ -51,7 +52,7 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balan
 class Move:
     """Other shares: by which measurements, and what their step takes against the present one's."""
 
-    balance: Balance
+    balance: ShareSearch
     now: float
     then: float
 
@@ -83,10 +84,10 @@ def adopt(context: RunContext, move: Move) -> None:
         )
 
 
-class Drift:
+class ShareDrift:
     """Compares what steps take each worker, as its counters tell, with what its shares were made from."""
 
-    def __init__(self, balance: Balance, kernels: Kernels) -> None:
+    def __init__(self, balance: ShareSearch, kernels: Kernels) -> None:
         self._balance, self._kernels = balance, kernels
         self._last: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=REPORTS))
 
@@ -100,7 +101,7 @@ class Drift:
                     whole = self._balance.whole_seconds(worker, i, own, seconds)
                     self._last[worker, stage.name].append(whole)
 
-    def measured(self) -> Balance:
+    def measured(self) -> ShareSearch:
         """The balance by the medians of the last reports.
 
         A worker that has become slower or faster will have done so in stages that it has no part in as well.

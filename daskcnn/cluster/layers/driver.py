@@ -1,9 +1,9 @@
 """Layer-sharded training: one replica over all workers, the kernels of every convolution spread by speed.
 
-Steps (`layer_graph`) are submitted ahead; each chains to the one before through its shards. A snapshot gathers all
+Steps (`layers.graph`) are submitted ahead; each chains to the one before through its shards. A snapshot gathers all
 pieces and sends them anew, which also cuts the scheduler's memory of the chain. A lost worker takes the run back to
 the last snapshot, on those that are left. Where workers have become slower or faster than their shares were made for
-(`layer_balance`), a snapshot is taken at once and the kernels placed by what was measured since.
+(`layers.balance`), a snapshot is taken at once and the kernels placed by what was measured since.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.layers.balance import BETWEEN_MOVES, WORTH_ANYWAY, Drift, Move, added_up, adopt, fastest
-from daskcnn.cluster.layers.graph import LayerGraph, Step
+from daskcnn.cluster.layers.balance import BETWEEN_MOVES, WORTH_ANYWAY, Move, ShareDrift, added_up, adopt, fastest
+from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.run_context import NotYet, RunContext, WorkersLost
@@ -124,7 +124,7 @@ class LayerSharded:
         while not self._ended() and self._move is None:
             self._generation = self.graph.generation + 1  # even if placing fails half-way: what it left is older then
             self.graph.place(self.state.weights, self.state.velocities[MOMENTUM], self.state.step)
-            self._flight: deque[tuple[Step, Future]] = deque()
+            self._flight: deque[tuple[MinibatchStep, Future]] = deque()
             self._submitted = self.state.step
             end = self._segment_end()
             try:
@@ -153,7 +153,7 @@ class LayerSharded:
                 message = f"worker {worker} gets no kernels of {layer}: {reason}"
                 self.context.emit({"event": "warning", "message": message})
         self._idle = idle.keys()
-        self._drift = Drift(self.graph.balance, self.graph.kernels)
+        self._drift = ShareDrift(self.graph.balance, self.graph.kernels)
         self._move = None
         self._shared_out = self.state.step
 
@@ -171,13 +171,13 @@ class LayerSharded:
     def _between_checkpoints(self) -> int:
         return max(1, round(self.job.run.checkpoint_every * self.steps_per_epoch))
 
-    def _step(self, number: int) -> Step:
+    def _step(self, number: int) -> MinibatchStep:
         presentation, position = divmod(number, self.steps_per_epoch)
         lr = self.rate.rate(self.job.train.lr, number / self.steps, number / self.steps_per_epoch)
         size = self.job.train.batch_size
-        return Step(number, presentation, position, lr, min(size, self.context.samples - position * size))
+        return MinibatchStep(number, presentation, position, lr, min(size, self.context.samples - position * size))
 
-    def _submit(self, step: Step) -> None:
+    def _submit(self, step: MinibatchStep) -> None:
         self._flight.append((step, self.graph.submit(step)))
         self._submitted = step.number + 1
 
@@ -193,7 +193,7 @@ class LayerSharded:
                 raise Diverged(f"loss = {score.loss} at step {step.number}: training diverged; lower train.lr")
             self._count(step, score)
 
-    def _wait(self, step: Step, future: Future) -> Score:
+    def _wait(self, step: MinibatchStep, future: Future) -> Score:
         """The step's score. Raises Lost where it does not come within the stall timeout."""
         score: Score = self._gathered({0: future}, f"step {step.number}")[0]
         return score
@@ -217,7 +217,7 @@ class LayerSharded:
         busy = [name for name, member in self.context.alive.items() if processing.get(member.address)]
         return ", ".join(self.context.silent(limit / 2) or busy) or "the scheduler"
 
-    def _count(self, step: Step, score: Score) -> None:
+    def _count(self, step: MinibatchStep, score: Score) -> None:
         begun, total = self._epoch
         self._epoch = (begun, total + score)
         if self._asked and all(future.done() for future in self._asked.values()):
