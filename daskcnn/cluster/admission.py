@@ -160,4 +160,5 @@ def _row(member: Member, measured: Calibration) -> dict[str, Any]:
         "images_per_second": 1 / measured.seconds_per_sample,
         "conv_seconds": measured.conv_seconds,
         "conv_fixed": measured.conv_fixed,
+        "rest_seconds": measured.rest_seconds,
     }

@@ -47,11 +47,11 @@ SMALL_RULES: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """Curves by name over one axis. like: the figures of the papers that it repeats. doubling: x goes in powers of 2.
+    """Curves by name over one axis. like: the figures of the papers with these axes; empty: none has them.
 
-    stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
-    the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
-    curves, of which each point stands by itself. Nothing is below 0.
+    doubling: x goes in powers of 2. stacked: they are parts that add up, drawn as bars. rates: both axes go in powers
+    of 10. ticks: what stands below the x of the first curve, if not its numbers. levels: lines across, by name; marks:
+    lines up, by name; points: like curves, of which each point stands by itself. Nothing is below 0.
     """
 
     name: str
@@ -132,9 +132,7 @@ def _time_by_samples(chosen: Scenario, seed: int) -> Figure:
     sizes = [max(chosen.job.train.batch_size, round(share * chosen.samples)) for share in SHARES]
     cases = [replace(chosen, samples=size) for size in sizes]
     curves = {name: (sizes, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
-    return Figure(
-        "time-by-samples", "Time by the size of the data", "BPT-CNN fig. 12 and 14", "samples", "seconds", curves
-    )
+    return Figure("time-by-samples", "Time by the size of the data", "BPT-CNN fig. 14", "samples", "seconds", curves)
 
 
 def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
@@ -145,7 +143,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     def curves(figure: Callable[[Report], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
 
-    x, like = "workers", "BPT-CNN fig. 12, 13 and 14"
+    x, like = "workers", "BPT-CNN fig. 14"
     yield Figure("time-by-workers", "Time by the number of workers", like, x, "seconds", curves(lambda r: r.seconds))
     title = "Traffic of a run by the number of workers"
     moved = curves(lambda r: (r.traffic.up + r.traffic.down) / 1e6)
@@ -162,7 +160,7 @@ def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
     cases = [replace(chosen, cluster=_with_threads(chosen.cluster, threads)) for threads in THREADS]
     curves = {name: (THREADS, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
     title = "Time by the threads of a worker, by Amdahl's law"
-    return Figure("time-by-threads", title, "BPT-CNN fig. 13 and 14", "threads", "seconds", curves, doubling=True)
+    return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
 
 
 def _with_threads(cluster: Cluster, threads: int) -> Cluster:
@@ -189,7 +187,7 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
         yield Figure(
             f"layer-speedup-{kind}",
             f"Speed-up by sharded kernels, devices like {pattern.name}",
-            "Marques et al. fig. 9 to 14",
+            "Marques et al. fig. 11 to 13",
             f"{kind} devices",
             "speed-up",
             curves,

@@ -20,11 +20,16 @@ def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
     return list(accumulate(stages[:-1], _shape_behind, initial=in_shape))
 
 
-def _shape_behind(in_shape: Shape, stage: Stage) -> Shape:
-    summed = stage.summed and stage.summed[1]
-    for layer in (stage.conv, stage.spread, summed, stage.rest):
+def shard_shape(stage: Stage, in_shape: Shape) -> Shape:
+    """The shape, without N, of what all shards of a stage make together, side by side or summed."""
+    for layer in (stage.conv, stage.spread, stage.summed and stage.summed[1]):
         in_shape = in_shape if layer is None else layer.out_shape(in_shape)
     return in_shape
+
+
+def _shape_behind(in_shape: Shape, stage: Stage) -> Shape:
+    shape = shard_shape(stage, in_shape)
+    return stage.rest.out_shape(shape) if stage.rest else shape
 
 
 def channel_size(stage: Stage, in_shape: Shape) -> int:

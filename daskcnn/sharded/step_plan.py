@@ -226,10 +226,13 @@ class StepPlan:
             return []
         return [WantedEdge(*each) for each in neighbours(self.shares[i], worker)]
 
-    def edge_numbers(self, i: int, edge: WantedEdge) -> int:
-        """Numbers of an edge as it travels: of as many channels as any neighbour may need."""
-        channels = min(2 * self.stages[i].reach, self.kernels[i][edge.neighbour])
-        return channels * kernel_size(self.stages[i], self.shapes[i])
+    def edge_sizes(self, i: int) -> dict[str, int]:
+        """Numbers of an edge of each worker's shard: of as many channels as any neighbour may need."""
+        most = 2 * self.stages[i].reach
+        if not most:
+            return {}
+        each = kernel_size(self.stages[i], self.shapes[i])
+        return {worker: min(most, own) * each for worker, own in self.kernels[i].items()}
 
     # --- the plan task by task ---
 
@@ -356,8 +359,9 @@ class _Listed:
         if group.kind is not TaskKind.FORWARD:
             return
         itemsize = plan.weight_itemsize if part == 0 else 0
+        sizes = plan.edge_sizes(i)
         for edge in plan.edges(i, worker):
-            source, nbytes = Carried("edges", i, edge.neighbour), itemsize * plan.edge_numbers(i, edge)
+            source, nbytes = Carried("edges", i, edge.neighbour), itemsize * sizes[edge.neighbour]
             yield TaskInput(source, edge.neighbour, "edges", edge=edge, nbytes=nbytes)
         if not plan.placed and (flow := plan.weight_gradients(i)):
             for sender in flow.senders:

@@ -36,13 +36,13 @@ def stage_weight_traffic(plan: StepPlan, i: int) -> dict[str, WorkerTraffic]:
     """The same of one stage."""
     if flow := plan.weight_gradients(i):
         return flow.moved
-    up, down = dict.fromkeys(plan.kernels[i], 0), dict.fromkeys(plan.kernels[i], 0)
-    for worker in plan.kernels[i] if plan.stages[i].reach else ():
+    sizes = plan.edge_sizes(i)
+    up, down = dict.fromkeys(sizes, 0), dict.fromkeys(sizes, 0)
+    for worker in sizes:
         for edge in plan.edges(i, worker):
-            numbers = plan.edge_numbers(i, edge)
-            up[edge.neighbour] += numbers
-            down[worker] += numbers
-    return {worker: WorkerTraffic(up[worker], down[worker]) for worker in up}
+            up[edge.neighbour] += sizes[edge.neighbour]
+            down[worker] += sizes[edge.neighbour]
+    return {worker: WorkerTraffic(up[worker], down[worker]) for worker in sizes}
 
 
 def step_bytes(plan: StepPlan) -> dict[str, WorkerTraffic]:

@@ -190,6 +190,7 @@ _REMEDIES = {
     "task": "give seconds, 0 or more",
     "exchange": "give seconds, 0 or more",
     "start": "give seconds, 0 or more",
+    "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',

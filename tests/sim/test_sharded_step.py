@@ -162,3 +162,28 @@ def test_a_log_s_breakdown_is_the_step_s() -> None:
     about = {"parameters": 1000, "validation_samples": 10}
     step = found.step()
     assert breakdown(sharded_events(found, 640, 3, about)) == pytest.approx((step.comm, step.conv, step.comp))
+
+
+# --- what stays at home ---
+
+
+def test_what_was_measured_at_home_is_what_stays_there_and_a_step_s_noise_does_not() -> None:
+    """A whole step of a second, of which its parts explain 0.81: with two workers they take 0.405 and the rest."""
+    seconds = {"conv1": 0.2 / BATCH, "conv2": 0.6 / BATCH}
+    own = {"images_per_second": BATCH, "conv_seconds": seconds, "conv_fixed": {"conv1": 0.0}}
+    found = direct(1.0, 1.0, given=HALVES)
+    workers = tuple(Worker(name=f"w{i}", rest_seconds=0.01 / BATCH, **own) for i in range(2))
+    measured = replace(found, workers=workers)
+    assert measured.step().comp == pytest.approx(0.01)
+    assert measured.serial == pytest.approx(0.01 / 0.81)
+    assert measured.speedup() == pytest.approx(0.81 / 0.41)
+    alone = replace(measured, workers=workers[:1], given=None)
+    assert alone.speedup() == pytest.approx(1.0)
+
+
+def test_without_that_all_a_step_takes_besides_its_convolutions_is_serial() -> None:
+    """Logs and cluster files from before it was measured."""
+    found = direct(1.0, 1.0)
+    assert found.workers[0].rest_seconds is None
+    assert found.step().comp == pytest.approx(BATCH * REST)
+    assert found.serial == pytest.approx(REST / (CONV1 + CONV2 + REST))

@@ -160,7 +160,7 @@ def _shard_back(
             return _to_add(context, part, piece, grads, device)
         new = _step(context, part, piece, grads, kept.state, replica, lr)
         edges = edges_of(replica, part, new) if new else {}
-    return handed_on(context, part.stage - 1, dx, cuts or {}, edges=edges)
+    return handed_on(context, part.stage - 1, dx, cuts or {}, away=part.away, edges=edges)
 
 
 def _to_add(context: TaskContext, part: StagePart, piece: Piece, grads: Params, device: Device) -> TaskResult:
@@ -269,7 +269,7 @@ def merge_bwd(
         dy, grads = merged_backward(*args, need_dx=bool(cuts))
         if piece is not None:
             _step(context, part, piece, grads, merged.state, replica, lr)
-    return handed_on(context, part.stage, dy, cuts)
+    return handed_on(context, part.stage, dy, cuts, away=part.away)
 
 
 def take_score(context: TaskContext, head: TaskResult) -> Score:

@@ -62,7 +62,7 @@ def handed_on(
     dy: Array | None,
     cuts: Cuts,
     *,
-    away: int = 1,
+    away: int,
     edges: Mapping[Side, Edge] | None = None,
 ) -> TaskResult:
     """The gradient of a stage's outputs, in one contiguous part for each; the worker's own goes to its shelf.

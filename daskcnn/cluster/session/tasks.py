@@ -159,10 +159,11 @@ def calibrate(run: str, job: Job, kind: DeviceKind) -> Calibration:
     with single_threaded_blas():
         session.replica.tune()
         seconds, convs = session.replica.calibrate()
-        fixed = dict[str, float]()
+        fixed, rest = dict[str, float](), None
         if job.train.strategy == "layer" or job.train.replica_size > 1:  # a shard's share goes by all that it does
-            convs, fixed = map(dict, stage_seconds(session.replica))
-    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory)
+            stages = stage_seconds(session.replica)
+            convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
+    return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest)
 
 
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
