@@ -70,7 +70,7 @@ class ShareSearch:
     compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; fixed:
     how much of that a shard of kernels takes however few they are (the columns of its input, channels computed twice),
     none: nothing; links by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on
-    its way; rest: seconds a sample of all that is done at home; task: seconds that the scheduler takes for each of a
+    its way, weight_itemsize: of one of weights; rest: seconds a sample of what home does alone; task: seconds that the scheduler takes for each of a
     step's tasks, which it sends out one after the other; parts of a minibatch that go one behind the other; apart: of
     stages' seconds by worker, those of layers that home does alone where they are not spread.
     """
