@@ -67,12 +67,27 @@ class LinkSpeeds:
 class ShareSearch:
     """What shares go by, and the search for the best.
 
-    compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; fixed:
-    how much of that a shard of kernels takes however few they are (the columns of its input, channels computed twice),
-    none: nothing; links by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on
-    its way, weight_itemsize: of one of weights; rest: seconds a sample of what home does alone; task: seconds that the scheduler takes for each of a
-    step's tasks, which it sends out one after the other; parts of a minibatch that go one behind the other; apart: of
-    stages' seconds by worker, those of layers that home does alone where they are not spread.
+    Attributes
+    ----------
+    compute
+        Seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker.
+    links
+        By worker; none: transfers take nothing.
+    samples
+        Of a minibatch.
+    itemsize, weight_itemsize
+        Bytes of a number on its way, and of one of weights and their gradients.
+    rest
+        Seconds a sample of what home does alone.
+    fixed
+        How much of `compute` a shard of kernels takes however few they are (the columns of its input, channels
+        computed twice); none: nothing.
+    task
+        Seconds that the scheduler takes for each of a step's tasks, which it sends out one after the other.
+    parts
+        Of a minibatch, which go one behind the other.
+    apart
+        Of stages' seconds by worker, those of layers that home does alone where they are not spread.
     """
 
     stages: Sequence[Stage]
