@@ -348,10 +348,17 @@ class _Listed:
         assert group.source is not None, "a flow comes from a group"
         cuts = plan.cuts(flow.stage, part) if flow.what == "gradients" else {}
         cut = cuts.get(worker, cuts.get(ALL, WHOLE))
-        itemsize = plan.itemsize * plan.part_samples(part)
         for sender in flow.senders:
-            source = self._numbers[group.source, part, sender]
-            yield TaskInput(source, sender, flow.what, cut, nbytes=itemsize * flow.numbers(sender, worker))
+            nbytes = plan.itemsize * self._numbers_of(flow, sender, worker, part)
+            yield TaskInput(self._numbers[group.source, part, sender], sender, flow.what, cut, nbytes=nbytes)
+
+    def _numbers_of(self, flow: Flow, sender: str, receiver: str, part: int) -> int:
+        """Numbers of a message: of a stage by samples those of whole samples, which a flow has only on average."""
+        plan, i, count = self.plan, flow.stage, self.plan.part_samples(part)
+        if plan.stages[i].by == "kernels" or sender == receiver:
+            return count * flow.numbers(sender, receiver)
+        samples = plan.shares[i][receiver if flow.by_receiver else sender].samples(count)
+        return int(samples.stop - samples.start) * plan.made[i] * plan.channel_sizes[i]
 
     def _before(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
         """Of the step before: what shards need of each other to be whole. It travels once a step."""

@@ -46,13 +46,15 @@ def stage_weight_traffic(plan: StepPlan, i: int) -> dict[str, WorkerTraffic]:
 
 
 def step_bytes(plan: StepPlan) -> dict[str, WorkerTraffic]:
-    """Bytes that each worker sends and receives in a step, all told."""
-    within, between = plan.samples * plan.itemsize, plan.weight_itemsize
-    weighed = ((traffic(plan), within), (weight_traffic(plan), between))
-    return added_traffic(
-        {worker: WorkerTraffic(each * up, each * down) for worker, (up, down) in found.items()}
-        for found, each in weighed
+    """Bytes that each worker sends and receives in a step, to the byte: task by task."""
+    everyone = [dict.fromkeys((plan.home, *(worker for own in plan.kernels for worker in own)), NOTHING)]
+    messages = (
+        {each.sender: WorkerTraffic(each.nbytes, 0), task.worker: WorkerTraffic(0, each.nbytes)}
+        for task in plan.tasks
+        for each in task.inputs
+        if each.nbytes
     )
+    return added_traffic([*everyone, *messages])
 
 
 def added_traffic(some: Iterable[Mapping[str, WorkerTraffic]]) -> dict[str, WorkerTraffic]:

@@ -16,7 +16,18 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, build_model, init_network, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
-from daskcnn.sharded import Carried, ShareSearch, StepPlan, stages_of
+from daskcnn.sharded import (
+    Carried,
+    ShareSearch,
+    StepPlan,
+    WorkerTraffic,
+    added_traffic,
+    stages_of,
+    step_bytes,
+    traffic,
+    weight_traffic,
+)
+from daskcnn.sharded.traffic import stage_weight_traffic
 
 IMAGE, BATCH = (32, 32, 3), 64
 REACHING = [
@@ -154,6 +165,36 @@ def test_every_task_comes_behind_what_it_hangs_on_and_every_result_is_of_use(
         assert all(source < number for each in task.inputs if isinstance(source := each.source, int))
         assert number in used or number in plan.carried.values() or task.label == "score"
     assert {source for source in used if isinstance(source, Carried)} <= graph.held.keys()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 8])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_tasks_bytes_add_up_to_what_travels(
+    model: Sequential, workers: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers a sample of the flows, and numbers a step of what neighbours need, whatever the parts."""
+    graph, _ = graph_of(model, workers, parts, "kernels", monkeypatch)
+    plan = replace(graph.plan_of(BATCH), itemsize=2, weight_itemsize=8)
+    weights = weight_traffic(plan)
+    for worker, (up, down) in traffic(plan).items():
+        more = weights.get(worker, WorkerTraffic(0, 0))
+        assert step_bytes(plan)[worker] == (2 * BATCH * up + 8 * more.up, 2 * BATCH * down + 8 * more.down)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_shards_by_samples_send_whole_samples(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many bytes in all as its flows have on average, and gradients of all weights where any are left over."""
+    graph, _ = graph_of(MODELS["50:500"], 3, parts, "samples", monkeypatch)
+    plan = replace(graph.plan, parts=parts, samples=BATCH, placed=True)
+    moved, flows = step_bytes(plan), traffic(plan)
+    edges = added_traffic(stage_weight_traffic(plan, i) for i in range(1, len(plan.stages)))
+    for way in ("up", "down"):
+        expected = sum(4 * BATCH * getattr(own, way) for own in flows.values())
+        expected += sum(4 * getattr(own, way) for own in edges.values())
+        assert sum(getattr(own, way) for own in moved.values()) == expected
+    owed = step_bytes(replace(plan, placed=False))
+    vectors = stage_weight_traffic(plan, 0)
+    assert all(owed[w].up - moved[w].up == 4 * vectors[w].up > 0 for w in plan.kernels[0])
 
 
 def first_layer_s_work(plan: StepPlan, worker: str) -> float:
