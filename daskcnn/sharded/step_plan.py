@@ -254,10 +254,10 @@ class StepPlan:
     @cached_property
     def carried(self) -> Mapping[Carried, int]:
         """What the step leaves for the next one, and which of its tasks has it."""
-        return {what: task for what, task in self._spelled_out[1].items() if isinstance(task, int)}
+        return self._spelled_out[1]
 
     @cached_property
-    def _spelled_out(self) -> tuple[list[PlannedTask], dict[Carried, int | Carried]]:
+    def _spelled_out(self) -> tuple[list[PlannedTask], dict[Carried, int]]:
         listed = _Listed(self)
         for part in range(self.parts):
             for number, group in enumerate(self.groups):
@@ -279,7 +279,7 @@ class StepPlan:
         return {worker: (..., share.samples(count), slice(None)) for worker, share in self.shares[i].items()}
 
     def work(self, i: int, worker: str, way: TaskKind | None = None) -> float:
-        """Part of a stage's seconds for all kernels, forward and backward, that a worker's shard takes (one way of it).
+        """Part of a stage's seconds for all kernels, forward and backward, that a worker's shard takes, or of one way.
 
         Channels next to its own are computed on the way there only. That is one of three passes, or of two where the
         input needs no gradient.
@@ -287,7 +287,9 @@ class StepPlan:
         share, passes = self.shares[i][worker], 2 if i == 0 else 3
         own, held = share.stop - share.start, share.held.stop - share.held.start
         there, back = held / passes / share.total, own * (passes - 1) / passes / share.total
-        return {None: there + back, TaskKind.FORWARD: there}.get(way, back)
+        if way is None:
+            return there + back
+        return there if way is TaskKind.FORWARD else back
 
 
 def _graded(own: Mapping[str, int], reach: int) -> dict[str, int]:
@@ -298,13 +300,17 @@ def _graded(own: Mapping[str, int], reach: int) -> dict[str, int]:
     return {w: min(total, end + reach) - max(0, end - n - reach) for (w, n), end in named}
 
 
+BACKWARD = (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD)
+"""Tasks on a shard's way back: the shard makes its step there."""
+
+
 class _Listed:
-    """The tasks of a plan as they are listed. latest: what has the weights and edges of each worker by then."""
+    """The tasks of a plan as they are listed. latest: which task has the weights and edges of each worker by then."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
         self.tasks: list[PlannedTask] = []
-        self.latest: dict[Carried, int | Carried] = {}
+        self.latest: dict[Carried, int] = {}
         self._numbers: dict[tuple[int, int, str], int] = {}  # by group, part, worker
         self._judged: int | None = None
         self._merged: dict[int, int] = {}  # of each stage, the task on the way there
@@ -319,7 +325,7 @@ class _Listed:
 
     def _task(self, group: TaskGroup, part: int, worker: str) -> PlannedTask:
         plan, kind, i = self.plan, group.kind, group.stage
-        divided = kind in (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD)
+        divided = kind is TaskKind.FORWARD or kind in BACKWARD
         cuts = self._cuts(kind, i, part)
         return PlannedTask(
             kind,
@@ -390,7 +396,7 @@ class _Listed:
             assert group.source is not None, "made of a group's result"
             sources = [self._numbers[group.source, part, worker]]
         else:
-            sources = [self.latest.get(shard, shard)] if kind in (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD) else []
+            sources = [self.latest.get(shard, shard)] if kind in BACKWARD else []
             sources += [self._merged[i]] if kind is TaskKind.MERGE_BACKWARD else []
             if kind is not TaskKind.BACKWARD and i in self.plan.weighted:
                 sources.append(self.latest.get(merged, merged))
@@ -402,7 +408,7 @@ class _Listed:
         plan = self.plan
         if kind in (TaskKind.HEAD, TaskKind.MERGE_BACKWARD):
             return plan.cuts(i, part) if plan.kernels[i] else {}
-        if kind not in (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD) or i == 0:
+        if kind not in BACKWARD or i == 0:
             return None
         return {plan.home: WHOLE} if plan.stages[i - 1].rest is not None else plan.cuts(i - 1, part)
 
@@ -425,9 +431,9 @@ class _Listed:
             self._merged[i] = number
         if kind is TaskKind.HEAD:
             self._judged = number
-        if kind in (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD):
+        if kind in BACKWARD:
             self.latest[Carried("shard", i, worker)] = number
-        if kind in (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD, TaskKind.TAKE_EDGES) and self.plan.stages[i].reach:
+        if kind in (*BACKWARD, TaskKind.TAKE_EDGES) and self.plan.stages[i].reach:
             self.latest[Carried("edges", i, worker)] = number
         if kind in (TaskKind.HEAD, TaskKind.LOSS_AND_BACKWARD, TaskKind.MERGE_BACKWARD) and i in self.plan.weighted:
             self.latest[Carried("merged", i, worker)] = number
