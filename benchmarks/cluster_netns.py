@@ -176,6 +176,7 @@ def simulated(job: Job, calibration: dict[str, Any], row: dict[str, Any], rate: 
             images_per_second=1 / own["seconds_per_sample"],
             conv_seconds=own["conv_seconds"],
             conv_fixed=own["conv_fixed"],
+            rest_seconds=own.get("rest_seconds"),
             bandwidth=rate and rate * FRAMING,
         )
         for name, own in calibration.items()

@@ -31,8 +31,8 @@ from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
 from daskcnn.cluster.calibration import calibrated, calibration_row, submit_calibration
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.layers.graph import LayerGraph, Step
-from daskcnn.cluster.layers.task_context import Where, batch_plan
+from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
+from daskcnn.cluster.layers.task_context import TaskContext, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.session import Counters, session_of
@@ -41,7 +41,7 @@ from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.prepared_job import find_dataset, fitted
-from daskcnn.sharded import Links
+from daskcnn.sharded import WorkerLinks
 from daskcnn.store import load_batch
 from daskcnn.training.coordinator.layer import REPLICA
 from daskcnn.training.coordinator.roster import Measured
@@ -110,9 +110,9 @@ def opened(
         context.close()
 
 
-def alone(where: Where, seconds: float) -> list[float]:
+def alone(at: TaskContext, seconds: float) -> list[float]:
     """When each whole step of this worker by itself ended, for about so many seconds."""
-    replica = session_of(where.run).replica
+    replica = session_of(at.run).replica
     dataset, size = replica.dataset, replica.batch_size
     plan = batch_plan(replica.job, training_samples(replica.job, dataset), 0)
     batch = load_batch(dataset, dataset.train, plan, replica.job.model.dtype, np.arange(size))
@@ -130,8 +130,8 @@ def alone(where: Where, seconds: float) -> list[float]:
 
 def alone_on(context: RunContext, workers: Sequence[str], seconds: float) -> list[float]:
     """Steps a second of each of these workers, all at once; where they overlap."""
-    wheres = {w: Where(context.name, w, 0, 0, "float32") for w in workers}
-    futures = {w: context.submit("alone", alone, where, seconds, worker=w) for w, where in wheres.items()}
+    tasks = {w: TaskContext(context.name, w, 0, 0, "float32") for w in workers}
+    futures = {w: context.submit("alone", alone, at, seconds, worker=w) for w, at in tasks.items()}
     ends = context.gather(futures)
     first, last = max(own[0] for own in ends.values()), min(own[-1] for own in ends.values())
     inside = [[t for t in own if first <= t <= last] for own in ends.values()]
@@ -166,7 +166,7 @@ class Sharded:
                 name: Measured(known[name].seconds_per_sample, calibration_row(member, known[name]))
                 for name, member in self.context.alive.items()
             }
-            self.driver.balance(self.graph.home, move.measured(before), self.context.links or Links())
+            self.driver.balance(self.graph.home, move.measured(before), self.context.links or WorkerLinks())
             self._place()
 
     def seconds(self, seconds: float, *, warm: int = WARM) -> tuple[list[float], dict[str, Counters], int]:
@@ -186,12 +186,12 @@ class Sharded:
         while flight:
             self.context.result(flight.popleft())
             ends.append(time.monotonic())
-        wait([ref for own in self.graph.shards for ref in own.values()])  # a score is there before the way back
+        wait(self.graph.futures())  # a score is there before the way back
         return [b - a for a, b in itertools.pairwise(ends)], self._counters(), self.number - first
 
     def _submit(self, flight: deque[Future]) -> None:
         presentation, position = divmod(self.number, self.steps_per_epoch)
-        flight.append(self.graph.submit(Step(self.number, presentation, position, 1e-4, self.batch)))
+        flight.append(self.graph.submit(MinibatchStep(self.number, presentation, position, 1e-4, self.batch)))
         self.number += 1
 
     def _counters(self) -> dict[str, Counters]:

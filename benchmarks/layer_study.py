@@ -120,8 +120,9 @@ def stage_parts(model: str) -> dict[str, Any]:
         replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
         replica.tune()
         whole, convs = replica.calibrate()
-        stages = stage_seconds(replica)._asdict()
-        return {"whole": whole, "stages": stages["whole"], "fixed": stages["fixed"], "convs": convs, "batch": STAGES_AT}
+        stages = stage_seconds(replica)
+        parts = {"stages": dict(stages.whole), "fixed": dict(stages.fixed), "rest": stages.rest}
+        return {"whole": whole, **parts, "convs": convs, "batch": STAGES_AT}
 
 
 def roofs_and_first(models: Iterable[str]) -> dict[str, Any]:
@@ -163,16 +164,23 @@ class Study:
     def batches(self, model: str) -> list[int]:
         return [batch for batch in BATCHES if f"{model} {batch} float32" in self.measured]
 
+    def rest(self, model: str, batch: int) -> float:
+        """Seconds a step of what home did besides its shards, in the sharded steps themselves."""
+        found = self.measured[f"{model} {batch} float32"]
+        return max(0.0, found["busy"] - found["shards"])
+
     def cpu(self, model: str, batch: int) -> Worker:
-        """One thread of the machine, at this batch."""
+        """One thread of the machine, at this batch: its stages share what a step took besides what home does alone."""
         seconds, parts = self.measured[f"{model} {batch} float32"]["one"] / batch, self.stages[model]
-        scale = seconds / max(parts["whole"], sum(parts["stages"].values()))
+        rest = self.rest(model, batch) / batch
+        scale = (seconds - rest) / sum(parts["stages"].values())
         apart = 1 - sum(parts["convs"].values()) / sum(parts["stages"].values())
         return Worker(
             name="cpu",
             images_per_second=1 / seconds,
             conv_seconds={name: scale * each for name, each in parts["stages"].items()},
             conv_fixed={name: scale * each for name, each in parts["fixed"].items()},
+            rest_seconds=rest,
             spread_share=min(0.9, max(0.0, apart)),
         )
 
@@ -181,8 +189,9 @@ class Study:
         cpu = self.cpu(model, batch)
         conv, fixed = ({k: v / factor for k, v in (own or {}).items()} for own in (cpu.conv_seconds, cpu.conv_fixed))
         kind = "cpu" if name == "cpu" else "gpu"
-        update = {"name": name, "kind": kind, "images_per_second": factor * cpu.images_per_second}
-        return cpu.model_copy(update={**update, "conv_seconds": conv, "conv_fixed": fixed})
+        seconds = {"conv_seconds": conv, "conv_fixed": fixed, "rest_seconds": (cpu.rest_seconds or 0.0) / factor}
+        rate = {"images_per_second": factor * cpu.images_per_second}
+        return cpu.model_copy(update={"name": name, "kind": kind, **rate, **seconds})
 
     def costs(self, model: str, batch: int) -> Costs:
         """Dask's own seconds: what a step of two took beyond its busiest worker, and for each task more."""
@@ -267,7 +276,7 @@ def _measured_steps(study: Study) -> Iterator[Figure]:
         found, cpu = study.measured[f"{model} {common[-1]} float32"], study.cpu(model, common[-1])
         conv = common[-1] * sum((cpu.conv_seconds or {}).values())
         bars[f"{model}\n1"] = (0.0, conv, found["one"] - conv)
-        rest = max(0.0, found["busy"] - found["shards"])
+        rest = study.rest(model, common[-1])
         bars[f"{model}\n2"] = (max(0.0, found["step"] - found["shards"] - rest), found["shards"], rest)
     title = f"A step's parts measured, batches of {common[-1]}"
     yield stacked("layer-measured", title, "Marques et al. fig. 6", "network and workers of one thread", bars)
@@ -439,7 +448,7 @@ def _ends_table(study: Study, model: str) -> str:
         ["the papers, simulated", "little gained from 8 on", "4.3 over an ideal link, 8", "some 100 equal one GPU"]
     )
     serial = [_serial(study, kind, model, batch) for kind in COUNTS]
-    rows.append(["1/f here", *(f"{ceiling(f):.1f} ({100 * f:.1f} %)" for f in serial)])
+    rows.append(["1/f here", *(f"{ceiling(f):,.0f} ({100 * f:.2g} %)" for f in serial)])
     rows.append(["1/f of the papers", "7.76 (13 %)", "", ""])
     return _table(head, rows)
 

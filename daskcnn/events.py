@@ -194,6 +194,8 @@ class CalibratedWorker(Fields):
     """Seconds per sample of each convolution layer with all its kernels, by layer."""
     conv_fixed: dict[str, float] = {}
     """Of `conv_seconds`, the part that a shard of kernels takes however few they are, by layer."""
+    rest_seconds: NonNegativeFloat | None = None
+    """Seconds per sample of the layers that stay at home in a layer-sharded step; none: not measured."""
 
 
 class WorkersCalibrated(Event):

@@ -71,4 +71,5 @@ def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
         images_per_second=1 / measured.seconds_per_sample,
         conv_seconds=measured.conv_seconds,
         conv_fixed=measured.conv_fixed,
+        rest_seconds=measured.rest_seconds,
     )

@@ -1,4 +1,4 @@
-"""What it takes to use a worker: its link, measured with parcels as training sends them, and the scheduler a task."""
+"""What it takes to use a worker: its link, measured with results as training sends them, and the scheduler a task."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from dask.task_spec import Alias
 from distributed import get_worker
 
-from daskcnn.cluster.layers.messages import ALL, Parcel
+from daskcnn.cluster.layers.messages import TaskResult
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.events import LinkSpeed, LinkSpeeds
-from daskcnn.sharded import Link, Links
+from daskcnn.sharded import ALL, WorkerLink, WorkerLinks
 
 SMALLEST, LARGEST = 64 << 10, 4 << 20
-"""Bytes of the parcels: the first one's, and the most."""
+"""Bytes of the results: the first one's, and the most."""
 LONG = 0.1  # seconds of a transfer that is long enough to be measured by
 TIMES = 3
 TURNS = 8
@@ -28,36 +28,36 @@ _TASKS = 2 * TURNS + 1
 """Of these turns."""
 
 
-def measure_links(context: RunContext, home: str) -> Links:
+def measure_links(context: RunContext, home: str) -> WorkerLinks:
     """Every worker's link, measured to home and back, the slower way; home's own is as good as the best of them.
 
     And what the scheduler takes for a task. Emits what was found. One after the other, for home's link is everybody's.
-    Raises WorkersLost, also for a worker whose parcels do not arrive within the stall timeout, and Lost.
+    Raises WorkersLost, also for a worker whose results do not arrive within the stall timeout, and Lost.
     """
     others = [worker for worker in context.alive if worker != home]
     if not others:
-        return Links()
+        return WorkerLinks()
     begun = context.scheduler_seconds()
     here, *turns = (_turn(context, home, worker) for worker in (home, *others))
     task = (context.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
     links = {
         worker: _link(context, home, worker, max(0.0, turn - here)) for worker, turn in zip(others, turns, strict=True)
     }
-    links[home] = Link(
+    links[home] = WorkerLink(
         max(each.bandwidth for each in links.values()),
         min(each.latency for each in links.values()),
         min(each.handover for each in links.values()),
     )
     rows = [LinkSpeed(name=worker, **asdict(own)) for worker, own in links.items()]
     context.emit(LinkSpeeds(home=home, task=task, workers=rows))
-    return Links(links, task)
+    return WorkerLinks(links, task)
 
 
-def _link(context: RunContext, home: str, worker: str, handover: float) -> Link:
+def _link(context: RunContext, home: str, worker: str, handover: float) -> WorkerLink:
     """handover: seconds that a step takes longer to go on there than at home."""
     ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
     bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
-    return Link(bandwidth, latency, max(0.0, handover - latency))
+    return WorkerLink(bandwidth, latency, max(0.0, handover - latency))
 
 
 def _turn(context: RunContext, home: str, other: str) -> float:
@@ -81,8 +81,8 @@ def _passed_on(before: list[float]) -> list[float]:
     return before
 
 
-def _way(seconds: Callable[[int], float]) -> Link:
-    """Empty parcels first, of which one makes the connection; then larger ones, as long as they are there at once."""
+def _way(seconds: Callable[[int], float]) -> WorkerLink:
+    """Empty results first, of which one makes the connection; then larger ones, as long as they are there at once."""
     seconds(0)
     latency = median(seconds(0) for _ in range(TIMES))
     nbytes, first = SMALLEST, seconds(SMALLEST)
@@ -90,22 +90,22 @@ def _way(seconds: Callable[[int], float]) -> Link:
         nbytes *= 4
         first = seconds(nbytes)
     whole = median([first, *(seconds(nbytes) for _ in range(TIMES - 1))])
-    return Link(nbytes / max(whole - latency, whole / 10), latency)
+    return WorkerLink(nbytes / max(whole - latency, whole / 10), latency)
 
 
 def _transfer(context: RunContext, measured: str, sender: str, receiver: str, nbytes: int) -> float:
-    """Seconds that a parcel of so many bytes takes."""
-    parcel = context.submit("link-parcel", _parcel, sender, nbytes, worker=sender)
-    took = context.submit("link", _took, parcel, parcel.key, worker=receiver)
+    """Seconds that a result of so many bytes takes."""
+    sent = context.submit("link-sent", _sent, sender, nbytes, worker=sender)
+    took = context.submit("link", _took, sent, sent.key, worker=receiver)
     found = context.gather({measured: took}, within=context.job.cluster.stall_timeout)
     return float(found[measured])
 
 
-def _parcel(maker: str, nbytes: int) -> Parcel:
-    return Parcel(maker, {ALL: np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)})
+def _sent(maker: str, nbytes: int) -> TaskResult:
+    return TaskResult(maker, {ALL: np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)})
 
 
-def _took(parcel: Parcel, key: object) -> float:
-    """Seconds from asking for the parcel to having it, as this worker has noted them."""
+def _took(sent: TaskResult, key: object) -> float:
+    """Seconds from asking for the result to having it, as this worker has noted them."""
     log = list(get_worker().transfer_incoming_log)
     return next(float(entry["duration"]) for entry in reversed(log) if key in entry["keys"])

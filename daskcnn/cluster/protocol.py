@@ -32,7 +32,8 @@ class RoundOrder:
 class Calibration:
     """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer.
 
-    conv_fixed: of those, what a shard of its kernels takes however few they are.
+    conv_fixed: of those, what a shard of its kernels takes however few they are. rest_seconds: seconds a sample of what
+    home does alone where kernels are sharded, layers that are not divided and the loss; None where none are.
     """
 
     seconds_per_sample: float
@@ -41,3 +42,4 @@ class Calibration:
     threads: int
     device: str
     memory: int
+    rest_seconds: float | None = None

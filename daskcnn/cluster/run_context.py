@@ -28,7 +28,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import Links
+from daskcnn.sharded import WorkerLinks
 from daskcnn.store import Dataset
 
 K = TypeVar("K")
@@ -109,7 +109,7 @@ class RunContext:
     interrupted: Callable[[], int | None]
     needs_server: bool = False
     hosts: frozenset[str] = frozenset()  # addresses of workers that hold a part of the server
-    links: Links | None = None  # of layer-sharded runs, once they are measured
+    links: WorkerLinks | None = None  # of layer-sharded runs, once they are measured
     takes_newcomers: bool = False  # workers that come in mid-run are of use
     newcomers: list[Member] = field(default_factory=list)  # those that came, until they are taken from here
     alive: dict[str, Member] = field(init=False)

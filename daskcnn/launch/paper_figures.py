@@ -109,9 +109,7 @@ def _time_by_samples(chosen: Scenario, seed: int) -> Figure:
     sizes = [max(chosen.job.train.batch_size, round(share * chosen.samples)) for share in SHARES]
     cases = [replace(chosen, samples=size) for size in sizes]
     curves = {name: (sizes, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
-    return Figure(
-        "time-by-samples", "Time by the size of the data", "BPT-CNN fig. 12 and 14", "samples", "seconds", curves
-    )
+    return Figure("time-by-samples", "Time by the size of the data", "BPT-CNN fig. 14", "samples", "seconds", curves)
 
 
 def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
@@ -122,7 +120,7 @@ def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
     def curves(figure: Callable[[RunReport], float]) -> dict[str, Curve]:
         return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
 
-    x, like = "workers", "BPT-CNN fig. 12 and 14"
+    x, like = "workers", "BPT-CNN fig. 14"
     yield Figure("time-by-workers", "Time by the number of workers", like, x, "seconds", curves(lambda r: r.seconds))
     title = "Traffic of a run by the number of workers"
     moved = curves(lambda r: (r.traffic.up + r.traffic.down) / 1e6)

@@ -5,10 +5,10 @@ Layers that go by channel run on the shards too, each worker its own channels (`
 the shards' outputs are put together (`Stage.rest`). `cluster` sends about what travels: outputs of shards, gradients.
 """
 
-from daskcnn.sharded.balance import FREE, Balance, Link, Links
+from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink, WorkerLinks
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.passes import (
-    Kept,
+    ShardResidual,
     added,
     descended,
     descended_alike,
@@ -19,7 +19,21 @@ from daskcnn.sharded.passes import (
     shard_backward,
     shard_forward,
 )
-from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces
+from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces, weighted_stages
+from daskcnn.sharded.plan_parts import (
+    ALL,
+    Carried,
+    Cuts,
+    Flow,
+    Kernels,
+    PlannedTask,
+    TaskGroup,
+    TaskInput,
+    TaskKind,
+    WantedEdge,
+    WorkerTraffic,
+)
+from daskcnn.sharded.sizes import eq2_elements, stage_shapes
 from daskcnn.sharded.stages import (
     By,
     Share,
@@ -31,37 +45,36 @@ from daskcnn.sharded.stages import (
     shares_of,
     stages_of,
 )
-from daskcnn.sharded.tasks import step_tasks
-from daskcnn.sharded.traffic import (
-    Kernels,
-    Phase,
-    Traffic,
-    eq2_elements,
-    judged_by_all,
-    judges,
-    phases,
-    stage_shapes,
-    traffic,
-    weight_traffic,
-)
+from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.sharded.traffic import added_traffic, step_bytes, traffic, weight_traffic
 
 __all__ = [
+    "ALL",
     "FREE",
-    "Balance",
     "By",
+    "Carried",
+    "Cuts",
     "Edge",
     "Edges",
-    "Kept",
+    "Flow",
     "Kernels",
-    "Link",
-    "Links",
-    "Phase",
     "Piece",
+    "PlannedTask",
+    "ShardResidual",
     "Share",
+    "ShareSearch",
     "Side",
     "Stage",
-    "Traffic",
+    "StepPlan",
+    "TaskGroup",
+    "TaskInput",
+    "TaskKind",
+    "WantedEdge",
+    "WorkerLink",
+    "WorkerLinks",
+    "WorkerTraffic",
     "added",
+    "added_traffic",
     "cut_pieces",
     "descended",
     "descended_alike",
@@ -69,21 +82,19 @@ __all__ = [
     "eq2_elements",
     "gradient_vector",
     "join_pieces",
-    "judged_by_all",
-    "judges",
     "loss_of",
     "merged_backward",
     "merged_forward",
     "neighbours",
     "of_channels",
-    "phases",
     "samples_first",
     "shard_backward",
     "shard_forward",
     "shares_of",
     "stage_shapes",
     "stages_of",
-    "step_tasks",
+    "step_bytes",
     "traffic",
     "weight_traffic",
+    "weighted_stages",
 ]

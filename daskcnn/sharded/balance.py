@@ -16,31 +16,22 @@ from typing import Literal
 
 from daskcnn.nn import Shape
 from daskcnn.partition.proportional import balanced_shards, kernel_shards
+from daskcnn.sharded.plan_parts import Kernels
+from daskcnn.sharded.sizes import sum_size
 from daskcnn.sharded.stages import By, Stage, samples_first
-from daskcnn.sharded.tasks import step_tasks
-from daskcnn.sharded.traffic import (
-    Kernels,
-    channel_size,
-    judged_by_all,
-    phases,
-    stage_shapes,
-    sum_size,
-    takers,
-    weight_traffic,
-)
+from daskcnn.sharded.step_plan import StepPlan
+from daskcnn.sharded.traffic import stage_weight_traffic
 
 AMONG = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
 """So many of the fastest may be better than all: what each stage is cut anew from takes no worker out of all stages."""
 SPREAD_SHARE = 0.2
 """Of a stage's seconds, those of the layers behind its convolution, where nobody has measured them."""
-_WHOLE = 4
-"""Bytes of a number of kernels and their gradients, which are never cut on the wire."""
 ROUNDS = 4
 """In which each stage is cut anew; what was cut last has settled by then, or goes to and fro."""
 
 
 @dataclass(frozen=True)
-class Link:
+class WorkerLink:
     """A worker's way to the others: bytes a second each way, seconds a message.
 
     handover: seconds that the scheduler takes for a step to go on there when a task elsewhere has ended, more than for
@@ -61,34 +52,49 @@ class Link:
         return self.latency + self.handover
 
 
-FREE = Link()
+FREE = WorkerLink()
 
 
 @dataclass(frozen=True)
-class Links:
+class WorkerLinks:
     """What was measured of all: links by worker, none: transfers are nothing; task: the scheduler's seconds for one."""
 
-    by_worker: Mapping[str, Link] = field(default_factory=dict)
+    by_worker: Mapping[str, WorkerLink] = field(default_factory=dict)
     task: float = 0.0
 
 
 @dataclass(frozen=True)
-class Balance:
-    """What shares go by.
+class ShareSearch:
+    """What shares go by, and the search for the best.
 
-    compute: seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker; fixed:
-    how much of that a shard of kernels takes however few they are (the columns of its input, channels computed twice),
-    none: nothing; links by worker, none: transfers are nothing; samples of a minibatch; itemsize: bytes of a number on
-    its way; rest: seconds a sample of all that is done at home; task: seconds that the scheduler takes for each of a
-    step's tasks, which it sends out one after the other; parts of a minibatch that go one behind the other; apart: of
-    stages' seconds by worker, those of layers that home does alone where they are not spread.
+    Attributes
+    ----------
+    compute
+        Seconds a sample of each stage by name with all its kernels, forward and backward, worker by worker.
+    links
+        By worker; none: transfers take nothing.
+    samples
+        Of a minibatch.
+    itemsize, weight_itemsize
+        Bytes of a number on its way, and of one of weights and their gradients.
+    rest
+        Seconds a sample of what home does alone.
+    fixed
+        How much of `compute` a shard of kernels takes however few they are (the columns of its input, channels
+        computed twice); none: nothing.
+    task
+        Seconds that the scheduler takes for each of a step's tasks, which it sends out one after the other.
+    parts
+        Of a minibatch, which go one behind the other.
+    apart
+        Of stages' seconds by worker, those of layers that home does alone where they are not spread.
     """
 
     stages: Sequence[Stage]
     in_shape: Shape
     home: str
     compute: Mapping[str, Mapping[str, float]]
-    links: Mapping[str, Link] = field(default_factory=dict)
+    links: Mapping[str, WorkerLink] = field(default_factory=dict)
     samples: int = 1
     itemsize: int = 4
     rest: float = 0.0
@@ -96,8 +102,9 @@ class Balance:
     task: float = 0.0
     parts: int = 1
     apart: Mapping[str, float] = field(default_factory=dict)
+    weight_itemsize: int = 4
 
-    def divided_by(self, first: By | Literal["auto"]) -> Balance:
+    def divided_by(self, first: By | Literal["auto"]) -> ShareSearch:
         """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
 
         Raises ValueError where its samples cannot be.
@@ -127,7 +134,7 @@ class Balance:
             found += [cut for cut in balance._improved(start) if cut not in found]
         return min(found, key=self.step_seconds)
 
-    def _among(self, count: int) -> Balance:
+    def _among(self, count: int) -> ShareSearch:
         """With home and the fastest others, so many in all, as if there were no more."""
         by_speed = sorted(self.compute, key=lambda w: (w != self.home, sum(self.compute[w].values())))
         return replace(self, compute={w: own for w, own in self.compute.items() if w in by_speed[:count]})
@@ -142,12 +149,25 @@ class Balance:
             for stage in self.stages
         ]
 
+    def plan(self, kernels: Kernels) -> StepPlan:
+        """The step of this cut."""
+        return StepPlan.of(
+            self.stages,
+            self.in_shape,
+            kernels,
+            self.home,
+            parts=self.parts,
+            samples=self.samples,
+            itemsize=self.itemsize,
+            weight_itemsize=self.weight_itemsize,
+        )
+
     def step_seconds(self, kernels: Kernels) -> float:
         """Seconds of a step that is cut like this."""
-        cut = self._spread(kernels)
-        computing = sum(self._stage_seconds(i, cut) for i, own in enumerate(kernels) if own)
-        scheduling = self.task * step_tasks(cut.stages, kernels, self.home, self.parts) if self.task else 0.0
-        return self.rest * self.samples + computing + self._carrying(cut) + self._between_steps(cut) + scheduling
+        plan = self.plan(kernels)
+        computing = sum(self._stage_seconds(i, plan) for i, own in enumerate(kernels) if own)
+        scheduling = self.task * plan.task_count if self.task else 0.0
+        return self.rest * self.samples + computing + self._carrying(plan) + self._between_steps(plan) + scheduling
 
     def idle(self, kernels: Kernels) -> dict[tuple[str, str], str]:
         """Why workers get no kernels of layers, by worker and layer."""
@@ -164,7 +184,7 @@ class Balance:
             for i, w, name in without
         }
 
-    def measured(self, compute: Mapping[str, Mapping[str, float]]) -> Balance:
+    def measured(self, compute: Mapping[str, Mapping[str, float]]) -> ShareSearch:
         """The same by other seconds a sample, where they are given; what is fixed of them changes with them."""
         new = {w: {**own, **compute.get(w, {})} for w, own in self.compute.items()}
         fixed = {
@@ -191,11 +211,11 @@ class Balance:
             return 0.0
         return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
 
-    def _stage_seconds(self, i: int, cut: _Cut) -> float:
+    def _stage_seconds(self, i: int, plan: StepPlan) -> float:
         """Of the slowest worker's shard, and of home with layers that could be spread and are not."""
-        stage, own = cut.stages[i], cut.kernels[i]
+        stage, own = plan.stages[i], plan.kernels[i]
         alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
-        return alone + max(self._part(i, w, stage, n / cut.made[i]) for w, n in own.items())
+        return alone + max(self._part(i, w, stage, n / plan.made[i]) for w, n in own.items())
 
     def _part(self, i: int, worker: str, stage: Stage, part: float) -> float:
         """With such a part of a stage, which is spread like this."""
@@ -207,22 +227,24 @@ class Balance:
         """Of a worker's seconds for a stage, those of layers that could be spread and are not."""
         return self.apart.get(worker, SPREAD_SHARE) if stage != self.stages[i] else 0.0
 
-    def _carrying(self, cut: _Cut) -> float:
-        """All messages of the same kind go at once; the links carry both ways at the same time."""
+    def _carrying(self, plan: StepPlan) -> float:
+        """All messages of a flow go at once; the links carry both ways at the same time."""
+        flows = (flow.moved for flow in plan.flows)
         return sum(
-            max(self._link(w).seconds(self._bytes(max(own.up, own.down))) for w, own in phase.moved.items())
-            for phase in phases(cut.stages, cut.shapes, cut.kernels, self.home)
+            max(self._link(w).seconds(self._bytes(max(own.up, own.down))) for w, own in moved.items())
+            for moved in flows
+            if moved
         )
 
-    def _between_steps(self, cut: _Cut) -> float:
+    def _between_steps(self, plan: StepPlan) -> float:
         """Until every worker has what it needs of the others' first kernels, or of their gradients, for the next step.
 
         Of other stages that comes with the step's own messages.
         """
-        moved = weight_traffic(cut.stages[:1], cut.shapes[:1], cut.kernels[:1])
-        return max((self._link(w).seconds(_WHOLE * max(own.up, own.down)) for w, own in moved.items()), default=0.0)
+        moved, nbytes = stage_weight_traffic(plan, 0), plan.weight_itemsize
+        return max((self._link(w).seconds(nbytes * max(own.up, own.down)) for w, own in moved.items()), default=0.0)
 
-    def _link(self, worker: str) -> Link:
+    def _link(self, worker: str) -> WorkerLink:
         return self.links.get(worker, FREE)
 
     def _bytes(self, numbers: float) -> float:
@@ -246,44 +268,40 @@ class Balance:
     def _cut(self, i: int, stage: Stage, kernels: Kernels) -> dict[str, int]:
         if stage.conv is None:
             return {}
-        cut = self._spread(kernels)
+        plan = self.plan(kernels)
         regardless = [self._regardless(w, stage) for w in self.compute]
         seconds = [
-            self._computing(w, stage) - least + self._outgoing(i, w, cut)
+            self._computing(w, stage) - least + self._outgoing(i, w, plan)
             for w, least in zip(self.compute, regardless, strict=True)
         ]
-        fixed = [self._fixed(i, w, cut) + least for w, least in zip(self.compute, regardless, strict=True)]
+        fixed = [self._fixed(i, w, plan) + least for w, least in zip(self.compute, regardless, strict=True)]
         return self._given(balanced_shards(stage.conv.kernels, seconds, fixed))
 
     def _given(self, shares: Sequence[int]) -> dict[str, int]:
         return {w: n for w, n in zip(self.compute, shares, strict=True) if n}
 
-    def _spread(self, kernels: Kernels) -> _Cut:
-        stages = [stage.spread_for(list(own.values())) for stage, own in zip(self.stages, kernels, strict=True)]
-        return _Cut(stages, stage_shapes(stages, self.in_shape), kernels, self.home)
-
-    def _outgoing(self, i: int, worker: str, cut: _Cut) -> float:
+    def _outgoing(self, i: int, worker: str, plan: StepPlan) -> float:
         """Seconds on the worker's link for the outputs of all of a stage's kernels, and for their gradients."""
-        conv = cut.stages[i].conv
+        conv, takers = plan.stages[i].conv, plan.takers[i]
         assert conv is not None, "a stage that is cut has a convolution"
-        others = len(cut.takers[i]) - (worker in cut.takers[i])
-        return 2 * self._bytes(others * conv.kernels * cut.sizes[i]) / self._link(worker).bandwidth
+        others = len(takers) - (worker in takers)
+        return 2 * self._bytes(others * conv.kernels * plan.channel_sizes[i]) / self._link(worker).bandwidth
 
-    def _fixed(self, i: int, worker: str, cut: _Cut) -> float:
+    def _fixed(self, i: int, worker: str, plan: StepPlan) -> float:
         """Seconds for a stage's inputs, which any kernel needs, for their gradients, for sums, and of messages."""
-        link = self._link(worker)
-        others, ways = len(cut.takers[i]) - (worker in cut.takers[i]), 1 if cut.judged_by_all(i) else 2
-        sums = self._bytes(others * sum_size(cut.stages[i])) / link.bandwidth
+        link, takers = self._link(worker), plan.takers[i]
+        others, ways = len(takers) - (worker in takers), 1 if i == plan.last and plan.judged_by_all else 2
+        sums = self._bytes(others * sum_size(plan.stages[i])) / link.bandwidth
         outputs = ways * (sums + link.each) if others else 0.0
-        return 2 * link.seconds(self._bytes(self._missing(i, worker, cut))) + outputs
+        return 2 * link.seconds(self._bytes(self._missing(i, worker, plan))) + outputs
 
-    def _missing(self, i: int, worker: str, cut: _Cut) -> int:
+    def _missing(self, i: int, worker: str, plan: StepPlan) -> int:
         """Numbers a sample of a stage's input that the worker has not itself."""
         if i == 0:
             return 0
-        if cut.stages[i - 1].rest is not None:
-            return 0 if worker == self.home else math.prod(cut.shapes[i])
-        return cut.sizes[i - 1] * (cut.made[i - 1] - cut.kernels[i - 1].get(worker, 0))
+        if plan.stages[i - 1].rest is not None:
+            return 0 if worker == self.home else math.prod(plan.shapes[i])
+        return plan.channel_sizes[i - 1] * (plan.made[i - 1] - plan.kernels[i - 1].get(worker, 0))
 
     # --- why ---
 
@@ -298,38 +316,9 @@ class Balance:
             return f"a shard of any size would take it {least:.2g} s of the layer's {whole:.2g} s a step"
         if what == "tasks":
             return f"its share is not worth the scheduler's {1e3 * self.task:.2g} ms for each task that it would bring"
-        cut = self._spread(kernels)
-        seconds = self._fixed(i, worker, cut) + self._outgoing(i, worker, cut) / len(self.compute)
+        plan = self.plan(kernels)
+        seconds = self._fixed(i, worker, plan) + self._outgoing(i, worker, plan) / len(self.compute)
         return (
             f"its share is not worth what it takes to send, about {seconds:.2g} s a step over its link "
             f"({link.bandwidth / 1e6:.3g} MB/s, {1e3 * link.each:.2g} ms a message)"
         )
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """The network cut: stages as they are spread for these kernels, the shapes of their inputs."""
-
-    stages: Sequence[Stage]
-    shapes: Sequence[Shape]
-    kernels: Kernels
-    home: str
-
-    @cached_property
-    def sizes(self) -> list[int]:
-        """Numbers a sample of one channel of each stage's outputs."""
-        return [channel_size(stage, shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
-
-    @cached_property
-    def made(self) -> list[int]:
-        """Channels of each stage's outputs."""
-        return [sum(own.values()) for own in self.kernels]
-
-    def judged_by_all(self, i: int) -> bool:
-        """Whether a stage is the last and its workers have the gradients of its outputs themselves."""
-        return i == len(self.stages) - 1 and judged_by_all(self.stages, self.kernels, self.home)
-
-    @cached_property
-    def takers(self) -> list[set[str]]:
-        """To whom each stage's outputs go."""
-        return [takers(self.stages, self.kernels, self.home, i) for i in range(len(self.stages))]

@@ -26,7 +26,7 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True)
-class Kept:
+class ShardResidual:
     """What a shard's way back needs of its way there. x: its input; params: of the spread layers; state: its own, new.
 
     summed: what went into the stage's summed layer, and the layer's weights, for all channels that are held.
@@ -51,7 +51,7 @@ def shard_forward(
     *,
     need_dx: bool,
     inputs: By = "kernels",
-) -> tuple[Array, Kept]:
+) -> tuple[Array, ShardResidual]:
     """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
 
     edges: of the neighbours, for the channels that it holds besides its own. need_dx: whether the way back will be
@@ -64,7 +64,7 @@ def shard_forward(
     assert stage.name is not None
     x = device.backend.from_host(_together(xs, inputs))
     if not x.shape[-2]:
-        return _of_no_samples(stage, x), Kept(x, None, {}, {})
+        return _of_no_samples(stage, x), ShardResidual(x, None, {}, {})
     params, state = piece.widened(stage, edges, device)
     y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device, need_dx=need_dx))
     residual = None
@@ -78,13 +78,13 @@ def shard_forward(
         summed = y, params[name]
         own, _, _ = dense.forward(piece.params[name], {}, own, Context(device))
     spread = {name: params[name] for name in stage.names if name in params}
-    return device.backend.to_host(own), Kept(x, residual, spread, of_channels(stage, state, cut), summed)
+    return device.backend.to_host(own), ShardResidual(x, residual, spread, of_channels(stage, state, cut), summed)
 
 
 @_QUIET
 def shard_backward(
     stage: Stage,
-    kept: Kept,
+    kept: ShardResidual,
     dys: Sequence[Array],
     piece: Piece,
     share: Share,
@@ -115,7 +115,7 @@ def shard_backward(
     return None if dx is None else device.backend.to_host(dx), {stage.name: own, **spread, **summed}
 
 
-def _unsummed(stage: Stage, kept: Kept, dy: Array, share: Share, device: Device) -> tuple[Array, Params]:
+def _unsummed(stage: Stage, kept: ShardResidual, dy: Array, share: Share, device: Device) -> tuple[Array, Params]:
     """The gradient of the graded channels of what is summed, and of the weights of its own."""
     assert stage.summed is not None
     assert kept.summed is not None
@@ -127,7 +127,9 @@ def _unsummed(stage: Stage, kept: Kept, dy: Array, share: Share, device: Device)
     return back, of_channels(stage, {name: grads}, own)
 
 
-def _through_spread(spread: Sequential, kept: Kept, dy: Array, share: Share, ctx: Context) -> tuple[Array, Params]:
+def _through_spread(
+    spread: Sequential, kept: ShardResidual, dy: Array, share: Share, ctx: Context
+) -> tuple[Array, Params]:
     """The gradient of the shard's own channels, from that of the graded ones; and of the parameters."""
     if share.alone:
         dx, grads = spread.backward(kept.params, kept.residual, dy, ctx)

@@ -117,6 +117,12 @@ def cut_pieces(
     return shards, [_merged(stage, whole) for stage in stages]
 
 
+def weighted_stages(stages: Sequence[Stage], layout: Layout) -> frozenset[int]:
+    """Stages whose undivided layers have parameters or state, those that `cut_pieces` makes merged pieces of."""
+    trees = layout.views(np.empty(layout.size, layout.dtype))
+    return frozenset(i for i, stage in enumerate(stages) if any(_together(stage, tree) for tree in trees))
+
+
 _Trees = tuple[Params, State, Params]
 """Parameters, state, momentum."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise, takewhile
 from typing import Literal, TypeAlias, TypeVar
 
@@ -43,14 +44,14 @@ class Stage:
     summed: tuple[str, Dense] | None = None
     by: By = "kernels"
 
-    @property
+    @cached_property
     def reach(self) -> int:
         """On how many channels to each side, that a neighbour may have, an output of the spread layers depends."""
         if self.spread is None or self.by == "samples":
             return 0
         return sum(layer.reach or 0 for _, layer in self.spread.layers)
 
-    @property
+    @cached_property
     def light(self) -> bool:
         """Whether all that is left where sums are put together is a bias: each worker may as well do that itself."""
         left = self.rest.layers if self.rest else ()

@@ -44,7 +44,7 @@ def draw(figure: Figure, path: Path) -> Path:
         axes = canvas.add_subplot()
         (_bars if figure.stacked else _curves)(axes, figure)
         _lines(axes, figure)
-        axes.set_title(f"{figure.title}\n(as {figure.like})", fontsize=10)
+        axes.set_title(f"{figure.title}\n(as {figure.like})" if figure.like else figure.title, fontsize=10)
         axes.set_xlabel(figure.x)
         axes.set_ylabel(figure.y)
         axes.grid(alpha=0.3, axis="y" if figure.stacked else "both")

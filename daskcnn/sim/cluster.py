@@ -68,10 +68,13 @@ class Worker(Options):
 
     images_per_second: of training, loading included, with all its threads. evaluations_per_second: images judged
     without training, by default three times as many. serial: the part of a one-thread step that more threads do not
-    shorten. conv_seconds: seconds a sample of each convolution and what is spread with it, forward and backward, where
-    kernels are sharded; conv_fixed: what of that a shard takes however small it is; conv_share: without those, the part
-    of a step that they take; spread_share: the part of them that is not the convolution's, for where it is not spread.
-    bandwidth (bytes a second), latency (seconds a message): of its link. speed: how it goes with time.
+    shorten. bandwidth (bytes a second), latency (seconds a message): of its link. speed: how it goes with time.
+
+    Where kernels are sharded, seconds a sample: conv_seconds, of each convolution and what is spread with it, forward
+    and backward; conv_fixed, what of that a shard takes however small it is; rest_seconds, of layers that are not
+    divided and the loss, which home computes alone (by default all of a step besides conv_seconds). conv_share: without
+    conv_seconds, the part of a step that they take. spread_share: the part of them that is not the convolution's, for
+    where it is not spread.
     """
 
     name: str = Field(pattern=_NAME)
@@ -85,6 +88,7 @@ class Worker(Options):
     spread_share: float = Field(default=SPREAD_SHARE, ge=0, lt=1)
     conv_seconds: dict[str, float] | None = None
     conv_fixed: dict[str, float] | None = None
+    rest_seconds: float | None = Field(default=None, ge=0)
     bandwidth: float | None = Field(default=None, gt=0)
     latency: float = Field(default=0.0, ge=0)
     speed: Speed = Constant()
@@ -113,6 +117,7 @@ class Worker(Options):
                 "evaluations_per_second": self.evaluations_per_second and self.evaluations_per_second * faster,
                 "conv_seconds": _shortened(self.conv_seconds, faster),
                 "conv_fixed": _shortened(self.conv_fixed, faster),
+                "rest_seconds": self.rest_seconds and self.rest_seconds / faster,
             }
         )
 
@@ -185,6 +190,7 @@ _REMEDIES = {
     "task": "give seconds, 0 or more",
     "exchange": "give seconds, 0 or more",
     "start": "give seconds, 0 or more",
+    "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
     "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',

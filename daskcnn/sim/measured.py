@@ -89,6 +89,7 @@ def calibrated_worker(row: CalibratedWorker) -> Worker:
         "images_per_second": row.images_per_second,
         "conv_seconds": row.conv_seconds or None,
         "conv_fixed": row.conv_fixed or None,
+        "rest_seconds": row.rest_seconds,
     }
     return Worker.model_validate(known)
 

@@ -3,7 +3,7 @@
 Marques, Falcao and Alexandre model a step as comm + max_i conv_i + comp, where comp, the other layers at home, is not
 shortened by more workers. With f its part of one worker's step, no number of workers is more than 1/f times as fast.
 Kernels go by eq. 1 over the very function that the cluster shards by. Their scheme is here, a star with home in its
-middle; `direct` has ours.
+middle; `sharded_step` has ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from daskcnn.conv import ConvSpec
@@ -26,7 +25,7 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.partition.proportional import kernel_shards
-from daskcnn.sharded.traffic import eq2_elements
+from daskcnn.sharded import eq2_elements
 from daskcnn.sim.cluster import Worker
 
 PAPER_ITEMSIZE = 8
@@ -91,15 +90,24 @@ class Sharding:
         return [self.batch * worker.seconds * worker.conv_share * w / sum(work) for w in work]
 
     def rest_seconds(self, worker: Worker) -> float:
-        """Seconds a step of all other layers takes a worker."""
+        """Seconds a step of what only home does: layers that are not divided, the loss.
+
+        Without a measurement it is all that a worker's step takes besides its convolutions.
+        """
+        if worker.conv_seconds and worker.rest_seconds is not None:
+            return self.batch * worker.rest_seconds
         return max(0.0, self.batch * worker.seconds - sum(self.conv_seconds(worker)))
+
+    @property
+    def alone(self) -> float:
+        """Seconds a step takes home by itself."""
+        home = self.workers[self.home]
+        return sum(self.conv_seconds(home)) + self.rest_seconds(home)
 
     @property
     def serial(self) -> float:
         """The part of the home's step that other workers cannot take over."""
-        home = self.workers[self.home]
-        rest = self.rest_seconds(home)
-        return rest / (rest + sum(self.conv_seconds(home)))
+        return self.rest_seconds(self.workers[self.home]) / self.alone
 
     def step(self) -> ShardedStep:
         """A step of all workers."""
@@ -120,13 +128,13 @@ class Sharding:
 
     def speedup(self) -> float:
         """Against the home alone."""
-        return self.batch * self.workers[self.home].seconds / self.step().seconds
+        return self.alone / self.step().seconds
 
     def paper_speedup(self, bandwidth: float) -> float:
         """The same by the paper's own count: eq. 2 in doubles over a link, however many workers, none for one alone."""
-        step, alone = self.step(), self.batch * self.workers[self.home].seconds
+        step = self.step()
         comm = PAPER_ITEMSIZE * eq2_elements(self.specs) / bandwidth if len(self.workers) > 1 else 0.0
-        return alone / (comm + step.conv + step.comp)
+        return self.alone / (comm + step.conv + step.comp)
 
     def division(self) -> dict[str, Any]:
         """What the log says of how layers are divided: here all by kernels."""
@@ -212,22 +220,3 @@ def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epoc
         seconds=seconds,
         workers=workers,
     )
-
-
-def flattens_at(conv: float, fixed: float, each: float) -> int:
-    """The number of equal workers at which a step of conv/k + fixed·(k - 1)/k + each·(k - 1) seconds is shortest.
-
-    conv: one worker's convolutions; fixed: what all outputs take on the link, of which the home's own do not travel;
-    each: what every further worker's inputs take. The step is shortest where the next worker would lengthen it:
-    k·(k + 1) ≥ (conv - fixed)/each.
-    """
-    if conv <= fixed:
-        return 1
-    if each == 0:
-        raise ValueError("each=0: without a cost for every worker a step never stops getting shorter")
-    return math.ceil((math.sqrt(1 + 4 * (conv - fixed) / each) - 1) / 2)
-
-
-def best_count(seconds: Sequence[float]) -> int:
-    """The count, from 1 on, after which another worker lengthens these steps."""
-    return next((k for k, (now, then) in enumerate(pairwise(seconds), 1) if then >= now), len(seconds))

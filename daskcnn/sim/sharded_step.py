@@ -24,72 +24,29 @@ from typing import Any
 from daskcnn.job.tables import FirstConv
 from daskcnn.nn import Sequential, Shape
 from daskcnn.sharded import (
-    Balance,
-    Link,
-    Share,
+    ShareSearch,
     Stage,
-    Traffic,
-    phases,
+    StepPlan,
+    WorkerLink,
+    WorkerTraffic,
+    added_traffic,
     samples_first,
-    shares_of,
-    stage_shapes,
     stages_of,
-    step_tasks,
     weight_traffic,
 )
 from daskcnn.sim.papers_step import ShardedStep, Sharding
 
-
-@dataclass(frozen=True)
-class Placed:
-    """A stage as it runs, spread as far as pays for its shards, and each worker's share of its channels.
-
-    cut: whether layers that could be spread are not.
-    """
-
-    stage: Stage
-    shares: Mapping[int, Share]
-    cut: bool
+Moved = Mapping[str, WorkerTraffic]
+"""Bytes that each worker sends and receives before the step can go on; those that do neither are left out."""
 
 
-def _placed(stage: Stage, kernels: Mapping[int, int]) -> Placed:
-    counts = list(kernels.values())
-    spread = stage.spread_for(counts)
-    return Placed(spread, dict(zip(kernels, shares_of(counts, spread.reach), strict=True)), cut=spread != stage)
-
-
-def _length(part: slice) -> int:
-    return int(part.stop - part.start)
-
-
-def _part(share: Share, *, first: bool) -> float:
-    """A shard's part of its stage's seconds: the channels next to its own are computed on the way there only.
-
-    That is one of three passes, or of two where the input needs no gradient.
-    """
-    own, held = _length(share.own), _length(share.held)
-    return (own + (held - own) / (2 if first else 3)) / share.total
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Numbers, or bytes, that each worker sends and gets before the step can go on."""
-
-    up: tuple[int, ...]
-    down: tuple[int, ...]
-
-    def times(self, factor: int) -> Phase:
-        return Phase(*(tuple(factor * n for n in way) for way in (self.up, self.down)))
-
-
-def _added(phases: Sequence[Phase]) -> Phase:
-    ups, downs = [phase.up for phase in phases], [phase.down for phase in phases]
-    return Phase(tuple(map(sum, zip(*ups, strict=True))), tuple(map(sum, zip(*downs, strict=True))))
+def _times(factor: int, moved: Moved) -> Moved:
+    return {name: WorkerTraffic(factor * up, factor * down) for name, (up, down) in moved.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Direct(Sharding):
-    """A network over these workers as `daskcnn.cluster` runs it.
+    """A network over these workers as `daskcnn.cluster` runs it: the time of its plan.
 
     shape: of its input (H, W, C). itemsize: bytes of a number on the wire. sub_batches: parts of a minibatch.
     per_task: seconds that each of a step's tasks costs the scheduler, besides `overhead`. given: how many kernels of
@@ -111,20 +68,30 @@ class Direct(Sharding):
         return super().home if self.at is None else [worker.name for worker in self.workers].index(self.at)
 
     @cached_property
-    def placed(self) -> tuple[Placed, ...]:
-        """The stages and their shards."""
-        number = {worker.name: w for w, worker in enumerate(self.workers)}
+    def plan(self) -> StepPlan:
+        """The step, as the cluster plans it."""
+        stages, kernels = self._cut
+        return StepPlan.of(
+            stages,
+            self.shape,
+            kernels,
+            self.workers[self.home].name,
+            parts=self.parts,
+            samples=self.batch,
+            itemsize=self.itemsize,
+            weight_itemsize=self.specs[0].itemsize,
+        )
+
+    @cached_property
+    def _cut(self) -> tuple[Sequence[Stage], list[dict[str, int]]]:
+        """The stages with all that can be spread of them, and each worker's kernels."""
         if self.given is None:
             balance = self._balance()
-            stages, kernels = balance.stages, balance.kernels()
-        else:
-            stages = stages_of(self.model)
-            stages = samples_first(stages) if self.first_conv == "samples" else stages
-            kernels = [dict(self.given.get(stage.name or "", {})) for stage in stages]
-        return tuple(
-            _placed(stage, {number[name]: n for name, n in own.items() if n})
-            for stage, own in zip(stages, kernels, strict=True)
-        )
+            return balance.stages, balance.kernels()
+        stages = stages_of(self.model)
+        stages = samples_first(stages) if self.first_conv == "samples" else stages
+        by_layer = (self.given.get(stage.name or "", {}) for stage in stages)
+        return stages, [{name: n for name, n in own.items() if n} for own in by_layer]
 
     def by_speed(self) -> Direct:
         """The same with kernels shared out by eq. 1, whatever it takes to send what they need."""
@@ -133,19 +100,19 @@ class Direct(Sharding):
         given = {stage.name: own for stage, own in named if stage.name}
         return replace(self, given=given, first_conv=balance.stages[0].by)
 
-    def _balance(self) -> Balance:
+    def _balance(self) -> ShareSearch:
         """What shares go by: seconds a sample of each worker, and its link."""
         home = self.workers[self.home]
         compute = {
             worker.name: {name: each / self.batch for name, each in zip(self.names, seconds, strict=True)}
             for worker, seconds in ((worker, self.conv_seconds(worker)) for worker in self.workers)
         }
-        balance = Balance(
+        balance = ShareSearch(
             stages_of(self.model),
             self.shape,
             home.name,
             compute,
-            {worker.name: Link(self._line(w), worker.latency) for w, worker in enumerate(self.workers)},
+            {worker.name: WorkerLink(self._line(w), worker.latency) for w, worker in enumerate(self.workers)},
             self.batch,
             self.itemsize,
             self.rest_seconds(home) / self.batch,
@@ -165,96 +132,79 @@ class Direct(Sharding):
 
     def step(self) -> ShardedStep:
         """A step of all workers."""
-        taken, alone = self._computing()
+        plan, (taken, alone) = self.plan, self._computing()
         conv, comp = sum(map(max, taken)), self.rest_seconds(self.workers[self.home]) + alone
-        phases = [phase.times(self.batch * self.itemsize) for phase in self.phases()]
-        edges = self._edges().times(self.specs[0].itemsize)
-        through, total = sum(map(self._seconds, phases)), _added([edges.times(0), *phases])
+        flows = [_times(plan.samples * plan.itemsize, moved) for flow in plan.flows if (moved := flow.moved)]
+        between = _times(plan.weight_itemsize, weight_traffic(plan))
+        through, total = sum(map(self._seconds, flows)), added_traffic(flows)
         busiest = max(conv + comp, self._seconds(total))
-        step = (conv + comp + through) / self.parts + (1 - 1 / self.parts) * busiest + self._seconds(edges)
-        more = sum(map(self._latency, [*phases, edges])) + self.overhead + self.per_task * self.tasks
-        kernels = tuple(self._kernels(placed) for placed in self.placed if placed.stage.name)
-        moved = _added([total, edges])
+        step = (conv + comp + through) / self.parts + (1 - 1 / self.parts) * busiest + self._seconds(between)
+        more = sum(map(self._latency, [*flows, between])) + self.overhead + self.per_task * self.tasks
         comm = max(0.0, step - conv - comp) + more  # rounding alone would make it less than nothing
-        return ShardedStep(comm, conv, comp, kernels, taken, moved.up, moved.down, self._busy(taken, comp))
+        moved = added_traffic([total, between])
+        up, down = zip(*(moved.get(name, (0, 0)) for name in self._names), strict=True)
+        return ShardedStep(comm, conv, comp, self._kernels, taken, up, down, self._busy(taken, comp))
 
     def division(self) -> dict[str, Any]:
         """What the log says of how layers are divided."""
-        convs = [placed.stage for placed in self.placed if placed.stage.conv]
+        convs = [stage for stage in self.plan.stages if stage.conv]
         by = {stage.name: stage.by for stage in convs}
         of = {stage.name: stage.conv.kernels for stage in convs if stage.conv}
         return {"divided": {worker.name: by for worker in self.workers}, "of": of}
 
-    def _kernels(self, placed: Placed) -> tuple[int, ...]:
-        shares = placed.shares
-        return tuple(_length(shares[w].own) if w in shares else 0 for w in range(len(self.workers)))
+    @property
+    def tasks(self) -> int:
+        """Of a step."""
+        return self.plan.task_count
+
+    @property
+    def _names(self) -> list[str]:
+        return [worker.name for worker in self.workers]
+
+    @property
+    def _kernels(self) -> tuple[tuple[int, ...], ...]:
+        """How many of each layer each worker has."""
+        named = zip(self.plan.stages, self.plan.kernels, strict=True)
+        return tuple(tuple(own.get(name, 0) for name in self._names) for stage, own in named if stage.name)
 
     # --- computing ---
 
     def _computing(self) -> tuple[tuple[tuple[float, ...], ...], float]:
         """Seconds of the shards by layer and worker; and of home with the layers that could be spread and are not."""
-        taken, alone, everyone = [], 0.0, range(len(self.workers))
-        placed = [(i, each) for i, each in enumerate(self.placed) if each.stage.name]
-        for (i, each), whole in zip(placed, self._by_layer(), strict=True):
-            apart = [worker.spread_share if each.cut else 0.0 for worker in self.workers]
-            parts = {w: self._part(w, share, each.stage, first=i == 0) for w, share in each.shares.items()}
-            taken.append(tuple(whole[w] * (1 - apart[w]) * parts.get(w, 0.0) for w in everyone))
+        plan, taken, alone = self.plan, [], 0.0
+        staged = [i for i, stage in enumerate(plan.stages) if stage.name]
+        for i, whole in zip(staged, self._by_layer(), strict=True):
+            merged = plan.stages[i] != self._cut[0][i]
+            apart = [worker.spread_share if merged else 0.0 for worker in self.workers]
+            parts = [self._part(i, w) if name in plan.kernels[i] else 0.0 for w, name in enumerate(self._names)]
+            taken.append(tuple(s * (1 - a) * part for s, a, part in zip(whole, apart, parts, strict=True)))
             alone += whole[self.home] * apart[self.home]
         return tuple(taken), alone
 
-    def _part(self, w: int, share: Share, stage: Stage, *, first: bool) -> float:
-        """A shard's part of its stage's seconds, as measured; else channels computed twice are counted."""
-        worker, name = self.workers[w], stage.name or ""
+    def _part(self, i: int, w: int) -> float:
+        """A shard's part of its stage's seconds, as measured; else as planned, with channels computed twice."""
+        plan, worker, stage = self.plan, self.workers[w], self.plan.stages[i]
         if stage.by == "kernels" and worker.conv_fixed and worker.conv_seconds:
+            name = stage.name or ""
             fixed = min(1.0, worker.conv_fixed.get(name, 0.0) / worker.conv_seconds[name])
-            return fixed + (1 - fixed) * _length(share.own) / share.total
-        return _part(share, first=first)
+            return fixed + (1 - fixed) * plan.kernels[i][worker.name] / plan.made[i]
+        return plan.work(i, worker.name)
 
     # --- what travels ---
-
-    def phases(self) -> list[Phase]:
-        """Numbers a sample of each message that the step waits for: a stage's outputs, its gradients."""
-        found = phases(self._stages, self._in_shapes, self._by_name, self.workers[self.home].name)
-        return [self._of(phase.moved) for phase in found]
-
-    def _of(self, moved: Mapping[str, Traffic]) -> Phase:
-        each = [moved.get(worker.name, Traffic(0, 0)) for worker in self.workers]
-        return Phase(tuple(t.up for t in each), tuple(t.down for t in each))
-
-    def _edges(self) -> Phase:
-        """Numbers a step of the neighbours' kernels that shards compute with besides their own."""
-        return self._of(weight_traffic(self._stages, self._in_shapes, self._by_name))
-
-    @property
-    def _stages(self) -> list[Stage]:
-        return [placed.stage for placed in self.placed]
-
-    @property
-    def _in_shapes(self) -> list[Shape]:
-        return stage_shapes(self._stages, self.shape)
-
-    @property
-    def _by_name(self) -> list[dict[str, int]]:
-        """How many kernels each worker has that has any."""
-        names = [worker.name for worker in self.workers]
-        return [{names[w]: _length(s.own) for w, s in placed.shares.items()} for placed in self.placed]
 
     def _line(self, worker: int) -> float:
         """Bytes a second of a worker's link each way."""
         own = self.workers[worker].bandwidth or math.inf
         return min(own, self.bandwidth) if worker == self.home else own
 
-    def _seconds(self, phase: Phase) -> float:
+    @cached_property
+    def _lines(self) -> dict[str, float]:
+        return {name: self._line(w) for w, name in enumerate(self._names)}
+
+    def _seconds(self, moved: Moved) -> float:
         """Until the busiest line has carried its bytes, those of one way at the same time as those of the other."""
-        ways = zip(phase.up, phase.down, strict=True)
-        return max(max(up, down) / self._line(w) for w, (up, down) in enumerate(ways))
+        return max((max(own) / self._lines[name] for name, own in moved.items()), default=0.0)
 
-    def _latency(self, phase: Phase) -> float:
+    def _latency(self, moved: Moved) -> float:
         """Of the slowest message."""
-        ways = zip(self.workers, phase.up, phase.down, strict=True)
-        return max((worker.latency for worker, up, down in ways if up or down), default=0.0)
-
-    @property
-    def tasks(self) -> int:
-        """Of a step."""
-        return step_tasks(self._stages, self._by_name, self.workers[self.home].name, self.parts)
+        return max((worker.latency for worker in self.workers if any(moved.get(worker.name, ()))), default=0.0)

@@ -1,4 +1,4 @@
-"""How long a worker takes for the stages of a network."""
+"""How long a worker takes for the stages of a network, and for what stays at home."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from daskcnn.arrays import Device
+from daskcnn.nn import Shape
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.sharded.passes import shard_backward, shard_forward
+from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
+from daskcnn.sharded.sizes import shard_shape, stage_shapes
 from daskcnn.sharded.stages import Share, Stage, shares_of, stages_of
 from daskcnn.training.replica import Replica
 
@@ -19,13 +22,21 @@ MOST_FIXED = 0.9
 
 
 class StageSeconds(NamedTuple):
-    """Seconds a sample of each convolution and the layers spread with it, forward and backward, by name.
+    """Seconds a sample, forward and backward, with the optimizer's step.
 
-    whole: with all kernels. fixed: of those, what a shard takes however few kernels it has.
+    Attributes
+    ----------
+    whole
+        Of each convolution and the layers spread with it, by name, with all kernels.
+    fixed
+        Of those, what a shard takes however few kernels it has.
+    rest
+        Of what home does alone: all layers that are not divided, and the loss.
     """
 
     whole: Mapping[str, float]
     fixed: Mapping[str, float]
+    rest: float
 
 
 def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
@@ -48,7 +59,7 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
         seconds = list(zip(*rounds, strict=True))
         whole[stage.name] = median(seconds[0])
         fixed[stage.name] = _fixed(*map(min, seconds), part=sizes[-1] / kernels) if kernels > 1 else 0.0
-    return StageSeconds(whole, fixed)
+    return StageSeconds(whole, fixed, replica.median_seconds(_at_home(replica), steps) / n)
 
 
 def _fixed(whole: float, seconds: float, *, part: float) -> float:
@@ -70,7 +81,46 @@ def _passes(replica: Replica, i: int, kernels: int, in_shape: tuple[int, ...]) -
 
     def passes() -> None:
         _, kept = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
-        shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=not first)
+        _, grads = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=not first)
+        descended(there, grads, kept.state, replica.optimizer, 0.0, device)
+
+    return passes
+
+
+def _at_home(replica: Replica) -> Callable[[], object]:
+    """The layers that are not divided, there and back, and the loss, as home computes them from the shards' outputs."""
+    stages = stages_of(replica.model)
+    counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
+    _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_velocity(), counts)
+    shapes = stage_shapes(stages, replica.dataset.shape)
+    here = [i for i, stage in enumerate(stages) if stage.rest is not None or i == len(stages) - 1]
+    each = [_merged_passes(replica, stages[i], i, merged[i], shapes[i], last=i == len(stages) - 1) for i in here]
+
+    def passes() -> None:
+        for one in each:
+            one()
+
+    return passes
+
+
+def _merged_passes(
+    replica: Replica, stage: Stage, i: int, piece: Piece | None, in_shape: Shape, *, last: bool
+) -> Callable[[], object]:
+    """A stage's layers that are not divided, there and back; of the last one the loss too."""
+    n, rng = replica.batch_size, np.random.default_rng(replica.job.train.seed)
+    *sides, channels = shard_shape(stage, in_shape)
+    x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
+    keys = rng.integers(0, 2**63, n).astype(np.uint64)
+    labels = rng.integers(0, len(replica.dataset.classes), n)
+    device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
+    there = piece and piece.on(device)
+
+    def passes() -> None:
+        y, residual, state = merged_forward(stage, [x], there, keys, device)
+        dy = loss_of(replica.loss, y, labels, device)[0] if last else y
+        _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=i > 0 or stage.conv is not None)
+        if there is not None:
+            descended(there, grads, state, replica.optimizer, 0.0, device)
 
     return passes
 

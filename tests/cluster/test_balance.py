@@ -18,7 +18,7 @@ from daskcnn.cluster.layers import driver
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Link, Links, stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.sharded import StepPlan, WorkerLink, WorkerLinks, stages_of, traffic, weight_traffic
 from daskcnn.training.coordinator import layer as coordinator
 
 pytestmark = pytest.mark.cluster
@@ -56,7 +56,7 @@ def change_throttle(factor: float) -> None:
 # --- links ---
 
 
-def test_links_are_measured_with_parcels_and_logged(
+def test_links_are_measured_with_results_and_logged(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "measure_links", link_speeds.measure_links)
@@ -73,7 +73,7 @@ def test_links_are_measured_with_parcels_and_logged(
 def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "measure_links", lambda context, home: Links({"cpu-1": Link(1e3, 0.01)}))
+    monkeypatch.setattr(driver, "measure_links", lambda context, home: WorkerLinks({"cpu-1": WorkerLink(1e3, 0.01)}))
     watch = Watch()
     with counted_seconds(three_workers, {"cpu-1": 1.5}):  # cpu-0 is home
         result = run(three_workers, layer_job(synthetic, runs, cluster={"workers": {"cpu": 2}}), watch)
@@ -105,11 +105,8 @@ def test_counted_bytes_are_those_of_the_scheme(
     by_worker = shards["kernels"]
     stages = stages_of(sequential_from_spec(layers))
     kernels = [{w: own[s.name] for w, own in by_worker.items() if own[s.name]} for s in stages]
-    stages = tuple(s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True))
-    shapes = stage_shapes(stages, (32, 32, 3))
-    epoch = watch.of("epoch")[0]
-    expected = traffic(stages, shapes, kernels, shards["home"])
-    edges = weight_traffic(stages, shapes, kernels)
+    plan, epoch = StepPlan.of(stages, (32, 32, 3), kernels, shards["home"]), watch.of("epoch")[0]
+    expected, edges = traffic(plan), weight_traffic(plan)
     for row in epoch["workers"]:
         a_sample, a_step = expected[row["name"]], edges.get(row["name"], (0, 0))
         assert row["bytes_up"] == 4 * (400 * a_sample.up + epoch["step"] * a_step[0])

@@ -110,15 +110,15 @@ def test_float16_on_the_wire_halves_what_travels(three_workers: Client, syntheti
 
 def lose_parts(count: int, dask_worker: Any = None) -> None:
     """On a worker: so many calls for parts of gradients find none."""
-    from daskcnn.cluster.layers import transfers as layer_travel
+    from daskcnn.cluster.layers import transfers
 
     left = [count]
 
     async def answer(**asked: Any) -> dict[str, Any]:
         left[0] -= 1
-        return {"missing": "somebody took it"} if left[0] >= 0 else await layer_travel._answer(**asked)
+        return {"missing": "somebody took it"} if left[0] >= 0 else await transfers._answer(**asked)
 
-    dask_worker.handlers[layer_travel.CALL] = answer
+    dask_worker.handlers[transfers.CALL] = answer
 
 
 def lose_none(dask_worker: Any = None) -> None:

@@ -27,8 +27,8 @@ from daskcnn.sharded import (
     By,
     Edge,
     Edges,
-    Kept,
     Piece,
+    ShardResidual,
     Share,
     cut_pieces,
     descended,
@@ -266,7 +266,7 @@ class Passed:
     """What a stage's way there leaves: its output, and for the way back."""
 
     y: Array
-    kept: dict[int, Kept]
+    kept: dict[int, ShardResidual]
     residual: Any
     state: Any
 

@@ -14,17 +14,14 @@ from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
 from daskcnn.sharded import (
     FREE,
-    Balance,
-    Link,
+    ShareSearch,
     Stage,
-    Traffic,
-    judges,
-    phases,
+    StepPlan,
+    WorkerLink,
+    WorkerTraffic,
     samples_first,
     shares_of,
-    stage_shapes,
     stages_of,
-    step_tasks,
     traffic,
     weight_traffic,
 )
@@ -45,9 +42,18 @@ ALL_TO_ALL = network(conv(6), POOL, conv(4), POOL, DENSE)
 TOGETHER = network(conv(6), {"layer": "dense", "units": 5}, {"layer": "relu"})
 
 
-def totals(stages: tuple[Stage, ...], kernels: list[dict[str, int]]) -> dict[str, Traffic]:
-    spread = [s.spread_for(list(own.values())) for s, own in zip(stages, kernels, strict=True)]
-    return traffic(spread, stage_shapes(spread, IN_SHAPE), kernels, "a")
+def totals(stages: tuple[Stage, ...], kernels: list[dict[str, int]]) -> dict[str, WorkerTraffic]:
+    return traffic(plan(stages, kernels))
+
+
+def plan(stages: tuple[Stage, ...], kernels: list[dict[str, int]], parts: int = 1) -> StepPlan:
+    """Of a step whose home is a."""
+    return StepPlan.of(stages, IN_SHAPE, kernels, "a", parts=parts)
+
+
+def flows(stages: tuple[Stage, ...], kernels: list[dict[str, int]]) -> dict[tuple[int, str], dict[str, WorkerTraffic]]:
+    """What travels of each stage and kind, where anything does."""
+    return {(flow.stage, flow.what): flow.moved for flow in plan(stages, kernels).flows if flow.moved}
 
 
 # --- shards by samples, and what every shard takes ---
@@ -58,11 +64,13 @@ BY_SAMPLES = samples_first(LOCAL)
 SECONDS = {"conv1": 0.4, "conv2": 1.0}
 
 
-def two(stages: tuple[Stage, ...] = LOCAL, link: Link = FREE, fixed: dict[str, float] | None = None) -> Balance:
+def two(
+    stages: tuple[Stage, ...] = LOCAL, link: WorkerLink = FREE, fixed: dict[str, float] | None = None
+) -> ShareSearch:
     """Two equal workers."""
     workers = "a", "b"
     compute, links, least = (dict.fromkeys(workers, each) for each in (SECONDS, link, fixed or {}))
-    return Balance(stages, IN_SHAPE, "a", compute, links, fixed=least)
+    return ShareSearch(stages, IN_SHAPE, "a", compute, links, fixed=least)
 
 
 def test_shards_of_samples_travel_as_many_numbers_as_shards_of_kernels() -> None:
@@ -72,8 +80,8 @@ def test_shards_of_samples_travel_as_many_numbers_as_shards_of_kernels() -> None
 
 def test_every_worker_gets_the_others_gradients_of_kernels_that_all_have() -> None:
     """27 weights and a bias a kernel."""
-    found = weight_traffic(BY_SAMPLES, stage_shapes(BY_SAMPLES, IN_SHAPE), [{"a": 3, "b": 2, "c": 1}, {"a": 4}])
-    assert found == dict.fromkeys("abc", Traffic(2 * 6 * 28, 2 * 6 * 28))
+    found = weight_traffic(plan(BY_SAMPLES, [{"a": 3, "b": 2, "c": 1}, {"a": 4}]))
+    assert found == dict.fromkeys("abc", WorkerTraffic(2 * 6 * 28, 2 * 6 * 28))
 
 
 def test_what_every_shard_takes_is_part_of_a_step() -> None:
@@ -92,15 +100,15 @@ def test_shards_of_samples_divide_that_too() -> None:
 @pytest.mark.parametrize(
     ("first", "fixed", "link", "by"),
     [
-        ("auto", {"conv1": 0.1}, Link(), "samples"),
-        ("auto", {}, Link(), "kernels"),  # as good
-        ("auto", {"conv1": 0.1}, Link(latency=0.2), "kernels"),  # a message more between two steps
-        ("kernels", {"conv1": 0.1}, Link(), "kernels"),
-        ("samples", {}, Link(latency=0.2), "samples"),
+        ("auto", {"conv1": 0.1}, WorkerLink(), "samples"),
+        ("auto", {}, WorkerLink(), "kernels"),  # as good
+        ("auto", {"conv1": 0.1}, WorkerLink(latency=0.2), "kernels"),  # a message more between two steps
+        ("kernels", {"conv1": 0.1}, WorkerLink(), "kernels"),
+        ("samples", {}, WorkerLink(latency=0.2), "samples"),
     ],
 )
 def test_the_first_convolution_is_divided_by_what_is_shorter_or_asked_for(
-    first: Any, fixed: dict[str, float], link: Link, by: str
+    first: Any, fixed: dict[str, float], link: WorkerLink, by: str
 ) -> None:
     assert two(link=link, fixed=fixed).divided_by(first).stages[0].by == by
 
@@ -114,7 +122,7 @@ def test_a_network_that_cannot_be_divided_by_samples_is_not_unless_asked_for() -
 
 def test_a_second_worker_that_every_shard_takes_too_long_for_gets_none_and_is_told_why() -> None:
     """Half a step less of either layer's last tenth is not worth 50 ms a message."""
-    balance = two(link=Link(latency=0.05), fixed={"conv1": 0.36, "conv2": 0.9})
+    balance = two(link=WorkerLink(latency=0.05), fixed={"conv1": 0.36, "conv2": 0.9})
     assert balance.kernels() == [{"a": 6}, {"a": 4}]
     assert "not worth what it takes to send" in balance.idle(balance.kernels())["b", "conv2"]
     twice = {layer: 2 * seconds for layer, seconds in SECONDS.items()}
@@ -140,7 +148,7 @@ def test_layers_that_are_not_spread_for_small_shards_take_home_its_seconds_of_th
     workers = "a", "b", "c"
     compute = {"a": {"conv1": 0.8, "conv2": 1.0}, "b": SECONDS, "c": SECONDS}
     cut = [dict.fromkeys(workers, 2), {"a": 4}]
-    found = Balance(stages, IN_SHAPE, "a", compute, apart={"a": 0.25, "b": 0.1, "c": 0.1})
+    found = ShareSearch(stages, IN_SHAPE, "a", compute, apart={"a": 0.25, "b": 0.1, "c": 0.1})
     assert stages[0].spread_for([2, 2, 2]) != stages[0]
     assert found.step_seconds(cut) == pytest.approx(0.25 * 0.8 + 0.75 * 0.8 / 3 + 1.0)
     assert found.whole_seconds("b", 0, cut[0], 0.9 * 0.4 / 3) == pytest.approx(0.4)
@@ -156,7 +164,7 @@ def test_what_is_fixed_goes_with_a_worker_s_speed() -> None:
 
 
 def test_one_worker_sends_nothing() -> None:
-    assert totals(ALL_TO_ALL, [{"a": 6}, {"a": 4}]) == {"a": Traffic(0, 0)}
+    assert totals(ALL_TO_ALL, [{"a": 6}, {"a": 4}]) == {"a": WorkerTraffic(0, 0)}
 
 
 def test_outputs_go_to_every_worker_of_the_next_stage_and_gradients_the_same_way_back() -> None:
@@ -165,18 +173,18 @@ def test_outputs_go_to_every_worker_of_the_next_stage_and_gradients_the_same_way
     pixels, sums = 16, 10
     a_up = pixels * 4 + pixels * 2 + sums  # its outputs; its part of the gradient of b's; the loss's gradient
     b_up = pixels * 2 + pixels * 4 + sums  # its outputs; its part of the gradient of a's; its sums
-    assert found == {"a": Traffic(a_up, b_up), "b": Traffic(b_up, a_up)}
+    assert found == {"a": WorkerTraffic(a_up, b_up), "b": WorkerTraffic(b_up, a_up)}
 
 
 def test_without_a_layer_that_sums_the_last_outputs_go_to_home() -> None:
     """2×2 pixels a channel."""
     found = totals(network(conv(4), POOL, POOL, {"layer": "flatten"}, DENSE), [{"a": 1, "b": 3}])
-    assert found == {"a": Traffic(4 * 3, 4 * 3), "b": Traffic(4 * 3, 4 * 3)}
+    assert found == {"a": WorkerTraffic(4 * 3, 4 * 3), "b": WorkerTraffic(4 * 3, 4 * 3)}
 
 
 def test_who_has_no_kernels_of_the_next_stage_is_not_sent_its_inputs() -> None:
     found = totals(ALL_TO_ALL, [{"a": 4, "b": 2}, {"a": 4}])
-    assert found == {"a": Traffic(32, 32), "b": Traffic(32, 32)}
+    assert found == {"a": WorkerTraffic(32, 32), "b": WorkerTraffic(32, 32)}
 
 
 def test_what_is_put_together_at_home_goes_out_whole() -> None:
@@ -184,23 +192,23 @@ def test_what_is_put_together_at_home_goes_out_whole() -> None:
     stages = network(conv(6), {"layer": "lrn", "size": 5}, conv(4), DENSE)
     assert stages[0].spread_for([2, 2, 2]).rest is not None  # more than there are would be made twice
     found = totals(stages, [{"a": 2, "b": 2, "c": 2}, {"b": 4}])
-    assert found["c"] == Traffic(64 * 2, 64 * 2)
-    assert found["b"] == Traffic(64 * 2 + 64 * 6 + 10, 64 * 2 + 64 * 6 + 10)
-    assert found["a"] == Traffic(found["b"].down + found["c"].down, found["b"].up + found["c"].up)
+    assert found["c"] == WorkerTraffic(64 * 2, 64 * 2)
+    assert found["b"] == WorkerTraffic(64 * 2 + 64 * 6 + 10, 64 * 2 + 64 * 6 + 10)
+    assert found["a"] == WorkerTraffic(found["b"].down + found["c"].down, found["b"].up + found["c"].up)
 
 
 def test_a_network_that_begins_without_a_convolution_sends_its_input_from_home() -> None:
     stages = network({"layer": "averagepool", "size": 2}, conv(4), DENSE)
     found = totals(stages, [{}, {"a": 2, "b": 2}])
     inputs, sums = 4 * 4 * 3, 10
-    assert found == {"a": Traffic(inputs + sums, inputs + sums), "b": Traffic(inputs + sums, inputs + sums)}
+    assert found == {"a": WorkerTraffic(inputs + sums, inputs + sums), "b": WorkerTraffic(inputs + sums, inputs + sums)}
 
 
 def test_neighbours_that_are_reached_over_get_gradients_and_kernels_of_the_edge_as_well() -> None:
     stages = network(conv(40), {"layer": "lrn", "size": 3}, POOL, conv(1))
     kernels = [{"a": 20, "b": 20}, {"a": 1}]
     found = totals(stages, kernels)
-    assert found["b"] == Traffic(16 * 20, 16 * 21)
+    assert found["b"] == WorkerTraffic(16 * 20, 16 * 21)
     assert_edges(stages, kernels, weights=3 * 3 * 3 + 1)
 
 
@@ -211,9 +219,9 @@ def test_neighbours_need_what_a_layer_that_sums_multiplies_their_channels_by() -
 
 def assert_edges(stages: tuple[Stage, ...], kernels: list[dict[str, int]], *, weights: int) -> None:
     """Of a kernel so many numbers; two kernels each way."""
-    assert weight_traffic(stages, stage_shapes(stages, IN_SHAPE), kernels) == {
-        "a": Traffic(2 * weights, 2 * weights),
-        "b": Traffic(2 * weights, 2 * weights),
+    assert weight_traffic(plan(stages, kernels)) == {
+        "a": WorkerTraffic(2 * weights, 2 * weights),
+        "b": WorkerTraffic(2 * weights, 2 * weights),
     }
 
 
@@ -227,18 +235,14 @@ def test_what_one_sends_another_gets(cut: list[list[int]]) -> None:
     stages = network(conv(sum(cut[0])), POOL, conv(sum(cut[1])), DENSE)
     found = totals(stages, kernels)
     assert sum(each.up for each in found.values()) == sum(each.down for each in found.values())
-    assert all(
-        any(own)
-        for phase in phases(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
-        for own in phase.moved.values()
-    )
+    assert all(any(own) for moved in flows(stages, kernels).values() for own in moved.values())
 
 
 @pytest.mark.parametrize(
     "behind", [[POOL], [{"layer": "lrn", "size": 3}], [{"layer": "relu"}, {"layer": "lrn", "size": 3}]]
 )
 @given(st.lists(shares, min_size=2, max_size=2))
-def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: list[list[int]]) -> None:
+def test_a_flow_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: list[list[int]]) -> None:
     """As they would be counted one by one, from maker to taker."""
     kernels = [{w: n for w, n in zip(WORKERS, own, strict=True) if n} for own in cut]
     stages = network(
@@ -270,8 +274,8 @@ def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: 
             for taker in kernels[1]:
                 message((0, "merged outputs"), "a", taker, 64 * sum(cut[0]))
                 message((0, "merged gradients"), taker, "a", 64 * sum(cut[0]))
-    found = phases(stages, stage_shapes(stages, IN_SHAPE), kernels, "a")
-    assert {(p.stage, p.way): {w: [*own] for w, own in p.moved.items()} for p in found} == one_by_one
+    found = flows(stages, kernels)
+    assert {kind: {w: [*own] for w, own in moved.items()} for kind, moved in found.items()} == one_by_one
 
 
 # --- what the scheduler takes ---
@@ -279,30 +283,30 @@ def test_a_phase_is_all_messages_of_its_kind(behind: list[dict[str, Any]], cut: 
 
 def test_tasks_of_a_step_on_one_worker_and_two() -> None:
     """Two stages there and back, and the score."""
-    assert step_tasks(LOCAL, [{"a": 6}, {"a": 4}], "a") == 2 + 2 + 1
-    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
-    assert step_tasks(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a") == 4 + 4 + 1
-    assert step_tasks(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], "a", parts=4) == 4 * 8 + 1
+    assert plan(LOCAL, [{"a": 6}, {"a": 4}]).task_count == 2 + 2 + 1
+    assert plan(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}]).task_count == 4 + 4 + 1
+    assert plan(BY_SAMPLES, [{"a": 3, "b": 3}, {"a": 2, "b": 2}]).task_count == 4 + 4 + 1
+    assert plan(LOCAL, [{"a": 3, "b": 3}, {"a": 2, "b": 2}], parts=4).task_count == 4 * 8 + 1
     three = [dict.fromkeys("abc", 2), dict.fromkeys("abc", 1)]
-    assert step_tasks(LOCAL, three, "a") == 6 + 6 + 1
+    assert plan(LOCAL, three).task_count == 6 + 6 + 1
 
 
 def test_a_head_that_is_more_than_a_bias_or_whose_home_has_no_kernels_is_a_task() -> None:
     two_layers = network(conv(6), POOL, conv(4), {"layer": "dense", "units": 5}, {"layer": "relu"}, DENSE)
     halves = [{"a": 3, "b": 3}, {"a": 2, "b": 2}]
-    assert step_tasks(two_layers, halves, "a") == step_tasks(LOCAL, halves, "a") + 1
+    assert plan(two_layers, halves).task_count == plan(LOCAL, halves).task_count + 1
     away = [{"a": 3, "b": 3}, {"b": 4}]
-    assert step_tasks(LOCAL, away, "a") == 4 + 2 + 1 + 1
-    assert judges(LOCAL, halves, "a") == ["a", "b"]
-    assert judges(two_layers, halves, "a") == judges(LOCAL, away, "a") == ["a"]
+    assert plan(LOCAL, away).task_count == 4 + 2 + 1 + 1
+    assert plan(LOCAL, halves).judges == ["a", "b"]
+    assert plan(two_layers, halves).judges == plan(LOCAL, away).judges == ["a"]
     alone = [{"a": 6}, {"a": 4}]  # nor is it part of the way back where home has all kernels
-    assert step_tasks(two_layers, alone, "a") == step_tasks(LOCAL, alone, "a") + 1
+    assert plan(two_layers, alone).task_count == plan(LOCAL, alone).task_count + 1
 
 
 def test_sums_go_to_everybody_with_kernels_and_no_gradient_of_them_comes_back() -> None:
     three = [{"a": 6}, {"a": 2, "b": 1, "c": 1}]
-    found = {(p.stage, p.way): p.moved for p in phases(LOCAL, stage_shapes(LOCAL, IN_SHAPE), three, "a")}
-    assert found[1, "outputs"] == dict.fromkeys("abc", Traffic(2 * 10, 2 * 10))
+    found = flows(LOCAL, three)
+    assert found[1, "outputs"] == dict.fromkeys("abc", WorkerTraffic(2 * 10, 2 * 10))
     assert (1, "gradients") not in found
 
 
@@ -310,7 +314,7 @@ def test_what_the_scheduler_takes_for_tasks_is_part_of_a_step() -> None:
     halves = [{"a": 3, "b": 3}, {"a": 2, "b": 2}]
     plain = two()
     slow = replace(plain, task=0.001, parts=2)
-    more = 0.001 * step_tasks(LOCAL, halves, "a", parts=2)
+    more = 0.001 * plan(LOCAL, halves, parts=2).task_count
     assert slow.step_seconds(halves) == pytest.approx(plain.step_seconds(halves) + more)
 
 
@@ -319,7 +323,7 @@ def test_workers_that_are_not_worth_their_tasks_get_no_kernels() -> None:
     stages = stages_of(build_model("50:500", None, (32, 32, 3), 10, True))
     workers = [f"w{i:02}" for i in range(16)]
     compute = {w: {"conv1": 0.001, "conv2": 0.004} for w in workers}
-    free = Balance(stages, (32, 32, 3), "w00", compute, samples=64)
+    free = ShareSearch(stages, (32, 32, 3), "w00", compute, samples=64)
     busy = replace(free, task=0.002)
     assert {len(own) for own in free.kernels()} == {16}
     assert max(len(own) for own in busy.kernels()) < 16
@@ -331,9 +335,9 @@ def test_workers_that_are_not_worth_their_tasks_get_no_kernels() -> None:
 # --- who gets which kernels ---
 
 
-def balance(stages: tuple[Stage, ...], seconds: dict[str, float], **options: Any) -> Balance:
+def balance(stages: tuple[Stage, ...], seconds: dict[str, float], **options: Any) -> ShareSearch:
     compute = {w: {s.name: own for s in stages if s.name} for w, own in seconds.items()}
-    return Balance(stages, IN_SHAPE, "a", compute, **options)
+    return ShareSearch(stages, IN_SHAPE, "a", compute, **options)
 
 
 def test_without_links_shares_are_the_paper_s() -> None:
@@ -343,7 +347,7 @@ def test_without_links_shares_are_the_paper_s() -> None:
 
 
 def test_a_worker_behind_a_slow_link_gets_none_and_it_is_said_why() -> None:
-    found = balance(ALL_TO_ALL, {"a": 1.0, "b": 1.0}, links={"b": Link(10.0, 0.001)})
+    found = balance(ALL_TO_ALL, {"a": 1.0, "b": 1.0}, links={"b": WorkerLink(10.0, 0.001)})
     assert found.kernels() == [{"a": 6}, {"a": 4}]
     reasons = found.idle(found.kernels())
     assert reasons.keys() == {("b", "conv1"), ("b", "conv2")}
@@ -354,7 +358,7 @@ def test_the_faster_the_link_the_more_kernels() -> None:
     stages = network(conv(100), POOL, conv(100), DENSE)
     given = []
     for bandwidth in (1e3, 1e5, 1e6, 1e9):
-        kernels = balance(stages, {"a": 1.0, "b": 1.0}, links={"b": Link(bandwidth)}).kernels()
+        kernels = balance(stages, {"a": 1.0, "b": 1.0}, links={"b": WorkerLink(bandwidth)}).kernels()
         given.append(sum(own.get("b", 0) for own in kernels))
     assert given == sorted(given)
     assert given[0] == 0
@@ -374,7 +378,7 @@ def test_whole_kernels_that_leave_a_worker_without_any_are_not_blamed_on_its_lin
 
 
 def test_latency_alone_may_not_be_worth_it() -> None:
-    slow = balance(ALL_TO_ALL, {"a": 0.01, "b": 0.01}, links={"b": Link(latency=1.0)})
+    slow = balance(ALL_TO_ALL, {"a": 0.01, "b": 0.01}, links={"b": WorkerLink(latency=1.0)})
     assert slow.kernels() == [{"a": 6}, {"a": 4}]
 
 
@@ -385,8 +389,8 @@ def test_more_workers_do_not_make_a_step_longer() -> None:
     for count in (1, 2, 4, 8, 16):
         workers = [f"w{i:02}" for i in range(count)]
         compute = {w: {"conv1": 0.3 / 256, "conv2": 1.5 / 256} for w in workers}
-        links = {w: Link(125e6, 0.0005) for w in workers}
-        found = Balance(stages, (32, 32, 3), "w00", compute, links, samples=256)
+        links = {w: WorkerLink(125e6, 0.0005) for w in workers}
+        found = ShareSearch(stages, (32, 32, 3), "w00", compute, links, samples=256)
         taken.append(found.step_seconds(found.kernels()))
     assert taken == sorted(taken, reverse=True)
     assert taken[-1] < taken[0]
@@ -399,7 +403,7 @@ times = st.floats(0.01, 10)
 def test_never_slower_than_the_paper_s_shares_or_home_alone(
     seconds: list[float], bandwidth: float, late: float
 ) -> None:
-    links = {w: Link(bandwidth, late) for w in WORKERS}
+    links = {w: WorkerLink(bandwidth, late) for w in WORKERS}
     found = balance(ALL_TO_ALL, dict(zip(WORKERS, seconds, strict=True)), links=links, samples=8)
     taken = found.step_seconds(found.kernels())
     assert [sum(own.values()) for own in found.kernels()] == [6, 4]
@@ -410,7 +414,7 @@ def test_never_slower_than_the_paper_s_shares_or_home_alone(
 @given(st.lists(times, min_size=2, max_size=2), st.floats(1e2, 1e6))
 def test_within_a_fifth_of_the_best_of_all_cuts(seconds: list[float], bandwidth: float) -> None:
     """Stages are cut one after the other, so that it need not be the best of all. Home is the fastest."""
-    links = {w: Link(bandwidth) for w in "ab"}
+    links = {w: WorkerLink(bandwidth) for w in "ab"}
     found = balance(ALL_TO_ALL, dict(zip("ab", sorted(seconds), strict=True)), links=links, samples=8)
     cuts = [[{w: n for w, n in zip("ab", (k, own - k), strict=True) if n} for k in range(own + 1)] for own in (6, 4)]
     best = min(found.step_seconds(list(cut)) for cut in product(*cuts))
@@ -422,7 +426,7 @@ def test_the_papers_network_over_five_megabytes_a_second() -> None:
     model: Sequential = build_model("50:500", None, (32, 32, 3), 10, True)
     compute = {w: {"conv1": 0.1 / 64, "conv2": 0.4 / 64} for w in "ab"}
     slow, fast = (
-        Balance(stages_of(model), (32, 32, 3), "a", compute, {w: Link(rate, 0.001) for w in "ab"}, samples=64)
+        ShareSearch(stages_of(model), (32, 32, 3), "a", compute, {w: WorkerLink(rate, 0.001) for w in "ab"}, samples=64)
         for rate in (5e6, 1e9)
     )
     alone = [{"a": 50}, {"a": 500}]

@@ -109,6 +109,7 @@ workers = st.fixed_dictionaries(
         "bandwidth": positive,
         "latency": st.floats(0, 1),
         "conv_seconds": st.dictionaries(st.sampled_from(["conv1", "a/b", 'say "x"']), positive),
+        "rest_seconds": st.floats(0, 1),
         "speed": st.sampled_from(SPEEDS),
     },
 )

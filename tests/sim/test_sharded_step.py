@@ -1,23 +1,18 @@
-"""The step model of our own sharding scheme: closed forms, the count of what travels, the graph's tasks."""
+"""The step model of our own sharding scheme: closed forms, the count of what travels."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from itertools import count, pairwise
-from typing import Any, cast
+from itertools import pairwise
+from typing import Any
 
 import pytest
-from dask.task_spec import Alias
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.cluster.layers.graph import LayerGraph, Step
-from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.network import convolutions
-from daskcnn.job.tables import Job
 from daskcnn.nn import build_model
-from daskcnn.sharded import stage_shapes, stages_of, traffic, weight_traffic
+from daskcnn.sharded import traffic, weight_traffic
 from daskcnn.show.step_breakdown import breakdown
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_step import sharded_events
@@ -79,10 +74,7 @@ def test_what_travels_is_what_the_cluster_s_own_count_says() -> None:
     found = direct(
         1.0, 2.0, 0.5, model="150:800", given={"conv1": {"w0": 70, "w1": 80}, "conv2": {"w1": 500, "w2": 300}}
     )
-    stages = [s.spread_for(n) for s, n in zip(stages_of(found.model), ([70, 80], [500, 300]), strict=True)]
-    kernels = [{"w0": 70, "w1": 80}, {"w1": 500, "w2": 300}]
-    shapes = stage_shapes(stages, IMAGE)
-    moved, edges = traffic(stages, shapes, kernels, "w1"), weight_traffic(stages, shapes, kernels)
+    moved, edges = traffic(found.plan), weight_traffic(found.plan)
     assert found.home == 1
     for w, name in enumerate(("w0", "w1", "w2")):
         assert found.step().up[w] == 4 * BATCH * moved[name].up + 4 * edges[name].up
@@ -104,7 +96,7 @@ def test_measured_seconds_of_half_a_layer_count_for_more_than_channels() -> None
     workers = tuple(w.model_copy(update={"conv_fixed": {"conv1": 0.2 * CONV1}}) for w in found.workers)
     assert replace(found, workers=workers).step().taken[0] == pytest.approx([0.6 * BATCH * CONV1] * 2)
     chosen = replace(found, workers=workers, given=None)
-    assert [placed.stage.by for placed in chosen.placed] == ["samples", "kernels"]
+    assert [stage.by for stage in chosen.plan.stages] == ["samples", "kernels"]
     assert chosen.step().taken[0] == pytest.approx([0.5 * BATCH * CONV1] * 2)
 
 
@@ -119,7 +111,8 @@ def test_parts_hide_what_there_is_to_hide_and_no_more(bandwidth: float, parts: i
     one = direct(1.0, speed, bandwidth=bandwidth, given=HALVES)
     whole, cut = one.step(), replace(one, sub_batches=parts).step()
     compute = whole.conv + whole.comp
-    edges = whole.seconds - compute - sum(one._seconds(p.times(4 * BATCH)) for p in one.phases())
+    through = sum(max(map(max, flow.moved.values())) for flow in one.plan.flows if flow.moved)
+    edges = whole.seconds - compute - 4 * BATCH * through / bandwidth
     line = max(*whole.up, *whole.down) / bandwidth
     assert (cut.conv, cut.comp, cut.up) == (whole.conv, whole.comp, whole.up)
     assert cut.seconds <= whole.seconds * (1 + 1e-12)
@@ -148,12 +141,12 @@ def test_shards_too_small_to_normalise_leave_that_to_home() -> None:
     """Of 50 channels 16 workers would compute too many twice: home pools conv1's map, which travels whole."""
     spread, merged = direct(1.0, 1.0, given=HALVES), direct(*[1.0] * 16, first_conv="kernels").by_speed()
     home, shares = merged.workers[0], merged.step().kernels[0]
-    assert [placed.cut for placed in merged.placed] == [True, False]
+    assert [stage.rest is not None for stage in merged.plan.stages] == [True, True]
+    assert [stage.rest is not None for stage in spread.plan.stages] == [False, True]
     assert merged.step().comp == pytest.approx(BATCH * (REST + home.spread_share * CONV1))
     assert merged.step().taken[0][0] == pytest.approx(BATCH * (1 - home.spread_share) * CONV1 * shares[0] / 50)
-    first = merged.phases()[0]
-    assert first.down[0] == 32 * 32 * sum(shares[1:])
-    assert spread.phases()[0].down[0] == 16 * 16 * 25
+    assert next(merged.plan.flows).moved["w0"].down == 32 * 32 * sum(shares[1:])
+    assert next(spread.plan.flows).moved["w0"].down == 16 * 16 * 25
 
 
 def test_latencies_and_overheads_come_on_top() -> None:
@@ -171,48 +164,26 @@ def test_a_log_s_breakdown_is_the_step_s() -> None:
     assert breakdown(sharded_events(found, 640, 3, about)) == pytest.approx((step.comm, step.conv, step.comp))
 
 
-# --- the graph ---
+# --- what stays at home ---
 
 
-class Counting:
-    """Stands for a run's surroundings: tasks are counted, none is run."""
-
-    def __init__(self, found: Direct) -> None:
-        self.alive = dict.fromkeys(w.name for w in found.workers)
-        self.job = Job.model_validate({"train": {"batch_size": found.batch, "sub_batches": found.sub_batches}})
-        self.name, self.numbers, self.labels = "run", count(), Counter[str]()
-        self.client = self.links = self.dataset = None
-        self.samples = 40_000
-
-    def bundle(self) -> Counting:
-        return self
-
-    def add(self, label: str, function: Any, *args: Any, worker: str) -> Alias:
-        self.labels[label] += 1
-        return Alias((label, next(self.numbers)))
-
-    def submit(self, *args: Any, **_: Any) -> Any:
-        if len(args) == 1:  # all at once, as a bundle
-            return {ref.key: ref for ref in args[0]}
-        return Alias((args[0], next(self.numbers)))
+def test_what_was_measured_at_home_is_what_stays_there_and_a_step_s_noise_does_not() -> None:
+    """A whole step of a second, of which its parts explain 0.81: with two workers they take 0.405 and the rest."""
+    seconds = {"conv1": 0.2 / BATCH, "conv2": 0.6 / BATCH}
+    own = {"images_per_second": BATCH, "conv_seconds": seconds, "conv_fixed": {"conv1": 0.0}}
+    found = direct(1.0, 1.0, given=HALVES)
+    workers = tuple(Worker(name=f"w{i}", rest_seconds=0.01 / BATCH, **own) for i in range(2))
+    measured = replace(found, workers=workers)
+    assert measured.step().comp == pytest.approx(0.01)
+    assert measured.serial == pytest.approx(0.01 / 0.81)
+    assert measured.speedup() == pytest.approx(0.81 / 0.41)
+    alone = replace(measured, workers=workers[:1], given=None)
+    assert alone.speedup() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("model", ["50:500", "500:1500", "lenet5"])
-@pytest.mark.parametrize("first", ["kernels", "samples"])
-def test_a_step_has_as_many_tasks_as_the_graph(
-    workers: int, parts: int, model: str, first: Any, monkeypatch: Any
-) -> None:
-    found = direct(*[1.0] * workers, model=model, sub_batches=parts, first_conv=first)
-    balance, context = found._balance(), Counting(found)
-    monkeypatch.setattr("daskcnn.cluster.layers.graph.fastest", lambda _: "w0")
-    monkeypatch.setattr("daskcnn.cluster.layers.graph.balance_of", lambda *_: balance)
-    none: Any = None
-    graph = LayerGraph(cast(RunContext, context), stages_of(found.model), none)
-    graph.generation, graph._step, graph._weighted = 1, 0, {len(graph.stages) - 1}
-    graph.shards = [{w: Alias(("placed", i, w)) for w in own} for i, own in enumerate(graph.shares)]  # type: ignore[misc]
-    graph.merged = {i: {w: Alias(("merged", i, w)) for w in graph._holders(i)} for i in graph._weighted}
-    graph.edges = [dict(own) for own in graph.shards]
-    graph.submit(Step(0, 0, 0, 0.1, BATCH))
-    assert sum(context.labels.values()) == found.tasks
+def test_without_that_all_a_step_takes_besides_its_convolutions_is_serial() -> None:
+    """Logs and cluster files from before it was measured."""
+    found = direct(1.0, 1.0)
+    assert found.workers[0].rest_seconds is None
+    assert found.step().comp == pytest.approx(BATCH * REST)
+    assert found.serial == pytest.approx(REST / (CONV1 + CONV2 + REST))

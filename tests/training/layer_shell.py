@@ -8,7 +8,7 @@ from typing import Any
 from daskcnn.events import CalibratedWorker, Event, Spent, Warned
 from daskcnn.nn import sequential_from_spec
 from daskcnn.nn.score import Score
-from daskcnn.sharded import Balance, Links, stages_of
+from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, Snapshot
@@ -29,9 +29,9 @@ ROUNDED = Score(8.0, 4, 8)
 """A step's score."""
 
 
-def balancing(home: str, measured: Mapping[str, Measured], links: Links) -> Balance:
+def balancing(home: str, measured: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
     compute = {worker: dict(own.row.conv_seconds) for worker, own in measured.items()}
-    return Balance(STAGES, (8, 8, 3), home, compute, links.by_worker)
+    return ShareSearch(STAGES, (8, 8, 3), home, compute, links.by_worker)
 
 
 def settings_of(**changed: Any) -> LayerSettings:
@@ -109,7 +109,7 @@ class Shell:
     # --- what a cluster answers ---
 
     def links(self) -> list[Order]:
-        return self.then(facts.LinksMeasured, self._asked(orders.MeasureLinks).life, Links())
+        return self.then(facts.LinksMeasured, self._asked(orders.MeasureLinks).life, WorkerLinks())
 
     def step(self, loss: float = 8.0) -> list[Order]:
         """The oldest step under way ends."""

@@ -22,7 +22,7 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.nn.score import Score
-from daskcnn.sharded import Link, Links
+from daskcnn.sharded import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, layer, orders
 from daskcnn.training.coordinator.layer import GO_BACK, Phase, Snapshot
 from daskcnn.training.coordinator.orders import Order
@@ -280,7 +280,7 @@ def test_samples_that_are_trained_again_count_once() -> None:
 def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None:
     shell = Shell()
     shell.start(a=1.0, b=1.0, c=1.0)
-    late = facts.LinksMeasured(1, Links(), 5.0)
+    late = facts.LinksMeasured(1, WorkerLinks(), 5.0)
     out = shell.lose("a")
     assert kinds(out) == [WorkerLost, orders.Dismiss, Warned, orders.CancelAll, orders.MeasureLinks]
     assert out[-1] == orders.MeasureLinks(2, "b")
@@ -634,8 +634,8 @@ def test_an_answer_from_before_a_move_says_nothing_of_the_new_shares() -> None:
 
 
 def test_who_gets_no_kernels_is_said_once() -> None:
-    def slow_link(home: str, measured: Any, links: Links) -> Any:
-        return balancing(home, measured, Links({"b": Link(1.0, 10.0)}))
+    def slow_link(home: str, measured: Any, links: WorkerLinks) -> Any:
+        return balancing(home, measured, WorkerLinks({"b": WorkerLink(1.0, 10.0)}))
 
     shell = Shell(settings_of(balancing=slow_link))
     shell.start(a=1.0, b=1.0, c=1.0)

@@ -6,7 +6,7 @@ import pytest
 
 from daskcnn.events import Spent
 from daskcnn.nn import sequential_from_spec
-from daskcnn.sharded import Balance, stages_of
+from daskcnn.sharded import ShareSearch, stages_of
 from daskcnn.training.coordinator.costs import added_up
 from daskcnn.training.coordinator.shares import REPORTS, WORTH_ANYWAY, Shares, ShareWatch
 
@@ -23,7 +23,7 @@ STAGES = stages_of(
 
 def watched(a: float = 1.0, b: float = 1.0) -> ShareWatch:
     """20 kernels each, as for equal workers unless told otherwise."""
-    balance = Balance(STAGES, (8, 8, 3), "a", {"a": {"conv1": a}, "b": {"conv1": b}})
+    balance = ShareSearch(STAGES, (8, 8, 3), "a", {"a": {"conv1": a}, "b": {"conv1": b}})
     return ShareWatch(Shares.of(balance))
 
 
@@ -98,7 +98,7 @@ def test_a_worker_that_has_become_slower_is_slower_where_it_has_no_kernels_too()
         {"layer": "flatten"},
     ]
     compute = {w: {"conv1": 1.0, "conv2": 2.0} for w in "ab"}
-    balance = Balance(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute)
+    balance = ShareSearch(stages_of(sequential_from_spec(spec)), (8, 8, 3), "a", compute)
     found = ShareWatch(Shares(balance, [{"a": 2, "b": 2}, {"a": 4}]))
     found.take(
         {

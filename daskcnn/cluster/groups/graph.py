@@ -6,31 +6,29 @@ out. So the driver submits steps and meetings ahead, and home waits for the serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 from distributed import Future
 
 from daskcnn.cluster.groups import tasks
-from daskcnn.cluster.groups.tasks import Meeting, Plan
-from daskcnn.cluster.layers.graph import LayerGraph, Result, Step
-from daskcnn.cluster.layers.task_context import Minibatch, Part
+from daskcnn.cluster.groups.tasks import GroupMeeting, SharedNetwork
+from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep, Result
+from daskcnn.cluster.layers.task_context import Minibatch, StagePart
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.network import rate_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout
 from daskcnn.partition.rounds import Round
-from daskcnn.sharded import Stage, cut_pieces
+from daskcnn.sharded import Carried, Stage
 from daskcnn.store import BatchPlan
 from daskcnn.store.loader import batch_edges
 from daskcnn.training.replica import presentations
 
 
 @dataclass(frozen=True)
-class RoundStep(Step):
+class RoundStep(MinibatchStep):
     """A step of a group's round. plan: of the pass that it is part of; begin: where in its order the minibatch begins.
 
     last: of the round.
@@ -59,22 +57,14 @@ def round_steps(job: Job, round_: Round, *, passes: int, scale: float) -> Iterat
 
 
 class GroupGraph(LayerGraph):
-    """The tasks of one group of workers, which are those of the context."""
+    """The tasks of one group of workers, which are those of the context. chained: steps since the last task that hangs
+    on none before it.
+    """
 
     def __init__(self, context: RunContext, stages: Sequence[Stage], layout: Layout) -> None:
         super().__init__(context, stages, layout)
-        spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in self.stages), strict=True))
-        self.plan = Plan(spread, by, tuple(self.kernels), self.home, tuple(self.judges))
-        self._weighted = self._with_weights()
-        self.shards, self.merged, self.edges = [], {}, []
-        self.chained = 0  # steps since the last task that hangs on none before it
-
-    def _with_weights(self) -> set[int]:
-        """Stages whose layers at home have weights."""
-        counts = [list(own.values()) for own in self.kernels]
-        weights, velocity = (np.zeros(n, self.layout.dtype) for n in (self.layout.size, self.layout.parameter_size))
-        _, merged = cut_pieces(self.stages, self.layout, weights, velocity, counts)
-        return {i for i, piece in enumerate(merged) if piece}
+        self.shared = SharedNetwork.of(self.plan)
+        self.chained = 0
 
     # --- between steps ---
 
@@ -85,23 +75,18 @@ class GroupGraph(LayerGraph):
         """
         self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
-        joined = self._submit("join", tasks.join_group, self.plan, order, worker=self.home)
+        joined = self._submit("join", tasks.join_group, self.shared, order, worker=self.home)
         self._hand_out(joined, momentum=True)
         return self._submitted(self._settled())
 
-    def meet(self, meeting: Meeting, scores: Sequence[Future]) -> Future:
+    def meet(self, meeting: GroupMeeting, scores: Sequence[Future]) -> Future:
         """Submit a meeting behind the steps so far. scores: of those that `meeting` does not count yet."""
         self._begin()
         momentum = meeting.last
-        shards = [
-            [self._hand_in(self._part(i, share), w, momentum) for w, share in own.items()]
-            for i, own in enumerate(self.shares)
-        ]
-        merged = [
-            self._hand_in(self._part(i), self.home, momentum) if i in self._weighted else None
-            for i in range(len(self.stages))
-        ]
-        args = self.plan, meeting, list(scores), shards, merged
+        handed = {piece: self._hand_in(piece, momentum) for piece in self._distinct_pieces()}
+        shards = [[handed[Carried("shard", i, worker)] for worker in own] for i, own in enumerate(self.kernels)]
+        merged = [handed.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
+        args = self.shared, meeting, list(scores), shards, merged
         met = self._submit("meet", tasks.meet, *args, worker=self.home)
         self._hand_out(met, momentum=False)
         return self._submitted(met)
@@ -122,36 +107,28 @@ class GroupGraph(LayerGraph):
         """Steps that follow hang on new tasks, as the scheduler keeps all that a task hangs on. Once settled."""
         self._begin()
         self.chained = 0
-        self._hang_on(lambda part, worker: self._submit("stay", tasks.stay, part, worker=worker))
-        self._submitted(next(ref for own in self._held() for ref in own.values()))
+        self._hold(lambda part, worker: self._submit("stay", tasks.stay, part, worker=worker))
+        self._submitted(next(iter(self.held.values())))
 
-    def submit(self, step: Step) -> Future:
+    def submit(self, step: MinibatchStep) -> Future:
         """Submit a step behind what was submitted before. Returns the future of its score."""
         self.chained += 1
         return super().submit(step)
 
-    def futures(self) -> list[Future]:
-        """All that is held of the present state."""
-        return [ref for own in self._held() for ref in own.values()]
-
     # --- parts of those ---
 
-    def _held(self) -> list[dict[Any, Any]]:
-        return [*self.shards, *self.merged.values(), *self.edges]
-
     def _begin(self) -> None:
-        """Bundle what is submitted from here on, first the steps still owed; what came before is held until it is."""
-        self._bundle, self._before = self.context.bundle(), self._present()
+        """Bundle what is submitted from here on, first the steps still owed."""
+        self._open()
         self._step_owed()
 
-    def _minibatch(self, step: Step) -> Minibatch:
+    def _minibatch(self, step: MinibatchStep) -> Minibatch:
         assert isinstance(step, RoundStep), "a group trains in rounds"
         return Minibatch(step.plan, step.begin, step.begin + step.samples)
 
-    def _hand_in(self, part: Part, worker: str, momentum: bool) -> Result:
-        behind = (self.merged if part.share is None else self.shards)[part.stage][worker]
-        away = worker != self.home
-        return self._submit("hand-in", tasks.hand_in, part, momentum, away, behind, worker=worker)
+    def _hand_in(self, piece: Carried, momentum: bool) -> Result:
+        args = self._part_of(piece), momentum, piece.worker != self.home, self.held[piece]
+        return self._submit("hand-in", tasks.hand_in, *args, worker=piece.worker)
 
     def _hand_out(self, behind: Result, *, momentum: bool) -> None:
         """Every member goes on from what home has laid out for it behind this task."""
@@ -159,17 +136,11 @@ class GroupGraph(LayerGraph):
             w: self._submit("hand-out", tasks.hand_out, w, momentum, behind, worker=self.home) for w in self.workers
         }
 
-        def adopted(part: Part, worker: str) -> Result:
+        def adopted(part: StagePart, worker: str) -> Result:
             args = part, momentum, worker != self.home, handed[worker]
             return self._submit("adopt", tasks.adopt, *args, worker=worker)
 
-        self._hang_on(adopted)
-
-    def _hang_on(self, task: Callable[[Part, str], Result]) -> None:
-        """Steps that follow begin behind these tasks, one for every piece."""
-        self.shards = [{w: task(self._part(i, s), w) for w, s in own.items()} for i, own in enumerate(self.shares)]
-        self.merged = {i: {w: task(self._part(i), w) for w in self._holders(i)} for i in self._weighted}
-        self.edges = [dict(own) for own in self.shards]
+        self._hold(adopted)
 
     def _settled(self) -> Result:
         each = [self._submit("settle", tasks.settled, *self._last_of(w), worker=w) for w in self.workers]
@@ -177,4 +148,4 @@ class GroupGraph(LayerGraph):
 
     def _last_of(self, worker: str) -> list[Result]:
         """What the worker does last with each of its pieces."""
-        return [refs[worker] for refs in (*self.shards, *self.merged.values()) if worker in refs]
+        return [ref for piece, ref in self.held.items() if piece.worker == worker and piece.what != "edges"]

@@ -16,7 +16,7 @@ from distributed import Future
 
 from daskcnn.cluster.exchange import Watch
 from daskcnn.cluster.groups.graph import GroupGraph, RoundStep, round_steps
-from daskcnn.cluster.groups.tasks import GroupReport, Meeting
+from daskcnn.cluster.groups.tasks import GroupMeeting, GroupReport
 from daskcnn.cluster.layers.balance import fastest
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.protocol import RoundOrder
@@ -147,7 +147,7 @@ class GroupRound:
         self._watch(score)
         self._made += 1
         if self._rule.due(self._made, round_end=step.last):
-            meeting = Meeting(self._order, step.last, self._score, step.lr)
+            meeting = GroupMeeting(self._order, step.last, self._score, step.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
             self._report = self._graph.end(self._order)

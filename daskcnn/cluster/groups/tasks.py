@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.cluster.layers.messages import OutOfStep, Parcel
-from daskcnn.cluster.layers.task_context import Part, Where, session_at, shelf_at, working
+from daskcnn.cluster.layers.messages import OutOfStep, TaskResult
+from daskcnn.cluster.layers.task_context import StagePart, TaskContext, session_at, shelf_at, working
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.session.served_round import ServedRound
@@ -22,7 +22,7 @@ from daskcnn.cluster.session.session import Counters, Session
 from daskcnn.cluster.session.stopping import stopped
 from daskcnn.cluster.session.tasks import join_run
 from daskcnn.nn.score import Score
-from daskcnn.sharded import By, Piece, Stage, cut_pieces, join_pieces, stages_of
+from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of
 from daskcnn.training.replica import Replica, Stopped, Trained
 from daskcnn.training.reports import RoundReport
 
@@ -33,10 +33,19 @@ Shards = Sequence[Sequence[Piece]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How the network lies on the group: of each stage how many layers are spread, and the kernels of its workers.
+class SharedNetwork:
+    """What home needs of the group's plan to cut the network and to put it together.
 
-    by: what of each is divided. home: who has the layers that are not spread; judges: who has those of the last stage.
+    Attributes
+    ----------
+    spread, by
+        Of each stage: how many of its layers are spread, and what of it is divided.
+    kernels
+        Of each stage, how many each worker has.
+    home
+        Worker that has the layers that are not divided.
+    judges
+        Workers that have those of the last stage.
     """
 
     spread: tuple[int, ...]
@@ -45,17 +54,24 @@ class Plan:
     home: str
     judges: tuple[str, ...]
 
+    @classmethod
+    def of(cls, plan: StepPlan) -> SharedNetwork:
+        """What a plan of the group's steps says of it."""
+        spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in plan.stages), strict=True))
+        return cls(spread, by, tuple(plan.kernels), plan.home, tuple(plan.judges))
+
     def holders(self, i: int) -> tuple[str, ...]:
-        """Who has the weights of a stage's merged layers."""
+        """Workers that have the weights of a stage's merged layers."""
         return self.judges if i == len(self.kernels) - 1 else (self.home,)
 
     def stages(self, replica: Replica) -> list[Stage]:
+        """The replica's network, spread and divided like the group's."""
         stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
         return [replace(stage.spread_to(n), by=by) for stage, n, by in stages]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GroupMeeting:
     """Which meeting: of whose round, and whether it is the round's last.
 
     score: of the round's steps before those whose scores come with their tasks. lr: of the last step.
@@ -86,45 +102,52 @@ class AtHome:
 # --- at home ---
 
 
-def join_group(where: Where, plan: Plan, order: RoundOrder) -> None:
+def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
     """Join the server for the group; center and momentum are there to be handed out. Raises Stopped."""
     if not join_run(order):
         raise Stopped
-    session = session_at(where)
+    session = session_at(context)
     session.kept.drop(AtHome)
-    _lay_out(where, plan, session.replica, momentum=True)
+    _lay_out(context, shared, session.replica, momentum=True)
 
 
-def hand_out(where: Where, member: str, momentum: bool, behind: None) -> Handed:
+def hand_out(context: TaskContext, member: str, momentum: bool, behind: None) -> Handed:
     """What this member goes on with."""
-    pieces: Handed = shelf_at(where).take(("handed", member), where.step)
+    pieces: Handed = shelf_at(context).take(("handed", member), context.step)
     handed = pieces if momentum else {name: _still(piece) for name, piece in pieces.items()}
-    away = member != where.worker
-    session_at(where).counters.bytes_up += sum(piece.nbytes for piece in handed.values()) if away else 0
+    away = member != context.worker
+    session_at(context).counters.bytes_up += sum(piece.nbytes for piece in handed.values()) if away else 0
     return handed
 
 
 def meet(
-    where: Where, plan: Plan, meeting: Meeting, scores: Sequence[Score], shards: Shards, merged: Sequence[Piece | None]
+    context: TaskContext,
+    shared: SharedNetwork,
+    meeting: GroupMeeting,
+    scores: Sequence[Score],
+    shards: Shards,
+    merged: Sequence[Piece | None],
 ) -> None:
     """Exchange with the server what the members have handed in, and lay out what they get for it.
 
-    Raises Stopped where the driver gives the round up, OutOfStep where this meeting has been.
+    Raises Stopped context the driver gives the round up, OutOfStep context this meeting has been.
     """
-    session = session_at(where)
+    session = session_at(context)
     home = _home(session, meeting.order)
-    if home.met >= where.step:
-        raise OutOfStep(f"step {where.step}: the group has met already; a task was run twice")
-    home.met = where.step
+    if home.met >= context.step:
+        raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
+    home.met = context.step
     with single_threaded_blas():
-        _put_together(session.replica, plan, shards, merged, momentum=meeting.last)
+        _put_together(session.replica, shared, shards, merged, momentum=meeting.last)
         home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
-    _lay_out(where, plan, session.replica, momentum=False)
+    _lay_out(context, shared, session.replica, momentum=False)
 
 
-def end_round(where: Where, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]) -> GroupReport:
+def end_round(
+    context: TaskContext, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]
+) -> GroupReport:
     """Judge the center if the order says so, and report. counters: of the members."""
-    home = _home(session_at(where), order)
+    home = _home(session_at(context), order)
     with single_threaded_blas():
         report = home.served.end()
     return GroupReport(report, dict(zip(members, counters, strict=True)))
@@ -139,71 +162,71 @@ def _home(session: Session, order: RoundOrder) -> AtHome:
 
 
 def _put_together(
-    replica: Replica, plan: Plan, shards: Shards, merged: Sequence[Piece | None], *, momentum: bool
+    replica: Replica, shared: SharedNetwork, shards: Shards, merged: Sequence[Piece | None], *, momentum: bool
 ) -> None:
     """Make the home's replica what its group has come to."""
     whole = [[_moving(piece) for piece in own] for own in shards]
     others = [piece and _moving(piece) for piece in merged]
-    weights, velocity = join_pieces(plan.stages(replica), replica.layout, whole, others)
+    weights, velocity = join_pieces(shared.stages(replica), replica.layout, whole, others)
     replica.adopt(weights)
     if momentum:
         replica.adopt_velocity(velocity)
 
 
-def _lay_out(where: Where, plan: Plan, replica: Replica, *, momentum: bool) -> None:
+def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, momentum: bool) -> None:
     """Cut the home's weights into the members' pieces, which `hand_out` takes from the shelf."""
     velocity = replica.host_velocity() if momentum else np.zeros(replica.layout.parameter_size, replica.layout.dtype)
-    kernels = [list(own.values()) for own in plan.kernels]
-    shards, merged = cut_pieces(plan.stages(replica), replica.layout, replica.host_weights(), velocity, kernels)
-    handed: dict[str, dict[tuple[str, int], Piece]] = {plan.home: {}}
-    for i, (own, pieces, rest) in enumerate(zip(plan.kernels, shards, merged, strict=True)):
+    kernels = [list(own.values()) for own in shared.kernels]
+    shards, merged = cut_pieces(shared.stages(replica), replica.layout, replica.host_weights(), velocity, kernels)
+    handed: dict[str, dict[tuple[str, int], Piece]] = {shared.home: {}}
+    for i, (own, pieces, rest) in enumerate(zip(shared.kernels, shards, merged, strict=True)):
         for member, piece in zip(own, pieces, strict=True):
             handed.setdefault(member, {})["shard", i] = piece
         if rest is not None:
-            for member in plan.holders(i):
+            for member in shared.holders(i):
                 handed.setdefault(member, {})["merged", i] = rest
-    shelf = shelf_at(where)
+    shelf = shelf_at(context)
     for member, parts in handed.items():
-        shelf.put(("handed", member), where.step, parts)
+        shelf.put(("handed", member), context.step, parts)
 
 
 # --- at every member ---
 
 
-def hand_in(where: Where, part: Part, momentum: bool, away: bool, *behind: object) -> Piece:
+def hand_in(context: TaskContext, part: StagePart, momentum: bool, away: bool, *behind: object) -> Piece:
     """The piece that the steps before have left, on the host. away: home is another worker."""
-    with working(where) as replica:
-        piece: Piece = shelf_at(where).get(part.piece, where.step)
+    with working(context) as replica:
+        piece: Piece = shelf_at(context).get(part.piece, context.step)
         piece = (piece if momentum else _still(piece)).on_host(part.device(replica))
-    session_at(where).counters.bytes_up += piece.nbytes if away else 0
+    session_at(context).counters.bytes_up += piece.nbytes if away else 0
     return piece
 
 
-def adopt(where: Where, part: Part, momentum: bool, away: bool, handed: Handed) -> Parcel:
+def adopt(context: TaskContext, part: StagePart, momentum: bool, away: bool, handed: Handed) -> TaskResult:
     """Go on from a piece that was handed out, with its momentum or with the momentum that is here; a shard's edges."""
-    shelf, given = shelf_at(where), handed[part.piece]
-    session_at(where).counters.bytes_down += given.nbytes if away else 0
-    with working(where) as replica:
+    shelf, given = shelf_at(context), handed[part.piece]
+    session_at(context).counters.bytes_down += given.nbytes if away else 0
+    with working(context) as replica:
         piece = given.on(part.device(replica))
         if not momentum:
-            piece = replace(piece, velocity=shelf.get(part.piece, where.step).velocity)
-        shelf.put(part.piece, where.step, piece)
-        return Parcel(where.worker, {}, edges_of(replica, part, piece))
+            piece = replace(piece, velocity=shelf.get(part.piece, context.step).velocity)
+        shelf.put(part.piece, context.step, piece)
+        return TaskResult(context.worker, {}, edges_of(replica, part, piece))
 
 
-def stay(where: Where, part: Part) -> Parcel:
+def stay(context: TaskContext, part: StagePart) -> TaskResult:
     """The piece as it is: steps that follow hang on this task, and no longer on all those before it."""
-    piece: Piece = shelf_at(where).get(part.piece, where.step)
-    return Parcel(where.worker, {}, edges_of(session_at(where).replica, part, piece))
+    piece: Piece = shelf_at(context).get(part.piece, context.step)
+    return TaskResult(context.worker, {}, edges_of(session_at(context).replica, part, piece))
 
 
-def settled(where: Where, *behind: object) -> None:
+def settled(context: TaskContext, *behind: object) -> None:
     """Nothing is under way here."""
 
 
-def counted(where: Where, *behind: object) -> Counters:
+def counted(context: TaskContext, *behind: object) -> Counters:
     """What this member spent and moved since it was last asked."""
-    return take_counters(where)
+    return take_counters(context)
 
 
 def _still(piece: Piece) -> Piece:

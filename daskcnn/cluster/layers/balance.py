@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.sharded import Balance, Links, Stage
+from daskcnn.sharded import ShareSearch, Stage, WorkerLinks
 
 
 def fastest(context: RunContext) -> str:
@@ -15,13 +15,13 @@ def fastest(context: RunContext) -> str:
     return min(context.alive, key=lambda name: context.calibrations[name].seconds_per_sample)
 
 
-def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Balance:
+def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
     """For the workers that are alive, by what is known of them now."""
     job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
     whole = np.dtype(job.model.dtype).itemsize
-    links = context.links or Links()
+    links = context.links or WorkerLinks()
     rest = measured[home].seconds_per_sample - sum(measured[home].conv_seconds.values())
-    balance = Balance(
+    balance = ShareSearch(
         stages,
         context.dataset.shape,
         home,

@@ -19,7 +19,7 @@ from distributed import Future
 from daskcnn.arrays import Array
 from daskcnn.cluster.calibration import calibrated, submit_calibration
 from daskcnn.cluster.layers.balance import balance_of
-from daskcnn.cluster.layers.graph import LayerGraph, Step
+from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.members import Member
@@ -32,7 +32,7 @@ from daskcnn.events import Spent
 from daskcnn.job.network import initial_weights, network_of, rate_of
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import Balance, Links, eq2_elements, stage_shapes, stages_of
+from daskcnn.sharded import ShareSearch, WorkerLinks, eq2_elements, stage_shapes, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, Snapshot
@@ -79,7 +79,7 @@ class LayerSharded:
         self._life = 0  # whose pieces are placed
         self._candidates: dict[str, Member] = {}
         self._calibrating: dict[str, Future] = {}
-        self._flight: deque[tuple[Step, Future]] = deque()
+        self._flight: deque[tuple[MinibatchStep, Future]] = deque()
         self._next = self._end = 0  # the next step to submit, and the first that is not
         self._awaited: list[Awaited] = []
         self._collected: tuple[Array, Array] = weights, still
@@ -108,7 +108,7 @@ class LayerSharded:
         convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
         return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
-    def balance(self, home: str, workers: Mapping[str, Measured], links: Links) -> Balance:
+    def balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
         """What shares go by. The calibrations that the context has follow what steps took."""
         known = self.context.calibrations
         for name, own in workers.items():
@@ -170,12 +170,12 @@ class LayerSharded:
             self._flight.append((step, self._graph.submit(step)))
             self._next += 1
 
-    def _step(self, number: int) -> Step:
+    def _step(self, number: int) -> MinibatchStep:
         settings, train = self.settings, self.job.train
         presentation, position = divmod(number, settings.steps_per_epoch)
         lr = self._rate.rate(train.lr, number / settings.steps, number / settings.steps_per_epoch)
         size = train.batch_size
-        return Step(number, presentation, position, lr, min(size, self.context.samples - position * size))
+        return MinibatchStep(number, presentation, position, lr, min(size, self.context.samples - position * size))
 
     def _take_results(self) -> None:
         """The oldest step's score, and all that is complete besides. Raises NotYet, and what tasks raise."""
@@ -247,7 +247,7 @@ class LayerSharded:
         graph = self._graph
         assert graph is not None
 
-        def collected(pieces: dict[int, Any], at: float) -> Fact:
+        def collected(pieces: dict[Any, Any], at: float) -> Fact:
             self._collected = graph.joined(pieces)
             return facts.PiecesCollected(order.life, order.step, bool(np.isfinite(self._collected[0]).all()), at)
 

@@ -1,6 +1,6 @@
 """What a task of a sharded step hands on to other workers, and what it leaves on its own.
 
-Dask may copy a result to any worker and forget the first copy, so a result is only what travels: a parcel. The rest, a
+Dask may copy a result to any worker and forget the first copy, so a result is only what travels. The rest, a
 shard and what is kept for the way back, lies on the worker's shelf, marked with the step it belongs to.
 """
 
@@ -16,12 +16,10 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.errors import ClusterError
 from daskcnn.ps.half import cast
-from daskcnn.sharded import Edge, Side
+from daskcnn.sharded import ALL, Edge, Side
 
 Packed: TypeAlias = tuple[Array, str, float]
 """An array as it travels: in the wire's dtype, what it was, the factor that brings it back."""
-ALL = ""
-"""In place of a worker's name: the part that everybody gets."""
 _LARGEST = 2.0**15
 """What the largest number of an array is brought near to before it is cut to float16: a power of two below its end."""
 _MOST = 120
@@ -75,7 +73,7 @@ class Claim:
     name: tuple[Any, ...]
 
 
-class Parcel:
+class TaskResult:
     """maker: the worker it is from. parts: of the workers of these names, or of `ALL`. edges: channels at both ends of
     a shard, for its neighbours. wire: the dtype that parts travel in. arrived: whether it came over the wire. claim: to
     parts that are not in it.
@@ -112,9 +110,11 @@ class Parcel:
         return _arrived, (self.maker, parts, self.edges, self.wire, self.claim)
 
 
-def _arrived(maker: str, parts: dict[str, Packed], edges: dict[Side, Edge], wire: str, claim: Claim | None) -> Parcel:
+def _arrived(
+    maker: str, parts: dict[str, Packed], edges: dict[Side, Edge], wire: str, claim: Claim | None
+) -> TaskResult:
     whole = {worker: unpacked(*part) for worker, part in parts.items()}
-    return Parcel(maker, whole, edges, wire, arrived=True, claim=claim)
+    return TaskResult(maker, whole, edges, wire, arrived=True, claim=claim)
 
 
 def wire_bytes(array: Array, wire: str) -> int:

@@ -20,7 +20,7 @@ HOST = Device()
 
 
 @dataclass(frozen=True)
-class Where:
+class TaskContext:
     """Which run's session, which worker of it and which step; the dtype that activations and gradients travel in.
 
     generation: how often the run has placed its pieces. sub: which of the minibatch's `subs` parts; samples: of all.
@@ -42,7 +42,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """Which stage, how many of its layers are spread, and which channels; None where all are put together.
 
     away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
@@ -60,7 +60,7 @@ class Part:
     by_all: bool = False
 
     @property
-    def merged(self) -> Part:
+    def merged(self) -> StagePart:
         """What of a shard's stage its worker does for itself where all is put together."""
         return replace(self, share=None)
 
@@ -82,40 +82,40 @@ class Part:
         """The name of its weights on the shelf."""
         return "merged" if self.share is None else "shard", self.stage
 
-    def kept(self, where: Where) -> tuple[str, int, int]:
+    def kept(self, context: TaskContext) -> tuple[str, int, int]:
         """Of what is kept for the way back."""
-        return f"kept of {self.piece[0]}", self.stage, where.sub
+        return f"kept of {self.piece[0]}", self.stage, context.sub
 
 
-def _share(part: Part) -> Share:
+def _share(part: StagePart) -> Share:
     assert part.share is not None, "a shard has channels"
     return part.share
 
 
-def gradient(stage: int, where: Where) -> tuple[str, int, int]:
+def gradient(stage: int, context: TaskContext) -> tuple[str, int, int]:
     """The name of the worker's own part of what goes back into a stage."""
-    return "gradient", stage, where.sub
+    return "gradient", stage, context.sub
 
 
-def session_at(where: Where) -> Session:
-    return session_of(where.run)
+def session_at(context: TaskContext) -> Session:
+    return session_of(context.run)
 
 
-def shelf_at(where: Where) -> Shelf:
+def shelf_at(context: TaskContext) -> Shelf:
     """This worker's, as of the pieces that were placed last."""
-    kept = session_at(where).kept
+    kept = session_at(context).kept
     shelf = kept.find(Shelf)
-    if shelf is None or shelf.generation < where.generation:
-        shelf = kept.put(Shelf(where.generation))
-    if shelf.generation > where.generation:
-        raise OutOfStep(f"step {where.step}: belongs to pieces that were placed anew since")
+    if shelf is None or shelf.generation < context.generation:
+        shelf = kept.put(Shelf(context.generation))
+    if shelf.generation > context.generation:
+        raise OutOfStep(f"step {context.step}: belongs to pieces that were placed anew since")
     return shelf
 
 
 @contextmanager
-def working(where: Where, conv: str | None = None) -> Iterator[Replica]:
+def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
     """The worker's replica, with one BLAS thread, its seconds counted."""
-    session = session_at(where)
+    session = session_at(context)
     replica, counters = session.replica, session.counters
     begun = time.perf_counter()
     with single_threaded_blas():
@@ -125,16 +125,16 @@ def working(where: Where, conv: str | None = None) -> Iterator[Replica]:
     counters.busy += seconds
     if conv is not None:
         counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds
-        one_way = where.samples / where.subs / 2
+        one_way = context.samples / context.subs / 2
         counters.conv_samples[conv] = counters.conv_samples.get(conv, 0.0) + one_way
 
 
-def stage_of(replica: Replica, part: Part) -> Stage:
+def stage_of(replica: Replica, part: StagePart) -> Stage:
     return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
 
 
-def stage_name(where: Where, part: Part) -> str | None:
-    return stages_of(session_at(where).replica.model)[part.stage].name
+def stage_name(context: TaskContext, part: StagePart) -> str | None:
+    return stages_of(session_at(context).replica.model)[part.stage].name
 
 
 # --- the batch ---
@@ -149,17 +149,17 @@ class Minibatch:
     end: int
 
 
-def batch_of(where: Where, of: Minibatch) -> Batch:
+def batch_of(context: TaskContext, of: Minibatch) -> Batch:
     """A step's part of its minibatch, loaded by the first of the worker's tasks that needs it."""
-    shelf, name = shelf_at(where), ("batch", where.sub)
-    if not shelf.has(name, where.step):
-        with working(where) as replica:
-            indices = _order(session_at(where), of.plan)[of.begin : of.end]
-            lo, hi = (len(indices) * part // where.subs for part in (where.sub, where.sub + 1))
+    shelf, name = shelf_at(context), ("batch", context.sub)
+    if not shelf.has(name, context.step):
+        with working(context) as replica:
+            indices = _order(session_at(context), of.plan)[of.begin : of.end]
+            lo, hi = (len(indices) * part // context.subs for part in (context.sub, context.sub + 1))
             dtype = replica.job.model.dtype
             batch = load_batch(replica.dataset, replica.dataset.train, of.plan, dtype, indices[lo:hi])
-        shelf.put(name, where.step, batch)
-    found: Batch = shelf.get(name, where.step)
+        shelf.put(name, context.step, batch)
+    found: Batch = shelf.get(name, context.step)
     return found
 
 

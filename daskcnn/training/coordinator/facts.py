@@ -14,7 +14,7 @@ from typing import TypeAlias
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
 from daskcnn.nn.score import Score
-from daskcnn.sharded import Links
+from daskcnn.sharded import WorkerLinks
 from daskcnn.training.reports import RoundReport
 
 Kind: TypeAlias = str
@@ -152,7 +152,7 @@ class LinksMeasured:
     """The answer to `MeasureLinks`."""
 
     life: int
-    links: Links
+    links: WorkerLinks
     at: float
 
 

@@ -34,7 +34,7 @@ from daskcnn import errors
 from daskcnn.errors import ClusterError, Diverged, Lost, UserError
 from daskcnn.events import Event, StepsEnded, Warned, WorkerLost
 from daskcnn.nn.score import Score
-from daskcnn.sharded import Links
+from daskcnn.sharded import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.calibration import Calibration
 from daskcnn.training.coordinator.costs import Costs
@@ -97,7 +97,7 @@ class LayerCoordinator:
         self.life = 0
         self.saved = self.snapshot.step  # the step of the last checkpoint
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
-        self.links: Links | None = None
+        self.links: WorkerLinks | None = None
         self.sharing = Sharing(BETWEEN_MOVES)
         self._fewer = False  # a worker was lost since kernels were shared
         self._stopping = False  # the segment
@@ -199,7 +199,7 @@ class LayerCoordinator:
 
     def _share_out(self) -> None:
         """Cut the kernels over the workers by what is known of them now."""
-        balance = self.settings.balancing(self._fastest, self.roster.alive, self.links or Links())
+        balance = self.settings.balancing(self._fastest, self.roster.alive, self.links or WorkerLinks())
         for event in self.sharing.make(balance, self.snapshot.step, self.settings.eq2):
             self._log(event)
         self._reported = self._now, self.snapshot.step

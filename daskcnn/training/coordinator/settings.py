@@ -11,7 +11,7 @@ from typing import TypeAlias
 from daskcnn.job.tables import Job
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
-from daskcnn.sharded import Balance, Links
+from daskcnn.sharded import ShareSearch, WorkerLinks
 from daskcnn.training.coordinator.roster import Measured
 
 STEPS_AHEAD = 3
@@ -19,7 +19,7 @@ STEPS_AHEAD = 3
 PATIENCE = 5.0
 """Work whose length is known may take this many times as long, and the stall timeout on top."""
 
-Balancing: TypeAlias = Callable[[str, Mapping[str, Measured], Links], Balance]
+Balancing: TypeAlias = Callable[[str, Mapping[str, Measured], WorkerLinks], ShareSearch]
 """What shares go by, from home, the workers' calibrations, and the links."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from daskcnn.events import CalibratedWorker, Event, KernelsSharded, Spent, StepWorker, Warned
-from daskcnn.sharded import Balance, Kernels
+from daskcnn.sharded import Kernels, ShareSearch
 from daskcnn.training.coordinator.roster import Measured
 
 REPORTS = 3
@@ -29,11 +29,11 @@ class Shares:
     kernels : kernels of each stage by worker, without workers that have none.
     """
 
-    balance: Balance
+    balance: ShareSearch
     kernels: Kernels
 
     @classmethod
-    def of(cls, balance: Balance) -> Shares:
+    def of(cls, balance: ShareSearch) -> Shares:
         """The cut with the shortest step."""
         return cls(balance, tuple(balance.kernels()))
 
@@ -85,7 +85,7 @@ class Move:
     now, then : seconds of a step with the present shares, and with the others.
     """
 
-    balance: Balance
+    balance: ShareSearch
     now: float
     then: float
 
@@ -98,7 +98,7 @@ class Move:
         return {worker: _corrected(before[worker], self.balance, worker) for worker in self.balance.compute}
 
 
-def _corrected(before: Measured, balance: Balance, worker: str) -> Measured:
+def _corrected(before: Measured, balance: ShareSearch, worker: str) -> Measured:
     own = dict(balance.compute[worker])
     slower = sum(own.values()) - sum(before.row.conv_seconds.values())
     seconds = max(before.seconds + slower, sum(own.values()))
@@ -124,7 +124,7 @@ class ShareWatch:
                     whole = self._balance.whole_seconds(worker, i, own, seconds)
                     self._last[worker, stage.name].append(whole)
 
-    def measured(self) -> Balance:
+    def measured(self) -> ShareSearch:
         """The balance by the medians of the last reports.
 
         A worker that has become slower or faster is taken to be so in stages that it has no part in as well.
@@ -165,7 +165,7 @@ class Sharing:
         self._made = 0
         self._idle: Set[tuple[str, str]] = set()
 
-    def make(self, balance: Balance, step: int, eq2: int) -> list[Event]:
+    def make(self, balance: ShareSearch, step: int, eq2: int) -> list[Event]:
         """Cut the kernels before this step. Returns what is to be logged; why a worker has no kernels is said once."""
         self.shares = shares = Shares.of(balance)
         self.watch, self.move, self._made = ShareWatch(shares), None, step

@@ -1,0 +1,74 @@
+"""How many numbers the results of a stage have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+
+from daskcnn.conv import ConvSpec
+from daskcnn.nn import Shape, leaves
+from daskcnn.sharded.stages import Stage
+
+
+def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
+    """The shape of each stage's input without N, for the network's."""
+    return list(accumulate(stages[:-1], _shape_behind, initial=in_shape))
+
+
+def shard_shape(stage: Stage, in_shape: Shape) -> Shape:
+    """The shape, without N, of what all shards of a stage make together, side by side or summed."""
+    for layer in (stage.conv, stage.spread, stage.summed and stage.summed[1]):
+        in_shape = in_shape if layer is None else layer.out_shape(in_shape)
+    return in_shape
+
+
+def _shape_behind(in_shape: Shape, stage: Stage) -> Shape:
+    shape = shard_shape(stage, in_shape)
+    return stage.rest.out_shape(shape) if stage.rest else shape
+
+
+def channel_size(stage: Stage, in_shape: Shape) -> int:
+    """Numbers a sample that one kernel's output has as it leaves its shard.
+
+    It is 0 for a stage without a convolution, and for one with a summed layer: its shards send sums instead.
+    """
+    if stage.conv is None or stage.summed is not None:
+        return 0
+    out = stage.conv.out_shape(in_shape)
+    return math.prod((stage.spread.out_shape(out) if stage.spread else out)[:-1])
+
+
+def sum_size(stage: Stage) -> int:
+    """Numbers a sample that each shard of a stage with a summed layer sends, however few its kernels."""
+    return stage.summed[1].units if stage.summed else 0
+
+
+@cache
+def kernel_size(stage: Stage, in_shape: Shape) -> int:
+    """Parameters and state of one kernel and of its channel in the spread layers."""
+    assert stage.conv is not None, "asked for stages with kernels"
+    rng = np.random.default_rng(0)  # only the size of what is drawn counts
+    params, state, shape = replace(stage.conv, kernels=1).init(rng, in_shape)
+    more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []
+    if stage.summed is not None:
+        more.append(stage.summed[1].init(rng, stage.spread.out_shape(shape) if stage.spread else shape)[0])
+    return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree))
+
+
+def eq2_elements(specs: Sequence[ConvSpec]) -> int:
+    """Numbers exchanged in a step by Marques et al., eq. 2.
+
+    It counts every layer's inputs once, however many workers need them, all kernels, and all outputs, those that home
+    makes included. It counts nothing of the backward pass.
+    """
+    return sum(
+        spec.H * spec.W * spec.C * spec.N
+        + spec.R * spec.S * spec.K * spec.C
+        + spec.out_H * spec.out_W * spec.K * spec.N
+        for spec in specs
+    )
