@@ -98,7 +98,7 @@ def test_an_epoch_ends_with_a_judged_snapshot() -> None:
         "step": 10,
         "loss": 1.0,
         "accuracy": 0.5,
-        "validation": {"accuracy": 0.05, "loss": 0.5},
+        "validation": {"accuracy": 0.05, "loss": 0.5, "auc": None},
         "samples_per_second": 80 / 13,
         "lr": 0.1,
         "seconds": 13.0,  # ten steps, the pieces and the score took a second each, the links one
