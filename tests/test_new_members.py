@@ -17,6 +17,7 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.conv import ALGORITHMS, Im2col
 from daskcnn.conv.algorithm import Work
 from daskcnn.conv.planner import forget_plans
+from daskcnn.events import RunResumed
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training
 from daskcnn.launch.resume import kept_job
@@ -175,7 +176,7 @@ def test_new_members_are_trained_resumed_and_reported(client: Client, tmp_path: 
     newest.rmdir()
     resumed = train_job(kept_job(RunDirectory.open("runs/it")), client=client, resume=Path("runs/it"))
     assert resumed.summary["status"] == "done"
-    assert any(event["event"] == "resume" for event in read_events(Path("runs/it/events.jsonl")))
+    assert any(isinstance(event, RunResumed) for event in read_events(Path("runs/it/events.jsonl")))
     assert "last-of-all" in said("report", "runs/it")
     assert "factor=0.999" in said("report", "runs/it")
     assert "accuracy" in said("evaluate", "runs/it")

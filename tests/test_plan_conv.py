@@ -195,7 +195,7 @@ def test_calibration_goes_through_it(tmp_path: Path, cache: Path, all_are_close:
     path = tiny_data(tmp_path)
     job = resolve(tiny_job(path, train={"threads": 2, "workspace_mib": 96, "batch_size": 20}))
     try:
-        measured = worker.calibrate("run", job, "cpu")
+        measured = worker.calibrate("run", job, "cpu", open_dataset(path).fingerprint)
         device = session_of("run").replica.device
     finally:
         forget_run("run")

@@ -93,6 +93,7 @@ def test_a_run_is_simulated_again(run: str) -> None:
 def test_a_run_would_be_resumed_from_its_checkpoint(run: str) -> None:
     directory = RunDirectory.open(run, writable=True)
     job, checkpoint = kept_job(directory), latest(directory.checkpoints, warn=pytest.fail)
+    events = directory.events()
     directory.close()
     assert checkpoint is not None
     state = to_state(checkpoint, job)
@@ -101,7 +102,7 @@ def test_a_run_would_be_resumed_from_its_checkpoint(run: str) -> None:
     assert state.velocities
     assert state.validation is not None
     assert state.validation.samples == 20
-    (summary,) = [event for event in directory.events() if isinstance(event, RunEnded)]
+    (summary,) = [event for event in events if isinstance(event, RunEnded)]
     assert summary.status == "done"
 
 

@@ -121,7 +121,7 @@ def unanswering(worker: str, within: float) -> str:
 
 def _scheduler_lost(client: Client, error: OSError) -> ClusterError:
     if isinstance(error, Unanswered):
-        return ClusterError(f"{error} Restart it")
+        return ClusterError(reason=error, remedy="restart it")
     return ClusterError(f"scheduler {client.scheduler.address}: connection lost ({error}); start it again")
 
 

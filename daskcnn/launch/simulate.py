@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.resolve import resolve
@@ -214,8 +214,16 @@ def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulat
         events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
     else:
         with single_threaded_blas():
-            _simulation(chosen, seed, train, events).run()
+            _run(_simulation(chosen, seed, train, events))
     return Simulated(chosen, events, tables(events))
+
+
+def _run(simulation: Simulation) -> None:
+    """Run it. A cluster that the coordinator refuses is a mistake of the cluster file: raises JobError."""
+    try:
+        simulation.run()
+    except ClusterError as error:
+        raise JobError([str(error)]) from error
 
 
 def _simulation(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> Simulation:

@@ -155,8 +155,7 @@ def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, 
     kinds = whole(place, state, summary)
     assert kinds[0] == "checkpoint"
     assert kinds[-2:] == ["checkpoint", "end"]
-    assert kinds.count("epoch") == 1
-    assert "warning" in kinds
+    assert kinds.count("warning") == 2, "what was to be logged, and that the disk was full"
     assert [p.name for p in runs.iterdir() if p.name != "filler"] == ["run"], "what failed half-way is cleaned up"
 
 
@@ -219,7 +218,7 @@ def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: P
     recorder.emit(EpochEnded(epoch=2.0, step=1))
     log = RunDirectory.open(runs / "run").events()
     assert [e.kind for e in log] == ["checkpoint", "epoch", "epoch", "warning", "checkpoint"]
-    assert "gone (was it removed?), and written anew" in log[3]["message"]
+    assert "gone (was it removed?), and written anew" in log[3].message
     whole(runs / "run", state, finish(recorder))
     recorder.raise_if_not_kept()
     with pytest.raises(Exception, match="being written by"):
@@ -264,7 +263,7 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
             recorder.emit(EpochEnded(epoch=1.0, step=1))
             subprocess.run(["umount", "-l", runs], check=True)
             recorder.emit(EpochEnded(epoch=2.0, step=1))
-            assert "its disk is not mounted" in recorder.directory.events()[-1]["message"]
+            assert "its disk is not mounted" in recorder.directory.events()[-1].message
             summary = finish(recorder)
             with pytest.raises(NotKept):
                 recorder.raise_if_not_kept()
