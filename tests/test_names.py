@@ -11,7 +11,7 @@ import daskcnn
 PACKAGE = Path(daskcnn.__file__).parent
 QUALIFIED = {PACKAGE / "training/coordinator" / name for name in ("facts.py", "orders.py")}
 """Vocabularies of the coordinator: which `Join` or `Judged` is meant is said by the module, as `facts.Judged`."""
-SHARED = {"Cluster", "Drift", "Kept", "Link", "Look", "Meeting", "Phase", "Train", "Work"}
+SHARED = {"Cluster", "Kept", "Look", "Phase", "Train", "Work"}
 """Names that two classes of events, server, cluster and simulator still share."""
 MEANINGLESS = {
     *("simulating", "simulated", "figures", "pictures", "tools", "memory", "hosting", "start", "parcel"),

@@ -11,7 +11,7 @@ from daskcnn.nn.score import Score
 from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, Snapshot
+from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
@@ -62,7 +62,7 @@ class Shell:
     seconds : seconds a sample that each worker's kernels take, for its counters.
     """
 
-    def __init__(self, settings: LayerSettings | None = None, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, settings: LayerSettings | None = None, snapshot: LayerSnapshot | None = None) -> None:
         self.settings = settings or settings_of()
         self.coordinator = LayerCoordinator(self.settings, snapshot)
         self.now = 0.0

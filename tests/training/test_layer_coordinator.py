@@ -24,7 +24,7 @@ from daskcnn.events import (
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, layer, orders
-from daskcnn.training.coordinator.layer import GO_BACK, Phase, Snapshot
+from daskcnn.training.coordinator.layer import GO_BACK, LayerSnapshot, Phase
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS
 
@@ -178,7 +178,7 @@ def test_a_run_stops_early_without_a_better_accuracy(right: list[int], epochs: i
 
 
 def test_a_resumed_run_goes_on_from_its_snapshot() -> None:
-    shell = Shell(settings_of(checkpoint_every=0.5), Snapshot(12, 1.2, {"best": 0.4, "worse": 1}))
+    shell = Shell(settings_of(checkpoint_every=0.5), LayerSnapshot(12, 1.2, {"best": 0.4, "worse": 1}))
     shell.start(a=1.0)
     assert (shell.trained, shell.end) == (12, 17)
     shell.go_on()
@@ -186,8 +186,8 @@ def test_a_resumed_run_goes_on_from_its_snapshot() -> None:
     assert shell.coordinator.snapshot.book == {"best": 0.4, "worse": 2}
 
 
-@pytest.mark.parametrize("snapshot", [Snapshot(20, 2.0), Snapshot(10, 1.0, {"best": 0.4, "worse": 2})])
-def test_a_run_that_was_over_ends_at_once(snapshot: Snapshot) -> None:
+@pytest.mark.parametrize("snapshot", [LayerSnapshot(20, 2.0), LayerSnapshot(10, 1.0, {"best": 0.4, "worse": 2})])
+def test_a_run_that_was_over_ends_at_once(snapshot: LayerSnapshot) -> None:
     out = Shell(settings_of(patience=2), snapshot).start(a=1.0)
     assert kinds(out) == [WorkersCalibrated, orders.CancelAll, orders.End]
     assert end_of(out) == orders.End("done")

@@ -35,7 +35,7 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, eq2_elements, stage_shapes, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, Snapshot
+from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
@@ -70,7 +70,7 @@ class LayerSharded:
         still = np.zeros(self.layout.parameter_size, self.layout.dtype)
         self.state = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
         self.settings = LayerSettings.of(self.job, context.samples, self.balance, self._numbers_by_eq2())
-        snapshot = Snapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
+        snapshot = LayerSnapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
         self.coordinator = LayerCoordinator(self.settings, snapshot)
         self._rate = rate_of(self.job.train.schedule)
         self._facts: deque[Fact] = deque()

@@ -9,7 +9,7 @@ from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured, Roster
 
 
-class Calibration:
+class CalibrationPhase:
     """Takes facts about workers that do not train yet, and keeps the roster.
 
     Parameters

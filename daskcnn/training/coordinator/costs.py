@@ -10,7 +10,7 @@ from daskcnn.training.coordinator.looks import Look
 from daskcnn.training.coordinator.shares import ShareWatch
 
 
-class Costs:
+class StepCosts:
     """Counters since the epoch's begin.
 
     Attributes

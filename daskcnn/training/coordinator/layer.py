@@ -36,8 +36,8 @@ from daskcnn.events import Event, StepsEnded, Warned, WorkerLost
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.calibration import Calibration
-from daskcnn.training.coordinator.costs import Costs
+from daskcnn.training.coordinator.calibration import CalibrationPhase
+from daskcnn.training.coordinator.costs import StepCosts
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.looks import Look, Looks
 from daskcnn.training.coordinator.orders import Order
@@ -71,7 +71,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LayerSnapshot:
     """The state that a life begins from, without its arrays: fields as in `Keep`."""
 
     step: int = 0
@@ -89,10 +89,10 @@ class LayerCoordinator:
     snapshot : the state to go on from.
     """
 
-    def __init__(self, settings: LayerSettings, snapshot: Snapshot | None = None) -> None:
-        self.settings, self.snapshot = settings, snapshot or Snapshot()
+    def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot | None = None) -> None:
+        self.settings, self.snapshot = settings, snapshot or LayerSnapshot()
         self.roster = Roster(settings.wanted)
-        self.calibration = Calibration(self.roster, settings.stall_timeout)
+        self.calibration = CalibrationPhase(self.roster, settings.stall_timeout)
         self.phase = Phase.CALIBRATING
         self.life = 0
         self.saved = self.snapshot.step  # the step of the last checkpoint
@@ -108,7 +108,7 @@ class LayerCoordinator:
         self._look: tuple[Look, bool] | None = None  # the epoch that is reported once the counters are there
         self._lr: float | None = None  # of the last step
         self._reported = (0.0, 0)  # when and at which step the last report of steps was
-        self.costs = Costs()
+        self.costs = StepCosts()
         self._last_ask = False  # whether the answer that is awaited is the epoch's last
         self.silence = Silence()
         self._now = 0.0
@@ -299,7 +299,7 @@ class LayerCoordinator:
     def _keep(self, validation: Score | None) -> None:
         """The pieces collected last are the snapshot from here on."""
         book = {"best": self.looks.best, "worse": self.looks.worse}
-        self.snapshot = kept = Snapshot(self.done, self._epoch_of(self.done), book, validation)
+        self.snapshot = kept = LayerSnapshot(self.done, self._epoch_of(self.done), book, validation)
         self._out.append(orders.Keep(kept.step, kept.epoch, book, validation))
 
     def _judge(self) -> None:
