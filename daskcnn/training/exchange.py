@@ -123,6 +123,10 @@ class Phase(Enum):
     REPORTING = "the report to be asked for"
 
 
+# Names of the module: a member's look-up in its class takes ten times as long, and a round has a dozen of them.
+_APART, _IDLE, _TRAINING, _AWAITING, _JUDGING_LOCAL, _SENDING, _PULLING_CENTER, _JUDGING_CENTER, _REPORTING = Phase
+
+
 class Arithmetic(Protocol):
     """What is said at an exchange and what becomes of the answer: a rule's own, unless merges travel in another way."""
 
@@ -189,7 +193,7 @@ class ReplicaExchange:
     ) -> None:
         self.rule, self.local = rule, local
         self._cadence, self._via, self._overlaps = cadence, via or rule, overlap and rule.overlaps
-        self._phase, self._seq = Phase.APART, 0
+        self._phase, self._seq = _APART, 0
         self._tally: _Tally | None = None
         self._under_way: Send | None = None
         self._sent: Vector | None = None  # set aside during an exchange that overlaps training
@@ -205,25 +209,25 @@ class ReplicaExchange:
         """A session has begun, from this center. A round under way is given up."""
         self._tally = self._under_way = self._sent = None
         self.rule.begin(self.local, center, version)
-        self._phase, self._seq = Phase.IDLE, 0
+        self._phase, self._seq = _IDLE, 0
 
     def begin(self, round_: Round, center_range: tuple[int, int] | None) -> Train:
         """A round begins. center_range: the samples of the training part to judge the center on afterwards."""
-        self._expect(Phase.IDLE)
+        assert self._phase is _IDLE, self._unexpected(_IDLE)
         stops, version = self._cadence.stops(round_), self.local.base_version
         self._tally = _Tally(round_, center_range, stops, version, version)
-        self._phase = Phase.TRAINING
+        self._phase = _TRAINING
         return stops[0]
 
     def trained(
         self, score: Score | None, lr: float | None, *, busy: float, load: float, at: float
     ) -> Meet | PullCenter | JudgeCenter | Report:
         """The stretch that was ordered last is trained. score, busy, load: of the round so far; busy includes load."""
-        self._expect(Phase.TRAINING)
+        assert self._phase is _TRAINING, self._unexpected(_TRAINING)
         tally = self._now
         tally.score, tally.lr, tally.busy, tally.load, tally.since = score, lr, busy, load, at
         if self._under_way is not None:
-            self._phase = Phase.AWAITING
+            self._phase = _AWAITING
             return _AWAIT
         return self._at_stop(tally)
 
@@ -232,37 +236,37 @@ class ReplicaExchange:
         tally = self._now
         tally.evaluation += at - begun
         tally.since = at
-        if self._phase is Phase.JUDGING_LOCAL:
+        if self._phase is _JUDGING_LOCAL:
             return self._send(tally, None if score is None else score.accuracy)
-        self._expect(Phase.JUDGING_CENTER)
+        assert self._phase is _JUDGING_CENTER, self._unexpected(_JUDGING_CENTER)
         assert tally.center_range is not None
         lo, hi = tally.center_range
         tally.center, tally.judged = score, hi - lo
-        self._phase = Phase.REPORTING
+        self._phase = _REPORTING
         return _REPORT
 
     def replied(self, answers: Sequence[Answer], at: float) -> Order | None:
         """All that was sent is answered. None: training goes on as ordered."""
         tally, phase = self._now, self._phase
-        if phase is Phase.PULLING_CENTER:
+        if phase is _PULLING_CENTER:
             tally.communication += at - tally.since
             ((_, center),) = answers
             return self._judge_center(tally, center)
         sent, self._under_way = self._under_way, None
         assert sent is not None, f"a reply, while the machine waits for {phase.value}"
-        if phase is not Phase.TRAINING:
+        if phase is not _TRAINING:
             tally.communication += at - tally.since
             tally.since = at
         if sent.meanwhile is None:
             self._take_in(tally, sent, answers)
             return self._go_on(tally)
         self._settle(tally, sent, answers)
-        return None if phase is Phase.TRAINING else self._at_stop(tally)
+        return None if phase is _TRAINING else self._at_stop(tally)
 
     def report(self, *, bytes_up: int, bytes_down: int, velocity: Array | None = None) -> RoundReport:
         """The round that has ended, with what the driver moved for it and the replica's momentum on the host."""
-        self._expect(Phase.REPORTING)
-        tally, self._tally, self._phase = self._now, None, Phase.IDLE
+        assert self._phase is _REPORTING, self._unexpected(_REPORTING)
+        tally, self._tally, self._phase = self._now, None, _IDLE
         return RoundReport(
             tally.round,
             tally.score,
@@ -288,8 +292,8 @@ class ReplicaExchange:
     def give_up(self) -> None:
         """The round under way is not to be ended: whatever comes of it is dropped, and no report is made."""
         self._tally = self._under_way = self._sent = None
-        if self._phase is not Phase.APART:
-            self._phase = Phase.IDLE
+        if self._phase is not _APART:
+            self._phase = _IDLE
 
     # --- what follows ---
 
@@ -297,7 +301,7 @@ class ReplicaExchange:
         """Nothing is under way, and all steps up to the stop are made."""
         stop = tally.stops[tally.told]
         if stop.judge is not None:
-            self._phase = Phase.JUDGING_LOCAL
+            self._phase = _JUDGING_LOCAL
             return stop.judge
         if stop.push or stop.pull:
             return self._send(tally, None if tally.score is None else tally.score.accuracy)
@@ -317,7 +321,7 @@ class ReplicaExchange:
             tally.q, tally.base_version = q, local.base_version
             samples, tally.pushed = stop.samples - tally.pushed, stop.samples
             push = Gain(self._seq, local.base_version, payload, samples, CERTAIN if q is None else q)
-        self._phase = Phase.SENDING if meanwhile is None else Phase.TRAINING
+        self._phase = _SENDING if meanwhile is None else _TRAINING
         self._under_way = order = Send(push, stop.pull, meanwhile)
         return order
 
@@ -349,23 +353,23 @@ class ReplicaExchange:
     def _go_on(self, tally: _Tally) -> Train | PullCenter | JudgeCenter | Report:
         """Train the next stretch, or end the round."""
         if tally.told < len(tally.stops):
-            self._phase = Phase.TRAINING
+            self._phase = _TRAINING
             return tally.stops[tally.told]
         return self._end(tally)
 
     def _end(self, tally: _Tally) -> PullCenter | JudgeCenter | Report:
         """All is trained and exchanged."""
         if tally.center_range is None:
-            self._phase = Phase.REPORTING
+            self._phase = _REPORTING
             return _REPORT
         if self.rule.answers == "difference":  # a replica that goes its own way has not seen it since it joined
-            self._phase = Phase.PULLING_CENTER
+            self._phase = _PULLING_CENTER
             return _PULL_CENTER
         return self._judge_center(tally, self.local.base)
 
     def _judge_center(self, tally: _Tally, center: Vector) -> JudgeCenter:
         assert tally.center_range is not None
-        self._phase = Phase.JUDGING_CENTER
+        self._phase = _JUDGING_CENTER
         return JudgeCenter(*tally.center_range, center)
 
     # --- what holds ---
@@ -375,24 +379,24 @@ class ReplicaExchange:
         assert self._tally is not None, f"no round is under way: the machine waits for {self._phase.value}"
         return self._tally
 
-    def _expect(self, phase: Phase) -> None:
-        assert self._phase is phase, f"{phase.value}, while the machine waits for {self._phase.value}"
+    def _unexpected(self, phase: Phase) -> str:
+        return f"{phase.value}, while the machine waits for {self._phase.value}"
 
     def validate(self) -> None:
         """Check what holds between two facts. Raises AssertionError."""
         tally, sent, phase = self._tally, self._under_way, self._phase
-        assert (tally is None) == (phase in (Phase.APART, Phase.IDLE)), phase
+        assert (tally is None) == (phase in (_APART, _IDLE)), phase
         assert (self._sent is not None) == (sent is not None and sent.meanwhile is not None)
         assert self._seq >= 0
         if tally is None:
             assert sent is None
             return
-        waiting = phase in (Phase.SENDING, Phase.AWAITING)
-        assert (sent is not None) if waiting else (sent is None or phase is Phase.TRAINING), phase
+        waiting = phase in (_SENDING, _AWAITING)
+        assert (sent is not None) if waiting else (sent is None or phase is _TRAINING), phase
         assert 0 <= tally.told <= len(tally.stops)
         assert tally.pushed <= tally.round.samples
         assert tally.stops[-1].samples == tally.round.samples
         assert tally.pushes + (sent is not None and sent.push is not None) <= self._seq
         assert min(tally.wait, tally.communication, tally.evaluation) >= 0.0
-        if phase in (Phase.PULLING_CENTER, Phase.JUDGING_CENTER, Phase.REPORTING):
+        if phase in (_PULLING_CENTER, _JUDGING_CENTER, _REPORTING):
             assert tally.told == len(tally.stops), "the round has ended"

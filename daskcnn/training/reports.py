@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from daskcnn.arrays import Array
 from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
+from daskcnn.frozen import frozen
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
 _OF_ROUND = ("worker", "round")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoundReport:
     """A worker's round. A simulation that learns nothing does not know score, lr and q: they are None.
 

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker
+from daskcnn.frozen import frozen
 from daskcnn.nn.score import Score
 from daskcnn.training.reports import RoundReport
 
@@ -80,7 +81,7 @@ class ServerGone:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Joined:
     """A replica holds the center and counts in the barrier."""
 
@@ -100,7 +101,7 @@ class Progress:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoundDone:
     """A replica's round has ended."""
 
