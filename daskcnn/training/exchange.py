@@ -224,7 +224,8 @@ class ReplicaExchange:
     ) -> Meet | PullCenter | JudgeCenter | Report:
         """The stretch that was ordered last is trained. score, busy, load: of the round so far; busy includes load."""
         assert self._phase is _TRAINING, self._unexpected(_TRAINING)
-        tally = self._now
+        tally = self._tally
+        assert tally is not None, "the phase says so"
         tally.score, tally.lr, tally.busy, tally.load, tally.since = score, lr, busy, load, at
         if self._under_way is not None:
             self._phase = _AWAITING
@@ -266,7 +267,8 @@ class ReplicaExchange:
     def report(self, *, bytes_up: int, bytes_down: int, velocity: Array | None = None) -> RoundReport:
         """The round that has ended, with what the driver moved for it and the replica's momentum on the host."""
         assert self._phase is _REPORTING, self._unexpected(_REPORTING)
-        tally, self._tally, self._phase = self._now, None, _IDLE
+        tally, self._tally, self._phase = self._tally, None, _IDLE
+        assert tally is not None, "the phase says so"
         return RoundReport(
             tally.round,
             tally.score,

@@ -170,8 +170,8 @@ class Life:
         report, records, rounds = fact.report, self._records, self.rounds
         if report.version > records.version:
             records.version = report.version
-        judged = fact.replica in self._scored
-        self._scored.discard(fact.replica)
+        if judged := fact.replica in self._scored:
+            self._scored.remove(fact.replica)
         records.looks.add(report, judged=judged)
         if self._logs:
             self._out.log(report.event(records.epoch(rounds)))

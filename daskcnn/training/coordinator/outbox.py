@@ -18,9 +18,9 @@ class Outbox:
         self._orders = []
         return self._orders
 
-    def put(self, *more: Order) -> None:
+    def put(self, order: Order) -> None:
         """This is to be done next."""
-        self._orders += more
+        self._orders.append(order)
 
     def log(self, event: Event) -> None:
         """This is to be recorded."""

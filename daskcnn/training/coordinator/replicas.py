@@ -43,6 +43,9 @@ from daskcnn.training.coordinator.roster import Measured, Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 
+# Asked for with every fact: a member's look-up in its class takes ten times as long as a name of the module.
+_TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
+
 
 class Coordinator:
     """Decides a data-parallel run. See the module's text for how it works.
@@ -86,7 +89,7 @@ class Coordinator:
 
     def handle(self, fact: Fact) -> list[Order]:
         """Take a fact in; returns what is to be done now, in order."""
-        if self.phase is Phase.ENDED:
+        if self.phase is _ENDED:
             return []
         found = self._out.renew()
         self._handlers[type(fact)](fact)
@@ -95,7 +98,7 @@ class Coordinator:
     @property
     def ended(self) -> bool:
         """Whether the last order was `End`."""
-        return self.phase is Phase.ENDED
+        return self.phase is _ENDED
 
     @property
     def rounds(self) -> Rounds | None:
@@ -111,11 +114,6 @@ class Coordinator:
     def looks(self) -> Looks:
         """At the center, in the present life."""
         return self._records.looks
-
-    @property
-    def epoch(self) -> float:
-        """Presentations a sample so far."""
-        return self._records.epoch(self._present.rounds) if self._present else self.kept.epoch
 
     @property
     def _alive(self) -> Life:
@@ -143,7 +141,7 @@ class Coordinator:
         self._out.log(WorkersCalibrated(workers=[fact.row]))
         if self.settings.replica_size == 1:
             self._alive.newcomers.append(fact.worker)
-            if self.phase is Phase.TRAINING:
+            if self.phase is _TRAINING:
                 self._alive.issue(fact.at)
 
     def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
@@ -227,7 +225,7 @@ class Coordinator:
 
     def _is_training(self, life: int) -> bool:
         """Whether rounds are given out in this life."""
-        return self.phase is Phase.TRAINING and life == self.life
+        return self.phase is _TRAINING and life == self.life
 
     def _on_joined(self, fact: facts.Joined) -> None:
         if self._is_training(fact.life):
@@ -239,9 +237,11 @@ class Coordinator:
             self._alive.sessions.heard(fact.replica, fact.session, fact.at)
 
     def _on_round_done(self, fact: facts.RoundDone) -> None:
-        if self._is_training(fact.life):
-            self._alive.round_done(fact, fact.at)
-            self._finish_if_over()
+        life = self._present
+        if self.phase is _TRAINING and life is not None and fact.life == life.number:
+            life.round_done(fact, fact.at)
+            if life.over:
+                self._finish()
 
     def _on_round_failed(self, fact: facts.RoundFailed) -> None:
         if self._present and fact.life == self.life and fact.replica in self._present.sessions.running:
@@ -261,16 +261,18 @@ class Coordinator:
     # --- the end ---
 
     def _finish_if_over(self) -> None:
-        """Once all presentations are made, or the run stops early: judge the last center, keep it, and end."""
-        if not self._alive.over:
-            return
+        if self._alive.over:
+            self._finish()
+
+    def _finish(self) -> None:
+        """All presentations are made, or the run stops early: judge the last center, keep it, and end."""
         if self._records.saving:
             self.phase = Phase.CLOSING
         else:
             self._close()
 
     def _close(self) -> None:
-        if self.kept.judged and self.kept.epoch >= self.epoch:
+        if self.kept.judged and self.kept.epoch >= self._records.epoch(self._alive.rounds):
             self._end("done", None)
         else:
             self.phase = Phase.JUDGING
@@ -285,7 +287,8 @@ class Coordinator:
     def _end(self, status: orders.Status, error: UserError | None) -> None:
         if self._interrupted is not None and status == "lost":  # nothing more can be kept
             status, error = "interrupted", self._interrupted
-        self._out.put(orders.CancelAll(), orders.End(status, error))
+        self._out.put(orders.CancelAll())
+        self._out.put(orders.End(status, error))
         self.phase = Phase.ENDED
 
     def _on_interrupted(self, fact: facts.Interrupted) -> None:
@@ -319,7 +322,7 @@ class Coordinator:
                 self._drop(worker, fact.reason, 0)
             elif worker in self.roster.alive:
                 self._lose_worker(worker, fact.reason)
-            if self.phase is Phase.ENDED:
+            if self.phase is _ENDED:
                 return
         self._go_on_without(fact.at)
 
@@ -344,7 +347,7 @@ class Coordinator:
         """Go on without the group, and without these of its workers at all."""
         for worker in workers:
             self._drop(worker, reason, 0)
-        if self.phase is not Phase.ENDED:
+        if self.phase is not _ENDED:
             self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
             self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
 
@@ -356,12 +359,12 @@ class Coordinator:
             self._present.newcomers.remove(worker)
         self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))
         self._out.put(orders.Dismiss(worker))
-        if not self.roster.alive and self.phase is not Phase.ENDED:
+        if not self.roster.alive and self.phase is not _ENDED:
             self._end("lost", Lost(f"worker {worker} ({row.address}): {reason}, and it was the last of the run"))
 
     def _lose_replica(self, replica: str, last: str = "") -> None:
         """The replica's samples go to the others."""
-        if self.phase is Phase.ENDED:
+        if self.phase is _ENDED:
             return
         self._alive.lose(replica)
         if self._alive.teams.members:
@@ -375,7 +378,7 @@ class Coordinator:
             self._restart(now)
         elif self.phase in (Phase.TRAINING, Phase.RESCUING) and self.settings.peers:
             self._rescue()
-        elif self.phase is Phase.TRAINING:
+        elif self.phase is _TRAINING:
             self._alive.go_on_without(now)
             self._finish_if_over()
 
@@ -384,7 +387,8 @@ class Coordinator:
     def _rescue(self) -> None:
         """Give up the round under way, and look for the last center that a worker has."""
         self.phase = Phase.RESCUING
-        self._out.put(orders.CancelAll(), orders.Rescue())
+        self._out.put(orders.CancelAll())
+        self._out.put(orders.Rescue())
 
     def _on_rescued(self, fact: facts.Rescued) -> None:
         if self.phase is not Phase.RESCUING:
@@ -408,7 +412,7 @@ class Coordinator:
         for worker in self.roster.overdue(now, limit):
             remedy = "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout"
             self._leave_out(worker, f"not calibrated within {limit:g} s", remedy, now)
-        if self.phase is not Phase.TRAINING:
+        if self.phase is not _TRAINING:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members
         if late := sessions.not_joined(now, limit):
@@ -418,7 +422,7 @@ class Coordinator:
             self._out.put(orders.AskWaiting(tuple(overdue)))
 
     def _on_waits(self, fact: facts.Waits) -> None:
-        if self.phase is not Phase.TRAINING or not self._alive.sessions.asked:
+        if self.phase is not _TRAINING or not self._alive.sessions.asked:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members
         sessions.asked, limit = False, sessions.limit(self.settings.stall_timeout)
@@ -438,7 +442,7 @@ class Coordinator:
                 self._lose_worker(replica, reason)
             else:
                 self._lose_group(replica, f"{reason}, waiting for {', '.join(stuck)}", stuck)
-            if self.phase is Phase.ENDED:
+            if self.phase is _ENDED:
                 return
         self._go_on_without(now)
 
@@ -446,4 +450,4 @@ class Coordinator:
         """Assert every invariant that holds between two facts."""
         self.roster.validate()
         if self._present and self.phase not in (Phase.ENDED, Phase.CALIBRATING):
-            self._present.validate(training=self.phase is Phase.TRAINING)
+            self._present.validate(training=self.phase is _TRAINING)
