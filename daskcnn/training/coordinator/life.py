@@ -1,6 +1,9 @@
 """One life of a run: its rounds are given out, its replicas join and leave, its reports are taken.
 
 A life ends with its parameter server, or with all presentations made. `replicas` says how lives follow each other.
+
+Joining. All replicas whose rounds are due together join before the first of these rounds starts, because a barrier
+counts the replicas that have joined. Reports that come meanwhile are put off.
 """
 
 from __future__ import annotations

@@ -9,9 +9,6 @@ does I/O, looks at a clock, or holds weights.
 Replicas. A replica is a worker, or a group of workers with a name of its own. A worker that is lost takes its replica
 with it; the replica's samples go to the others.
 
-Joining. All replicas whose rounds are due together join before the first of these rounds starts, because a barrier
-counts the replicas that have joined. Reports that come meanwhile are put off.
-
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
 who waits for whom, and gives up the replicas that wait for nobody.
 
