@@ -28,7 +28,8 @@ from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.coordinator.replicas import Coordinator, Kept
+from daskcnn.training.coordinator.records import Kept
+from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Stopped
 

@@ -14,16 +14,16 @@ minibatches are in proportion to their samples. No clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from daskcnn.frozen import frozen
 from daskcnn.partition.allocation import Allocation, Ranges
 from daskcnn.partition.budget import Budget
 from daskcnn.partition.partitioner import Partitioner
 from daskcnn.partition.swap import swap_halves
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Round:
     """One worker's next round.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
+from daskcnn.frozen import frozen
 from daskcnn.ps.requests import Vector
 
 
@@ -33,7 +34,7 @@ class Objection:
     reason: str = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply:
     """The answer to the join, pull or push with this (worker, session, seq).
 

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy.typing as npt
 
+from daskcnn.frozen import frozen
+
 Vector: TypeAlias = npt.NDArray[Any]
 """One-dimensional, on the host, in the center's dtype."""
 
@@ -22,7 +24,7 @@ class Join:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pull:
     """A worker asks for the center; it trains from that version next."""
 
@@ -33,7 +35,7 @@ class Pull:
     at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Push:
     """What a worker gained since `base_version`. (epoch, worker, session, seq) is its key; seq counts from 1.
 

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from daskcnn.frozen import frozen
 from daskcnn.ps.bases import Array, Bases
 from daskcnn.ps.clocks import Clocks
 from daskcnn.ps.requests import Push, Vector
@@ -39,7 +40,7 @@ class Local:
     memory: dict[str, Vector] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """What a rule may know of the server. version: merges so far. expected: pushes that a barrier waits for.
 
@@ -56,7 +57,7 @@ class View:
         return self.bases.others(worker)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Merge:
     """A new center (a new array), the rule's new state, what each pusher is told (None: the center) and its γ."""
 

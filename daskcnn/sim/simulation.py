@@ -73,6 +73,7 @@ class Simulation:
         }
         self.coordinator = Coordinator(workload.settings, logs=emit is not None)
         self.end: orders.End | None = None
+        self._starting = True
         self._facts: deque[Fact] = deque()
         self._carry_out: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
@@ -153,11 +154,13 @@ class Simulation:
 
     def _start_round(self, order: orders.StartRound) -> None:
         """The round starts when it was handed out; the first one when all is made and found that it needs."""
-        host, rounds, costs = self._host, self.rounds, self.cluster.costs
-        if isinstance(host, PeerToPeer) and len(host.peers) != len(rounds.running):
-            host.peers = [self.replicas[worker] for worker in rounds.running]
+        host, costs = self._host, self.cluster.costs
+        if isinstance(host, PeerToPeer) and len(host.peers) != len(self.rounds.running):
+            host.peers = [self.replicas[worker] for worker in self.rounds.running]
+        if self._starting:  # once a round has ended, nothing is to be made any more
+            self._starting = not self.rounds.done
         start, agenda = self.replicas[order.round.worker].start, self._agenda
-        at = agenda.now + costs.dispatch + (0.0 if rounds.done else costs.start)
+        at = agenda.now + costs.dispatch + (costs.start if self._starting else 0.0)
         if at > agenda.now:
             agenda.at(at, start, order, self._tell_now)
         else:

@@ -11,7 +11,8 @@ from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.coordinator.replicas import Coordinator, Kept
+from daskcnn.training.coordinator.records import Kept
+from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.reports import RoundReport
 

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
+from daskcnn.frozen import frozen
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLinks
 from daskcnn.training.reports import RoundReport
@@ -82,7 +83,7 @@ class ServerGone:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Joined:
     """A replica holds the center and counts in the barrier."""
 
@@ -102,7 +103,7 @@ class Progress:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoundDone:
     """A replica's round has ended."""
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import Event
+from daskcnn.frozen import frozen
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator.shares import Shares
@@ -50,7 +51,7 @@ class Join:
     session: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartRound:
     """Let the replica train a round. Answer: `RoundDone`.
 

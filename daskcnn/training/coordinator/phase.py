@@ -1,0 +1,18 @@
+"""What a run does now."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+
+class Phase(Enum):
+    """Phases of a run, in the order in which they may come."""
+
+    CALIBRATING = auto()
+    STARTING = auto()  # the server
+    TRAINING = auto()
+    RESCUING = auto()  # peers: the last center is looked for
+    JUDGING = auto()  # the last center
+    STOPPING = auto()  # the last state is kept after a signal
+    CLOSING = auto()  # the last state is kept at the end
+    ENDED = auto()

@@ -1,0 +1,91 @@
+"""How far a run is and what is kept of it: versions, looks at the center, states that a life can begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Rounds
+from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator.looks import Looks
+from daskcnn.training.coordinator.outbox import Outbox
+from daskcnn.training.coordinator.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The state that a life begins from: what a checkpoint, or the last `Save`, knows of the coordinator.
+
+    Attributes
+    ----------
+    step, epoch : merges, and presentations a sample.
+    book : rounds, server epoch, best and worse looks; empty before the first save.
+    judged : whether its center was scored.
+    """
+
+    step: int = 0
+    epoch: float = 0.0
+    book: Mapping[str, Any] | None = None
+    judged: bool = False
+
+    @property
+    def life(self) -> int:
+        """The number of the life that it was kept in."""
+        return int((self.book or {}).get("server_epoch", 0))
+
+
+class Records:
+    """The records of one run.
+
+    Attributes
+    ----------
+    kept : the state kept last.
+    saving : states that are being kept, the oldest first.
+    version : of the newest center that was reported.
+    """
+
+    def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
+        self._settings, self._out = settings, out
+        self.kept, self.saving = kept, list[Kept]()
+        self.begin_life(0.0)
+
+    def begin_life(self, now: float) -> None:
+        """Go back to the state kept last."""
+        self.saving.clear()
+        self.version = self.kept.step
+        book = self.kept.book or {}
+        best, worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
+        self.looks = Looks(patience=self._settings.patience, epoch=self.kept.epoch, best=best, worse=worse, now=now)
+
+    def epoch(self, rounds: Rounds) -> float:
+        """Presentations a sample so far."""
+        return rounds.done / self._settings.samples
+
+    def look(self, lr: float | None, rounds: Rounds, life: int, now: float) -> None:
+        """The end of a synchronous round, or of an epoch: the center's score, and a checkpoint if due."""
+        look, better = self.looks.look(now)
+        epoch, settings = self.epoch(rounds), self._settings
+        self._out.log(look.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
+        if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
+            self.save(look.center, rounds, life)
+
+    def save(self, validation: Score | None, rounds: Rounds, life: int, *, judged: bool = True) -> None:
+        """Have the state kept as it is now."""
+        epoch, book = self.epoch(rounds), self._book(rounds, life)
+        self.saving.append(Kept(0, epoch, book, judged))
+        self._out.put(orders.Save(epoch, book, rounds.workers, validation))
+
+    def saved(self, step: int) -> None:
+        """The oldest of the states that are being kept is kept, with so many merges."""
+        self.kept = replace(self.saving.pop(0), step=step)
+
+    def rescued(self, version: int, rounds: Rounds, life: int) -> None:
+        """A worker still has this center: a life can begin from it, with the rounds as they are now."""
+        self.version = version
+        self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
+
+    def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
+        looks = self.looks
+        return {"rounds": rounds.to_dict(), "server_epoch": life, "best": looks.best, "worse": looks.worse}

@@ -1,0 +1,104 @@
+"""The coordinator under facts drawn at random, from many seeds: more of them in a second than hypothesis can draw."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from coordinator_shell import Shell
+from test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
+
+from daskcnn.partition import PARTITIONERS
+from daskcnn.training.coordinator import facts, orders
+
+SEEDS = 300
+STEPS = 60
+
+
+class Course:
+    """One run. Every invariant is checked after every fact."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = draw = random.Random(seed)
+        which, partition = draw.choice(EXCHANGES), draw.choice(sorted(PARTITIONERS))
+        size = 1 if which[1] else draw.choice([1, 1, 2])
+        self.shell = Shell(settings_of(which, partition, replica_size=size, patience=draw.choice([None, None, 2])))
+        self.coordinator, self.came, self.interrupted = self.shell.coordinator, 0, False
+        for _ in range(draw.randint(2, 4)):
+            self.come()
+
+    def run(self) -> orders.End:
+        """So many facts of all kinds, then only answers until the end."""
+        happenings = {
+            self.answer: 60,
+            self.report_again: 10,
+            self.come: 6,
+            self.go: 8,
+            self.lose_server: 4,
+            self.get_out_of_step: 2,
+            self.hang: 6,
+            self.interrupt: 0.5,
+        }
+        for _ in range(STEPS):
+            if self.coordinator.ended:
+                break
+            assert self.shell.pending, f"nobody goes on; phase {self.coordinator.phase}"
+            self.shell.now += 0.5
+            (happening,) = self.random.choices([*happenings], [*happenings.values()])
+            happening()
+        return self.shell.finish()
+
+    def answer(self) -> None:
+        self.shell.answer(self.random.randrange(len(self.shell.pending)))
+
+    def report_again(self) -> None:
+        """A report that comes twice, or of a round that was given up: nothing follows."""
+        if self.shell.stale:
+            assert self.shell.tell(self.random.choice(self.shell.stale)(self.shell.now)) == []
+
+    def come(self) -> None:
+        self.shell.tell(facts.WorkerReady(f"cpu-{self.came}", "cpu", self.shell.now))
+        self.came += 1
+
+    def go(self) -> None:
+        workers = [*self.coordinator.roster.alive, *self.coordinator.roster.calibrating]
+        if len(workers) > 1:
+            self.shell.tell(facts.WorkerGone((self.random.choice(workers),), "gone", self.shell.now))
+
+    def lose_server(self) -> None:
+        if (life := self.shell.server) is not None:
+            self.shell.server = None
+            self.shell.tell(facts.ServerGone(life, self.shell.now))
+
+    def get_out_of_step(self) -> None:
+        if self.shell.server is not None:
+            self.shell.tell(facts.OutOfStep(self.coordinator.life, "a task ran twice", self.shell.now))
+
+    def hang(self) -> None:
+        """Nothing was heard for a long time. Of those that are asked for, at least one waits for nobody."""
+        self.shell.now += 10 * STALL
+        self.shell.tell(facts.Tick(self.shell.now))
+        if asked := [order for order, _ in self.shell.pending if isinstance(order, orders.AskWaiting)]:
+            self.shell.pending = [each for each in self.shell.pending if each[0] not in asked]
+            overdue = asked[0].overdue
+            waiting = self.random.sample(overdue, self.random.randrange(len(overdue)))
+            self.shell.tell(facts.Waits(frozenset(waiting), self.shell.now))
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+        self.shell.tell(facts.Interrupted(15, self.shell.now))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_the_run_ends_as_it_should(seed: int) -> None:
+    course = Course(seed)
+    end = course.run()
+    if end.status in ("lost", "unusable"):
+        assert end.error is not None
+        return
+    assert end.status == ("interrupted" if course.interrupted else "done")
+    coordinator = course.coordinator
+    if end.status == "done" and not coordinator.looks.stopping:
+        assert coordinator.rounds is not None
+        assert coordinator.rounds.done == SAMPLES * EPOCHS
+        assert coordinator.kept.epoch == EPOCHS
