@@ -31,19 +31,14 @@ NUMBERS = {"stall_timeout", "patience", "early_stopping", "checkpoint_every", "f
 PROPERTIES = {"fewest", "barrier"}
 """Of a rule: nobody is to be told them who does not decide."""
 
+LIMIT = "how long one call or transfer may take; what follows is the coordinator's"
 ALLOWED = {
-    ("cluster/layers/driver.py", "self.job.train.early_stopping"): "strategy layer has a driver of its own yet",
-    ("cluster/layers/driver.py", "self.job.run.checkpoint_every"): "strategy layer has a driver of its own yet",
-    ("cluster/layers/driver.py", "self.job.cluster.stall_timeout"): "strategy layer has a driver of its own yet",
-    ("cluster/layers/transfers.py", "session_at(where).replica.job.cluster.stall_timeout"): "how long a read may take",
-    ("cluster/peers/tasks.py", "rule.exchange == 'asa16'"): "to be a property of the rule: what travels",
-    ("cluster/session/tasks.py", "job.train.strategy == 'layer'"): "which layers a worker measures",
-    (
-        "sim/measured.py",
-        "workload.rule.barrier",
-    ): "reads logs: where a gap of a log comes from, nothing follows from it",
-    ("sim/workload.py", "isinstance(rule, BSP)"): "to be a property of the rule: what travels",
-    ("sim/workload.py", "rule.exchange == 'asa16'"): "to be a property of the rule: what travels",
+    ("cluster/layers/driver.py", "self.settings.stall_timeout"): "who has been silent is named; the coordinator asked",
+    ("cluster/layers/transfers.py", "session_at(context).replica.job.cluster.stall_timeout"): LIMIT,
+    ("cluster/run_context.py", "self.job.cluster.stall_timeout"): LIMIT,
+    ("cluster/server/hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
+    ("cluster/peers/tasks.py", "isinstance(rule, BSP)"): "narrows a type for the checker",
+    ("sim/measured.py", "workload.rule.barrier"): "reads logs: where a gap comes from, nothing follows from it",
 }
 """What is left, and why. This list only gets shorter."""
 

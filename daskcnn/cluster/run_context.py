@@ -30,9 +30,9 @@ from daskcnn.partition.proportional import proportional
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import WorkerLinks
 from daskcnn.store import Dataset
+from daskcnn.training.coordinator.settings import PATIENCE
 
 K = TypeVar("K")
-PATIENCE = 5.0  # work may take so many times what was expected, and stall_timeout on top
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
 FREED = 20.0  # seconds that workers may take to free what a run keeps: one that hangs is left alone
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
