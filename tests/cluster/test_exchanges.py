@@ -71,8 +71,9 @@ class Worker:
     ) -> None:
         train = SimpleNamespace(strategy=strategy, batch_size=SIZE, replica_size=1, epochs=1)
         cluster = SimpleNamespace(overlap=overlap, wire="float32")
-        job = SimpleNamespace(train=train, rule=rule, cluster=cluster, data=SimpleNamespace(validation=10))
-        self.link = SlowLink(ParameterServer(RULES[strategy].model_validate(rule), np.zeros(3)))
+        chosen = RULES[strategy].model_validate(rule)
+        job = SimpleNamespace(train=train, rule=chosen, cluster=cluster, data=SimpleNamespace(validation=10))
+        self.link = SlowLink(ParameterServer(chosen, np.zeros(3)))
         replica: Any = CountingReplica(job, before)
         self.replica, self.session = replica, Session(replica)
 

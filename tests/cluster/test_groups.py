@@ -17,7 +17,7 @@ from daskcnn.cluster.groups import replicas as groups
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import parsed
 from daskcnn.runs.checkpoint import load
-from daskcnn.sharded import LinkSpeeds
+from daskcnn.sharded import WorkerLinks
 from daskcnn.show.report_tables import tables
 from daskcnn.training.replica import Replica
 
@@ -54,7 +54,7 @@ def four_workers(_four_workers: Client) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def _free_links_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "measure_links", lambda context, home: LinkSpeeds())
+    monkeypatch.setattr(groups, "measure_links", lambda context, home: WorkerLinks())
 
 
 def short_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:

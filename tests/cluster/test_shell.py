@@ -23,7 +23,7 @@ def context(*broken: Exception) -> Any:
         if found:
             raise found[0]
 
-    return SimpleNamespace(look_round=look, ignore_signals=found.clear)
+    return SimpleNamespace(look_round=look, ignore_signals=found.clear, alive={}, calibrations={})
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,6 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
             recorder.save(self.state)
             raise Interrupted("interrupted by signal 15", 15)
 
-    monkeypatch.setattr(runner, "calibrate_all", lambda context: None)
     monkeypatch.setattr(runner, "DataParallel", Ending)
     with recorder_in(runs, path) as recorder:
         full(True)

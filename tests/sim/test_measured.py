@@ -132,7 +132,7 @@ def test_a_sharded_run_s_workers_have_the_links_it_measured_last() -> None:
 def test_what_stays_at_home_is_read_from_the_calibration_where_it_was_measured() -> None:
     old = {"name": "a", "device": "cpu", "threads": 1, "images_per_second": 10.0, "conv_seconds": {"conv1": 0.05}}
     rows = [old, {**old, "name": "b", "rest_seconds": 0.001}]
-    found = sharded_cluster([{"event": "calibration", "workers": rows}])
+    found = sharded_cluster([WorkersCalibrated.model_validate({"workers": rows})])
     assert [worker.rest_seconds for worker in found.worker] == [None, 0.001]
 
 

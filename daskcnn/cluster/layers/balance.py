@@ -20,7 +20,6 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Share
     job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
     whole = np.dtype(job.model.dtype).itemsize
     links = context.links or WorkerLinks()
-    rest = measured[home].seconds_per_sample - sum(measured[home].conv_seconds.values())
     balance = ShareSearch(
         stages,
         context.dataset.shape,
@@ -29,9 +28,10 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Share
         links.by_worker,
         samples=min(job.train.batch_size, context.samples),
         itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
-        rest=max(0.0, rest),
+        rest=measured[home].rest_seconds or 0.0,
         fixed={name: own.conv_fixed for name, own in measured.items()},
         task=links.task,
         parts=min(job.train.sub_batches, job.train.batch_size),
+        weight_itemsize=whole,
     )
     return balance.divided_by(job.train.first_conv)

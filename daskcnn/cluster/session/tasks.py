@@ -8,7 +8,7 @@ from daskcnn.cluster.session.served_round import ServedRound, join_server
 from daskcnn.cluster.session.session import check_dataset, open_session, session_of
 from daskcnn.cluster.session.stopping import stop_signal, stopped
 from daskcnn.errors import ClusterError
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
 from daskcnn.training.replica import Stopped
 from daskcnn.training.reports import RoundReport
@@ -39,7 +39,7 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str) -> Calibra
         session.replica.tune()
         seconds, convs = session.replica.calibrate()
         fixed, rest = dict[str, float](), None
-        if job.train.strategy == "layer" or job.train.replica_size > 1:  # a shard's share goes by all that it does
+        if job.train.strategy == LAYER or job.train.replica_size > 1:  # a shard's share goes by all that it does
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
     return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest)
