@@ -193,8 +193,8 @@ class Simulation:
         if self._joining:
             self._held.append(report)
             return
-        worker = report.worker
-        self.rounds.finished(worker, report.busy / report.samples)
+        worker = report.round.worker
+        self.rounds.finished(worker, report.busy / report.round.samples)
         self._record(report)
         self._issue((worker,))
 
@@ -281,7 +281,7 @@ class _Interval:
         self.trained, self.center = Score(0.0, 0, 0), Score(0.0, 0, 0)
 
     def add(self, report: RoundReport) -> None:
-        self.samples += report.samples
+        self.samples += report.round.samples
         self.judged += report.judged
         if report.score is not None:
             self.trained += report.score
