@@ -80,7 +80,7 @@ class Member(BaseModel):
 
 
 class Round(Logged):
-    """A worker's round, as `cluster.protocol.RoundReport` says it, or a group's; seconds, bytes."""
+    """A worker's round, as `training.reports.RoundReport` says it, or a group's; seconds, bytes."""
 
     kind = "round"
     worker: str
