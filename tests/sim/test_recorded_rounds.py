@@ -16,20 +16,8 @@ from daskcnn.ps import RULES
 
 RECORDED = Path(__file__).with_name("recorded_rounds.json")
 KEYS = [
-    "at",
-    "worker",
-    "round",
-    "samples",
-    "busy",
-    "wait",
-    "communication",
-    "evaluation",
-    "bytes_up",
-    "bytes_down",
-    "pushes",
-    "version",
-    "base_version",
-    "staleness",
+    *("at", "worker", "round", "samples", "busy", "wait", "communication", "evaluation"),
+    *("bytes_up", "bytes_down", "pushes", "version", "base_version", "staleness"),
 ]
 
 
