@@ -227,7 +227,8 @@ def test_a_gpu_that_is_advertised_but_absent_is_left_out(two_cpus_and_a_gpu: Cli
     job = layer_job(synthetic, runs, train={"epochs": 1}, cluster={"workers": {"cpu": 1, "gpu": 1}})
     result = run(two_cpus_and_a_gpu, job, watch)
     assert result.summary["status"] == "done"
-    assert "worker gpu-0 is left out: device gpu: no usable GPU on this worker" in messages(watch)
+    (left,) = watch.of("worker-left-out")
+    assert (left["worker"], left["reason"]) == ("gpu-0", "device gpu: no usable GPU on this worker")
     assert watch.of("shards")[0]["kernels"].keys() == {"cpu-0"}
 
 
