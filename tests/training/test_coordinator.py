@@ -125,6 +125,20 @@ def test_a_calibration_fails() -> None:
     ]
 
 
+def test_a_calibrated_worker_goes_while_the_other_is_measured() -> None:
+    """It is not taken for the last of the run: the other may begin."""
+    shell = Shell(settings_of(("sgwu", {}), "udpa"))
+    for worker in ("cpu-0", "cpu-1"):
+        shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+    shell.answer_to(orders.Calibrate)
+    found = shell.tell(facts.WorkerGone(("cpu-0",), "connection lost", 2.0))
+    assert [type(order) for order in found] == [Log, orders.Dismiss]
+    assert shell.answer_to(orders.Calibrate) == [
+        Log(WorkersCalibrated(workers=[row("cpu-1")])),
+        orders.StartServer(1, moved=False),
+    ]
+
+
 def test_no_calibration_succeeds() -> None:
     shell = Shell(settings_of(("sgwu", {}), "udpa"))
     shell.tell(facts.WorkerReady("cpu-0", "cpu", 0.0))

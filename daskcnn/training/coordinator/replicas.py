@@ -313,7 +313,8 @@ class Coordinator:
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
         for worker in fact.workers:
-            if worker in self.roster.calibrating:
+            early = worker in self.roster.alive and self.phase is Phase.CALIBRATING
+            if early or worker in self.roster.calibrating:
                 self._leave_out(worker, fact.reason, "start it again; it is taken when it is there", fact.at)
             elif worker in self.roster.alive and self._forming:
                 self._drop(worker, fact.reason, 0)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts
-
-PATIENCE = 5.0
-"""A round may take so many times what was expected, and the stall timeout on top."""
+from daskcnn.training.coordinator.settings import PATIENCE
 
 
 @dataclass(slots=True)
