@@ -176,7 +176,7 @@ def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp
             daskcnn_run(job_file(tmp_path, synthetic), "--scheduler-file", file, "--workers", "gpu=1", "--wait", "1")
         )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"worker cpu-0 \(tcp://\S+\) advertises CPU and GPU, and trains as cpu; restart it", done.stderr)
+    assert re.search(r"worker cpu-0 \(tcp://\S+\): advertises CPU and GPU, and trains as cpu; restart it", done.stderr)
     assert look.returncode == 0, look.stdout
     assert "advertises CPU and GPU: it counts as cpu" in look.stdout
     assert short.returncode == 3
