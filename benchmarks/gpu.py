@@ -41,7 +41,7 @@ LAYOUTS = ("eager", "channels_last")
 WARM = 3
 """Steps that are not counted."""
 CPUS = 3
-TESTS = Path(__file__).parents[1] / "tests"
+ROOT = Path(__file__).parents[1]
 
 
 # --- the GPU ---
@@ -60,13 +60,12 @@ def described() -> dict[str, Any]:
     return {"gpu": profile.name, "gpu_GiB": round(profile.memory / 2**30), "cupy": cupy.__version__, "cuda": runtime}
 
 
-def stand_in_for_a_gpu(tests: str) -> None:
+def stand_in_for_a_gpu(root: str) -> None:
     """On a worker: its GPU is the strict stand-in that tests use."""
-    sys.path.insert(0, tests)
-    from standin import STANDIN
-
+    sys.path.insert(0, root)
     from daskcnn import arrays
     from daskcnn.cluster.session import tasks as worker
+    from tests.standin import STANDIN
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN
     worker.device_profile = lambda kind, threads: arrays.DeviceProfile(kind, "stand-in", 1, 1 << 30)
@@ -74,7 +73,7 @@ def stand_in_for_a_gpu(tests: str) -> None:
 
 def _give_stand_ins(client: Client) -> None:
     addresses = [member.address for member in advertised(present(client)) if member.kind == "gpu"]
-    client.run(stand_in_for_a_gpu, str(TESTS), workers=addresses)
+    client.run(stand_in_for_a_gpu, str(ROOT), workers=addresses)
 
 
 # --- ours ---

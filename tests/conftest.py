@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from standin import DEVICES, device_of
-from tiny_runs import tiny_data
 
 from daskcnn.arrays import Device
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.timings import memory_of
+from tests.standin import DEVICES, device_of
+from tests.tiny_runs import tiny_data
 
 # how long an example takes says more of what else the machine does than of us
 settings.register_profile("daskcnn", deadline=None)

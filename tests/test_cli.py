@@ -20,7 +20,6 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
-from tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn import __version__
 from daskcnn.cli import main as daskcnn
@@ -36,6 +35,7 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
 from daskcnn.training.trained_network import to_classifier
+from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
 Start = Callable[..., Result]
 

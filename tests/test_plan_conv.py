@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tiny_runs import tiny_data, tiny_job
-from toy_data import toy_dataset
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.cli import main as daskcnn
@@ -28,6 +26,8 @@ from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
+from tests.tiny_runs import tiny_data, tiny_job
+from tests.toy_data import toy_dataset
 
 
 def invoke(*args: object) -> Result:

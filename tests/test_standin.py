@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standin import STANDIN, DeviceArray
+
+from tests.standin import STANDIN, DeviceArray
 
 xp = STANDIN.xp
 HOST = np.arange(6.0).reshape(2, 3)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster_jobs import local_cluster, wait_for_all
 from distributed import Client
 
 from daskcnn.cluster.layers import balance as layer_balance
@@ -16,6 +15,7 @@ from daskcnn.cluster.layers import graph as layer_graph
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.sharded import ShareSearch, Stage, WorkerLinks
 from daskcnn.store import prepare
+from tests.cluster.cluster_jobs import local_cluster, wait_for_all
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import LAYERS, Watch, addresses_of, counted_seconds, kill_worker, one_process, run, small_job
 from distributed import Client
-from test_layer_sharding import REACHING, losses_of
 
 from daskcnn.cluster import link_speeds, run_context
 from daskcnn.cluster.connect import connect
@@ -20,6 +18,17 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import StepPlan, WorkerLink, WorkerLinks, stages_of, traffic, weight_traffic
 from daskcnn.training.coordinator import layer as coordinator
+from tests.cluster.cluster_jobs import (
+    LAYERS,
+    Watch,
+    addresses_of,
+    counted_seconds,
+    kill_worker,
+    one_process,
+    run,
+    small_job,
+)
+from tests.cluster.test_layer_sharding import REACHING, losses_of
 
 pytestmark = pytest.mark.cluster
 
@@ -173,10 +182,9 @@ def two_cpus_and_a_gpu() -> Iterator[Client]:
 
 def stand_in_for_a_gpu() -> None:
     """On a worker: its GPU is the strict stand-in."""
-    from standin import STANDIN
-
     from daskcnn import arrays
     from daskcnn.cluster.session import tasks as worker
+    from tests.standin import STANDIN
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN
     worker.device_profile = lambda kind, threads: arrays.DeviceProfile("gpu", "stand-in", 1, 1 << 30)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_jobs import run as run_here
-from cluster_jobs import small_job
 from distributed import Client
+
+from tests.cluster.cluster_jobs import run as run_here
+from tests.cluster.cluster_jobs import small_job
 
 pytestmark = pytest.mark.cluster
 

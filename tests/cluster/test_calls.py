@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fake_client import fake_client
 
 from daskcnn.cluster import admission, members, run_context
 from daskcnn.cluster.admission import admit
@@ -19,6 +18,7 @@ from daskcnn.cluster.run_context import RunContext, ServerLost, WorkersLost
 from daskcnn.errors import ClusterError, Interrupted, Lost
 from daskcnn.events import Warned
 from daskcnn.job.tables import Cluster, Job, Workers
+from tests.fake_client import fake_client
 
 SHORT = 0.3  # seconds of a limit
 A, B, C, S = (f"tcp://10.0.0.2:400{i}" for i in range(4))

@@ -14,7 +14,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from cluster_jobs import Listener, Watch, kill_worker, run, small_job
 from distributed import Client
 
 from daskcnn.cluster.members import wait_for_members
@@ -28,6 +27,7 @@ from daskcnn.launch.training import Result
 from daskcnn.ps import RULES, ParameterServer, Snapshot
 from daskcnn.runs.checkpoint import load
 from daskcnn.training.coordinator.facts import Progress, RoundDone
+from tests.cluster.cluster_jobs import Listener, Watch, kill_worker, run, small_job
 
 pytestmark = pytest.mark.cluster
 VECTOR = 2113  # numbers of the small network

@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import (
+from distributed import Client
+
+from daskcnn.cluster import run_context as context
+from daskcnn.errors import Diverged, Interrupted, Lost
+from daskcnn.runs.checkpoint import Checkpoint, load
+from daskcnn.training.coordinator import layer as coordinator
+from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
+from daskcnn.training.coordinator.orders import StartRound
+from tests.cluster.cluster_jobs import (
     Listener,
     Watch,
     addresses_of,
@@ -20,14 +28,6 @@ from cluster_jobs import (
     small_job,
     wait_for_all,
 )
-from distributed import Client
-
-from daskcnn.cluster import run_context as context
-from daskcnn.errors import Diverged, Interrupted, Lost
-from daskcnn.runs.checkpoint import Checkpoint, load
-from daskcnn.training.coordinator import layer as coordinator
-from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
-from daskcnn.training.coordinator.orders import StartRound
 
 pytestmark = pytest.mark.cluster
 TWO: dict[str, Any] = {"workers": {"cpu": 2}}

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, allocations_after, kill_worker, local_cluster, one_process, run, small_job, wait_for_all
 from distributed import Client
 
 from daskcnn.cluster.groups import replicas as groups
@@ -20,6 +19,16 @@ from daskcnn.runs.checkpoint import load
 from daskcnn.sharded import WorkerLinks
 from daskcnn.show.report_tables import tables
 from daskcnn.training.replica import Replica
+from tests.cluster.cluster_jobs import (
+    Watch,
+    allocations_after,
+    kill_worker,
+    local_cluster,
+    one_process,
+    run,
+    small_job,
+    wait_for_all,
+)
 
 pytestmark = pytest.mark.cluster
 

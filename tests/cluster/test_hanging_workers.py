@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 import pytest
 from distributed import Client
-from test_by_hand import DASK, daskcnn_run, finish, hand_made_cluster, job_file, process, wait_for, wait_for_line
+
+from tests.cluster.test_by_hand import (
+    DASK,
+    daskcnn_run,
+    finish,
+    hand_made_cluster,
+    job_file,
+    process,
+    wait_for,
+    wait_for_line,
+)
 
 pytestmark = pytest.mark.cluster
 

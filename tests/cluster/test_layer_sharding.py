@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, one_process, run, small_job
 from distributed import Client
 
 from daskcnn.training.coordinator import layer as coordinator
+from tests.cluster.cluster_jobs import Watch, one_process, run, small_job
 
 pytestmark = pytest.mark.cluster
 

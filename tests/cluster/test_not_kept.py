@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from test_by_hand import DASK, daskcnn_run, finish, job_file, process, wait_for_checkpoint
 
 from daskcnn.runs.directory import RunDirectory
+from tests.cluster.test_by_hand import DASK, daskcnn_run, finish, job_file, process, wait_for_checkpoint
 
 pytestmark = pytest.mark.cluster
 
@@ -32,7 +32,7 @@ def test_trained_but_not_kept_where_asked_is_exit_6_and_the_place_is_named(tmp_p
     summary = kept.summary()
     assert summary is not None
     assert (summary["status"], summary["epochs"]) == ("done", 60)
-    kinds = [event["event"] for event in kept.events()]
+    kinds = [event.kind for event in kept.events()]
     assert (kinds[0], kinds[-1]) == ("start", "end")
     evaluated = finish([*DASK, "cnn", "evaluate", str(place)])
     assert evaluated.returncode == 0, evaluated.stderr

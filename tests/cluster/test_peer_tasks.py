@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_data import toy_dataset
 
 from daskcnn.arrays import Device
 from daskcnn.cluster.peers import tasks as peer_tasks
@@ -33,6 +32,7 @@ from daskcnn.job.tables import Job
 from daskcnn.partition.rounds import Round
 from daskcnn.store import Dataset
 from daskcnn.training.replica import Replica
+from tests.toy_data import toy_dataset
 
 NAMES = ("one", "two")
 LAYERS = [{"layer": "conv", "kernels": 2, "size": 3}, {"layer": "batchnorm"}, {"layer": "dense", "units": 10}]

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster_jobs import LAYERS, Watch, addresses_of, run, small_job
 from distributed import Client, SchedulerPlugin
-from test_layer_sharding import REACHING
 
 from daskcnn.nn import Layout, init_network, sequential_from_spec
 from daskcnn.sharded import Carried, StepPlan, samples_first, stages_of, step_bytes, weighted_stages
+from tests.cluster.cluster_jobs import LAYERS, Watch, addresses_of, run, small_job
+from tests.cluster.test_layer_sharding import REACHING
 
 pytestmark = pytest.mark.cluster
 

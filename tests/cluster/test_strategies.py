@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_jobs import Watch, counted_seconds, one_process, run, small_job
 from distributed import Client
 
 from daskcnn.ps import RULES
+from tests.cluster.cluster_jobs import Watch, counted_seconds, one_process, run, small_job
 
 pytestmark = pytest.mark.cluster
 

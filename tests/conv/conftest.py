@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fake_algorithm import FakeAlgorithm, Only
 
 from daskcnn.conv import ALGORITHMS, columns, spectral
 from daskcnn.conv.planner import forget_plans
+from tests.conv.fake_algorithm import FakeAlgorithm, Only
 
 
 @pytest.fixture

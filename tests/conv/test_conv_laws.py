@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standin import device_of
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec, plan
+from tests.standin import device_of
 
 SPECS = {
     "5x5 same": ConvSpec(N=3, H=8, W=8, C=4, K=6, R=5, S=5, pad=(2, 2)),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fake_algorithm import FakeAlgorithm
 
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.algorithm import Work
 from daskcnn.conv.cost import CPU, GPU, Rates, Seconds, arithmetic_seconds, predict, total_seconds
+from tests.conv.fake_algorithm import FakeAlgorithm
 
 PLAIN = Rates(gemm_flops=100.0, bytes_per_second=10.0, half=(1, 2, 3), memory_threads=2, stage=0.0)
 SPEC = ConvSpec(N=64, H=16, W=16, C=50, K=500, R=5, S=5, pad=(2, 2))

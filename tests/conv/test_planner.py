@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_algorithm import FakeAlgorithm, Only
 
 from daskcnn.arrays import NUMPY, Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, planner
 from daskcnn.conv.planner import candidates, forget_plans, readable, versions
 from daskcnn.conv.timings import Entry, key, memory_of
+from tests.conv.fake_algorithm import FakeAlgorithm, Only
 
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))
 

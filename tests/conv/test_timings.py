@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from platformdirs.macos import MacOS
-from standin import STANDIN
 
 from daskcnn.arrays import NUMPY
 from daskcnn.conv import ConvSpec, timings
 from daskcnn.conv.timings import Entry, Memory, cache_folder, key, machine_of, memory_of
+from tests.standin import STANDIN
 
 MACHINE = {"device": "a processor", "cores": "2"}
 SPEC = ConvSpec(N=8, H=16, W=16, C=8, K=16, R=5, S=5, pad=(2, 2))

@@ -6,13 +6,13 @@ import math
 from statistics import median
 
 import pytest
-from fake_algorithm import FakeAlgorithm, FakeClock, Only
 
 from daskcnn.arrays import NUMPY, Device
 from daskcnn.conv import ConvSpec, plan, tuner
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.timings import memory_of
 from daskcnn.conv.tuner import RUNS, tune
+from tests.conv.fake_algorithm import FakeAlgorithm, FakeClock, Only
 
 SPEC = ConvSpec(N=2, H=5, W=5, C=2, K=3, R=3, S=3, pad=(1, 1))
 LARGER = ConvSpec(N=4, H=5, W=5, C=2, K=3, R=3, S=3, pad=(1, 1))

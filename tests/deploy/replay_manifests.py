@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from manifests import DEPLOY, Manifest
+
+from tests.deploy.manifests import DEPLOY, Manifest
 
 
 def merged(*folders: str) -> list[Manifest]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manifests import Manifest, command_line, environment, expanded, of_kind
+from tests.deploy.manifests import Manifest, command_line, environment, expanded, of_kind
 
 STARTED = 60.0  # seconds in which a start-up probe must succeed here
 

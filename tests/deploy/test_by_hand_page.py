@@ -18,13 +18,13 @@ import pytest
 import yaml
 from distributed import Client
 from distributed.cli import dask_scheduler, dask_spec, dask_worker
-from manifests import DEPLOY
 
 from daskcnn import cli, run
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.job.sources import parse_value
 from daskcnn.job.tables import Cluster, Workers
+from tests.deploy.manifests import DEPLOY
 
 PAGES = ("README.md", "hpc.md")
 COMMANDS = {

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from manifests import DEPLOY
 from packaging.requirements import Requirement
+
+from tests.deploy.manifests import DEPLOY
 
 DOCKERFILE = DEPLOY / "Dockerfile"
 TARGETS = ("cpu", "gpu")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from distributed import Client
 from distributed.cli import dask_worker
-from manifests import DEPLOY
 
 from daskcnn.cluster.members import advertised, present, wait_for_members
 from daskcnn.job.tables import Workers
+from tests.deploy.manifests import DEPLOY
 
 pytest.importorskip("dask_jobqueue")
 

@@ -16,7 +16,12 @@ import kubernetes_validate
 import pytest
 import yaml
 from distributed.cli import dask_scheduler, dask_worker
-from manifests import (
+
+import daskcnn
+from daskcnn import cli, errors, run
+from daskcnn.cli.run import FLAGS, override_by_flags
+from daskcnn.job.resolve import resolve
+from tests.deploy.manifests import (
     DEPLOY,
     KUSTOMIZATIONS,
     Manifest,
@@ -28,11 +33,6 @@ from manifests import (
     of_kind,
     pods,
 )
-
-import daskcnn
-from daskcnn import cli, errors, run
-from daskcnn.cli.run import FLAGS, override_by_flags
-from daskcnn.job.resolve import resolve
 
 KUBERNETES = ("1.31", kubernetes_validate.latest_version())
 """The oldest that knows every field we use, and the newest that the validator knows."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from manifests import KUSTOMIZATIONS, Manifest, Pod, build, of_kind, pods
+
+from tests.deploy.manifests import KUSTOMIZATIONS, Manifest, Pod, build, of_kind, pods
 
 SCHEDULER, WORKERS = "scheduler", ("cpu-worker", "gpu-worker", "parameter-server")
 NEEDED = {

@@ -8,7 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from manifests import build, of_kind
+
+from tests.deploy.manifests import build, of_kind
 
 KINDS = ("DaskJob", "DaskWorkerGroup")
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from manifests import Manifest, build, of_kind
-from replay_authority import Authority
-from replay_manifests import merged
-from replay_pods import Pod, Stage
+
+from tests.deploy.manifests import Manifest, build, of_kind
+from tests.deploy.replay_authority import Authority
+from tests.deploy.replay_manifests import merged
+from tests.deploy.replay_pods import Pod, Stage
 
 
 @pytest.mark.parametrize("folder", ["k8s/base", "k8s/overlays/gpu", "k8s/overlays/tls", "k8s/overlays/kind"])

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from manifests import of_kind
-from replay_authority import Authority
-from replay_manifests import merged
-from replay_pods import Pod, Stage
+
+from tests.deploy.manifests import of_kind
+from tests.deploy.replay_authority import Authority
+from tests.deploy.replay_manifests import merged
+from tests.deploy.replay_pods import Pod, Stage
 
 pytestmark = pytest.mark.cluster
 

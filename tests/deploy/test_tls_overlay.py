@@ -7,7 +7,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
-from manifests import DEPLOY, Manifest, build, of_kind, pods
+
+from tests.deploy.manifests import DEPLOY, Manifest, build, of_kind, pods
 
 OVERLAY = "k8s/overlays/tls"
 ROLES = {

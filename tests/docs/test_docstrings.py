@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import ROOT
+
+from tests.docs.pages import ROOT
 
 DONE = ("arrays.py", "pool.py", "conv", "nn", "partition", "store")
 """Rooms and modules whose docstrings are complete. A room is added when it is."""

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import pytest
 from distributed.cli import dask_scheduler, dask_spec, dask_worker
-from pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths
 
 from daskcnn import cli, run
+from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths
 
 MADE_BY_USE = {"data/NAME.zarr", "data/cifar10.zarr", "data/synthetic.zarr"}
 COMMANDS = {

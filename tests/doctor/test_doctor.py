@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner
-from fake_client import fake_client
 
 from daskcnn.cli import main
 from daskcnn.cluster import admission
@@ -29,6 +28,7 @@ from daskcnn.doctor.links import Way, rounds
 from daskcnn.doctor.worker import Gpu, Seen, look
 from daskcnn.errors import ClusterError, JobError
 from daskcnn.job.tables import Workers
+from tests.fake_client import fake_client
 
 HAS_AVX512 = doctor._has_avx512
 

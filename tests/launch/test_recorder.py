@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import random_state, tiny_job, tiny_run
 
 from daskcnn.errors import Interrupted, NotKept
 from daskcnn.events import EpochEnded, Warned
@@ -27,6 +26,7 @@ from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_state
+from tests.tiny_runs import random_state, tiny_job, tiny_run
 
 Full = Callable[[bool], None]
 

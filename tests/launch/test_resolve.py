@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 import daskcnn
 from daskcnn.errors import DataError, JobError, UserError
@@ -18,6 +17,7 @@ from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import kept_job
 from daskcnn.ps import RULES
 from daskcnn.runs.directory import RunDirectory
+from tests.tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 
 def prepared(raw: dict[str, Any]) -> Any:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_job, tiny_run
 
 from daskcnn.errors import InUse
 from daskcnn.launch import resume
 from daskcnn.runs.directory import RunDirectory
+from tests.tiny_runs import tiny_job, tiny_run
 
 
 def asked(tmp_path: Path, path: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
@@ -24,6 +23,7 @@ from daskcnn.launch.training import Signals, check_place, display, shown
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.progress import PlainProgress
+from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 # --- signals ---
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nn_cases import MAP, NESTED, example, in_blocks, values
 
 from daskcnn.arrays import Device
 from daskcnn.nn import SGD, Context, Layout, vector
 from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import Dense, dense
+from tests.nn.nn_cases import MAP, NESTED, example, in_blocks, values
 
 SHAPES = [(5, 3, 4, 6), (7, 2)]
 

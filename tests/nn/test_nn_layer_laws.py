@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nn_cases import ALL, CASES, example, in_blocks, label
 
 from daskcnn.arrays import Device
 from daskcnn.nn import LAYERS, Sequential, leaves, map_leaves
 from daskcnn.nn.layers import BatchNorm
+from tests.nn.nn_cases import ALL, CASES, example, in_blocks, label
 
 DTYPES = ["float32", "float64"]
 every_layer = pytest.mark.parametrize(("layer", "in_shape"), ALL, ids=label)

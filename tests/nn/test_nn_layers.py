@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nn_cases import example, values
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.nn import Context
@@ -23,6 +22,7 @@ from daskcnn.nn.layers import (
     ReLU,
     Sigmoid,
 )
+from tests.nn.nn_cases import example, values
 
 
 def context(**options):

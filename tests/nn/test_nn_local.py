@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nn_cases import MAP, example, in_blocks, label, values
 
 from daskcnn.arrays import Device, derive, mix64, uniform
 from daskcnn.nn import Context, Sequential, blocks
 from daskcnn.nn.layers import LRN, AveragePool, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh, normalise
 from daskcnn.nn.local import Chain
+from tests.nn.nn_cases import MAP, example, in_blocks, label, values
 
 
 def chain(*layers):

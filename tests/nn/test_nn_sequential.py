@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from nn_cases import CASES, MAP, NESTED, example
 
 from daskcnn.arrays import Device
 from daskcnn.nn import LAYERS, Context, Sequential, leaves, sequential_from_spec
 from daskcnn.nn.initial import glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
+from tests.nn.nn_cases import CASES, MAP, NESTED, example
 
 
 def test_it_is_its_layers_in_order():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from nn_cases import cast, values
 
 from daskcnn.arrays import Device
 from daskcnn.nn import LOSSES, SGD, Context, build_model, init_network, leaves, loss_and_gradients
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from nn_cases import MAP, NESTED, cast, example, values
 
 from daskcnn.arrays import Device
 from daskcnn.nn import (
@@ -26,6 +25,7 @@ from daskcnn.nn import (
     predict,
 )
 from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
+from tests.nn.nn_cases import MAP, NESTED, cast, example, values
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import every_variant
-from split_here import SplitServer, WholeServer, server_of
 
 from daskcnn.ps import RULES, Code, Instruction, Join, Pull, Push, Refuse, Reply, UpdateRule
+from tests.ps.driving import every_variant
+from tests.ps.split_here import SplitServer, WholeServer, server_of
 
 SIZE = 4
 LARGEST = float(np.finfo(np.float32).max)

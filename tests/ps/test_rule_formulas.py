@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from driving import MOMENTUM, Cluster, Replica, alone, parabola, push, trained, vectors, view
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from daskcnn.nn.optimizer import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
+from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, trained, vectors, view
 
 
 def gamma(rule: UpdateRule, version: int, base: int, others: dict[str, int]) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import MOMENTUM, Cluster, Replica, alone, every_variant, parabola, push, trained, vectors, view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from daskcnn.arrays import NUMPY, Device
 from daskcnn.nn.optimizer import SGD
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Asynchronous, Join, Local, ParameterServer, Push, UpdateRule
+from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, every_variant, parabola, push, trained, vectors, view
 
 every = pytest.mark.parametrize("name", RULES)
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=6)

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from driving import every_variant
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -25,6 +24,7 @@ from daskcnn.ps import (
     Request,
     UpdateRule,
 )
+from tests.ps.driving import every_variant
 
 WORKERS = ("a", "b", "c", "d")
 workers = st.sampled_from(WORKERS)

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from split_here import SplitServer, ranges_of
 
 from daskcnn.ps import (
     RULES,
@@ -46,6 +45,7 @@ from daskcnn.ps.split import (
     Vote,
     spans,
 )
+from tests.ps.split_here import SplitServer, ranges_of
 
 SIZE, PARTS = 7, 3
 WORKERS = st.sampled_from(("a", "b", "c"))

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fs_faults import checkpoint
 from safetensors.numpy import save as encode
 
 from daskcnn.errors import DataError
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load, save
 from daskcnn.runs.files import dumps
+from tests.runs.fs_faults import checkpoint
 
 
 def names(folder: Path) -> list[str]:

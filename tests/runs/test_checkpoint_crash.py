@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fs_faults import checkpoint, intercepted
 
 from daskcnn.runs.checkpoint import Checkpoint, latest, load, save
+from tests.runs.fs_faults import checkpoint, intercepted
 
 
 def fail_on_warning(message: str) -> None:

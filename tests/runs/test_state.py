@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
 
 from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
@@ -20,6 +19,7 @@ from daskcnn.runs.state import TrainingState, facts_of, to_state
 from daskcnn.store import open_dataset
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import to_classifier
+from tests.tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
 
 
 @pytest.fixture

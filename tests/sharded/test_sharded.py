@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from standin import device_of
-from toy_data import toy_dataset
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.tables import Job
@@ -47,6 +45,8 @@ from daskcnn.sharded import (
 )
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
 from daskcnn.training.replica import Replica
+from tests.standin import device_of
+from tests.toy_data import toy_dataset
 
 STEPS, BATCH = 50, 8
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}

@@ -7,12 +7,22 @@ import re
 from typing import Any
 
 import pytest
-from run_events import Event, asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, tables
 
 from daskcnn.runs.files import jsonable
 from daskcnn.show.comparison import ComparedLine, Comparison, compare, format_comparison
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import MOST, format_report
+from tests.show.run_events import (
+    Event,
+    asynchronous,
+    calibration,
+    data_parallel,
+    epoch,
+    layer_sharded,
+    round_of,
+    start,
+    tables,
+)
 
 
 def run(

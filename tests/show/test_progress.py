@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
 
 from daskcnn.events import Warned, parse
 from daskcnn.show.board import Board
 from daskcnn.show.live import TerminalProgress
 from daskcnn.show.progress import PlainProgress, choose
+from tests.show.run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
 
 EVIL = "killed [/bold][red]\x1b[31m\r\nby \x07OOM\x9b2J"
 WARNING = {"event": "warning", "message": EVIL}

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from run_events import (
+
+from daskcnn.errors import DataError
+from daskcnn.runs.files import jsonable
+from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
+from daskcnn.show.report_text import format_report
+from tests.show.run_events import (
     Event,
     asynchronous,
     calibration,
@@ -21,11 +26,6 @@ from run_events import (
     tables,
     worker_totals,
 )
-
-from daskcnn.errors import DataError
-from daskcnn.runs.files import jsonable
-from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
-from daskcnn.show.report_text import format_report
 
 VECTOR = 1000
 Busy = list[list[float]]

@@ -5,11 +5,11 @@ import math
 from typing import Any
 
 import pytest
-from run_events import calibration, data_parallel, round_of, worker_totals
 
 from daskcnn.runs.summary import build_summary
 from daskcnn.show import text
 from daskcnn.show.summary import format_summary
+from tests.show.run_events import calibration, data_parallel, round_of, worker_totals
 
 
 def summary(**changes: Any) -> dict[str, Any]:

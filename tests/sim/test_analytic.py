@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sim_cases import cluster, of, run, seconds, workload
 
 from daskcnn.events import RoundEnded
 from daskcnn.ps import RULES, Push
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
+from tests.sim.sim_cases import cluster, of, run, seconds, workload
 
 ON_TRAIN = {"accuracy_on": "train"}
 AT_ONCE = 1e12

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.arrays import Device
 from daskcnn.events import EpochEnded, Event, RoundEnded
@@ -19,6 +18,7 @@ from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.training.replica import Replica
+from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
 
 SAMPLES, JUDGED = 400, 100
 every = pytest.mark.parametrize("name", RULES)

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 import pytest
-from sim_cases import WITHIN, cluster, run, workload
 
 from daskcnn.errors import DataError
 from daskcnn.events import (
@@ -22,6 +21,7 @@ from daskcnn.events import (
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import parse_cluster, to_toml
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds, weighted_median
+from tests.sim.sim_cases import WITHIN, cluster, run, workload
 
 every = pytest.mark.parametrize("name", RULES)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim_cases import WITHIN, cluster, of, run, workload
 
 from daskcnn.events import RoundEnded
 from daskcnn.ps import RULES
+from tests.sim.sim_cases import WITHIN, cluster, of, run, workload
 
 RECORDED = Path(__file__).with_name("recorded_rounds.json")
 KEYS = [

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sim_cases import WITHIN, cluster, of, run, seconds, workload
 
 from daskcnn.errors import ClusterError
 from daskcnn.events import RoundEnded, RunEnded
@@ -20,6 +19,7 @@ from daskcnn.ps import RULES
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
 from daskcnn.training.reports import RoundReport
+from tests.sim.sim_cases import WITHIN, cluster, of, run, seconds, workload
 
 every = pytest.mark.parametrize("name", RULES)
 WALK = {"kind": "walk", "every": 0.5, "spread": 0.3}

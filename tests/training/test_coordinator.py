@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import ANY
 
-from coordinator_shell import Shell, report_of
-from test_coordinator_machine import STALL, settings_of
-
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import (
     CalibratedWorker,
@@ -25,6 +22,8 @@ from daskcnn.partition.allocation import Ranges
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Log, Order
+from tests.training.coordinator_shell import Shell, report_of
+from tests.training.test_coordinator_machine import STALL, settings_of
 
 PEERS = ("bsp", {"exchange": "asa"})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator_shell import Shell
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,6 +14,7 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.settings import Settings
+from tests.training.coordinator_shell import Shell
 
 SAMPLES, VALIDATION, EPOCHS = 60, 20, 3
 EXCHANGES: list[tuple[str, dict[str, Any]]] = [*((name, {}) for name in RULES), ("bsp", {"exchange": "asa"})]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from coordinator_shell import Shell
-from test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
 
 from daskcnn.partition import PARTITIONERS
 from daskcnn.training.coordinator import facts, orders
+from tests.training.coordinator_shell import Shell
+from tests.training.test_coordinator_machine import EPOCHS, EXCHANGES, SAMPLES, STALL, settings_of
 
 SEEDS = 300
 STEPS = 60

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import (
@@ -27,6 +26,7 @@ from daskcnn.training.coordinator import facts, layer, orders
 from daskcnn.training.coordinator.layer import GO_BACK, LayerSnapshot, Phase
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS
+from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
 BOOK = {"best": 0.0, "worse": 0}
 

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from standin import device_of
-from toy_data import toy_dataset
 
 import daskcnn.training.replica
 from daskcnn.arrays import Array, Device
@@ -30,6 +28,8 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
 from daskcnn.training.replica import Replica, Stopped, evaluation_batch
+from tests.standin import device_of
+from tests.toy_data import toy_dataset
 
 LAYERS = [
     {"layer": "conv", "kernels": 4, "size": 3},

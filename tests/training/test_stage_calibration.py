@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import tiny_data
 
 from daskcnn.arrays import Device
 from daskcnn.job.tables import Job
 from daskcnn.store import open_dataset
 from daskcnn.training import stage_calibration
 from daskcnn.training.replica import Replica
+from tests.tiny_runs import tiny_data
 
 SECONDS = {
     "shard_forward": 8.0,

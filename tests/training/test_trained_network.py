@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_runs import CLASSES, random_state, tiny_job
 
 from daskcnn.arrays import Device
 from daskcnn.job.resolve import resolve
@@ -13,6 +12,7 @@ from daskcnn.store.facts import Facts
 from daskcnn.training import trained_network as module
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import Classifier
+from tests.tiny_runs import CLASSES, random_state, tiny_job
 
 
 @pytest.fixture
