@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: install run test check docs format bench bench-conv bench-cifar10 image-replay clean
+.PHONY: install run test test-all check docs format bench bench-conv bench-cifar10 image-replay clean
 
 install: $(VENV)/.installed
 
@@ -22,11 +22,16 @@ run: install
 # tests of a cluster have the machine to themselves; of the others as many run at once as there are cores
 test: install
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -q -m "not cluster" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m "cluster and not slow"
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+# what a change is tried with before it is done: also what takes long
+test-all: test
+	$(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m "slow and cluster"
 
 check: install
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from typing import Any
 
@@ -10,3 +11,14 @@ def dask_setup(worker: Any) -> None:
     """Called by Dask in the worker's process. The nanny, in the driver, still ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.getLogger("distributed.worker").addFilter(worth_a_line)
+
+
+def worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether a user should see a line of the worker's log.
+
+    A heartbeat that is under way while the job closes its own cluster fails, and Dask logs that with a traceback. A lost
+    scheduler of a local cluster is the driver itself: there is nobody left to be told.
+    """
+    failed = record.exc_info[1] if record.exc_info else None
+    return not (isinstance(failed, OSError) and "heartbeat" in record.getMessage())

@@ -156,6 +156,7 @@ def test_doctor_looks_at_a_cluster(tmp_path: Path, synthetic: str, by_hand: str)
     assert [f["check"] for f in json.loads(short.stdout) if not f["ok"]][:2] == ["workers", "data"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="the worker would have its GPU")
 def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synthetic: str, by_hand: str) -> None:
     job = job_file(tmp_path, synthetic)
@@ -169,6 +170,7 @@ def test_worker_that_advertises_a_gpu_it_lacks_is_left_out(tmp_path: Path, synth
     assert "1 gpu, of which none can be used" in workers["seen"]
 
 
+@pytest.mark.slow
 def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp_path: Path, synthetic: str) -> None:
     with hand_made_cluster(tmp_path, ["CPU=1 GPU=1"]) as (file, _):
         done = finish(daskcnn_run(job_file(tmp_path, synthetic), "--scheduler-file", file, "--json", "--wait", "60"))
@@ -214,7 +216,7 @@ def wait_for(file: Path, timeout: float = 100) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
 def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     three_workers: Client, tmp_path: Path, synthetic: str, strategy: str
 ) -> None:
@@ -235,7 +237,9 @@ def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.01
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str, signum: int, code: int) -> None:
     """As Ctrl-C at a terminal does it: the local workers get the signal too."""
     workers = {"workers": {"cpu": 1}}

@@ -45,6 +45,7 @@ def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
     job = job_file(tmp_path, synthetic)
     done = finish(daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=2", "--json"), timeout=100)
@@ -54,6 +55,7 @@ def test_a_run_goes_on_with_the_workers_that_answer(tmp_path: Path, synthetic: s
         assert f"warning: worker {one_stopped.worker}: no answer within 20 s" in done.stderr
 
 
+@pytest.mark.slow
 def test_too_few_that_answer_are_exit_3_and_a_finding(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
     """Job and doctor at the same time: both only wait."""
     job = job_file(tmp_path, synthetic)

@@ -11,7 +11,7 @@ import pytest
 from daskcnn.runs.directory import RunDirectory
 from tests.cluster.test_by_hand import DASK, daskcnn_run, finish, job_file, process, wait_for_checkpoint
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def test_trained_but_not_kept_where_asked_is_exit_6_and_the_place_is_named(tmp_path: Path, synthetic: str) -> None:
