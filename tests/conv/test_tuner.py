@@ -127,7 +127,7 @@ def test_time_is_shared_out_and_small_problems_come_first(only: Only, clock: Fak
     asked: list[ConvSpec] = []
 
     class Noted(FakeAlgorithm):
-        def prepare(self, spec, w, device, *, keep=False):
+        def prepare(self, spec, w, device: Device, *, keep=False):
             asked.append(spec)
             return super().prepare(spec, w, device)
 

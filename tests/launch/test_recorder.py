@@ -130,14 +130,14 @@ def whole(place: Path, state: TrainingState, summary: dict[str, Any]) -> list[st
 
 
 @pytest.mark.usefixtures("full")
-def test_a_disk_with_room_keeps_the_run_in_its_place(recorder: Recorder, runs: Path):
+def test_a_disk_with_room_keeps_the_run_in_its_place(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     assert whole(runs / "run", state, finish(recorder)) == ["checkpoint", "end"]
     recorder.raise_if_not_kept()
 
 
-def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, path: str, temporary: Path):
+def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, path: str, temporary: Path) -> None:
     with recorder_in(runs, path) as recorder:
         recorder.save(random_state(recorder.prepared.job, step=7))
         full(True)
@@ -159,7 +159,7 @@ def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, 
     assert [p.name for p in runs.iterdir() if p.name != "filler"] == ["run"], "what failed half-way is cleaned up"
 
 
-def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str):
+def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str) -> None:
     with recorder_in(runs, path) as recorder:
         full(True)
         state = random_state(recorder.prepared.job)
@@ -173,7 +173,7 @@ def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str):
 
 def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
     full: Full, runs: Path, path: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     class Ending:
         def __init__(self, *_: Any) -> None:
             self.state = random_state(recorder.prepared.job)
@@ -194,7 +194,7 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
     assert latest(place / "checkpoints", warn=pytest.fail) is not None
 
 
-def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch):
+def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorder_in(runs, path) as recorder:
         full(True)
         recorder.save(random_state(recorder.prepared.job))
@@ -209,7 +209,7 @@ def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypat
 # --- a run directory that is gone ---
 
 
-def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: Path):
+def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     recorder.emit(EpochEnded(epoch=1.0, step=1))
@@ -224,7 +224,7 @@ def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: P
         RunDirectory.open(runs / "run", writable=True)
 
 
-def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path):
+def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.resumed(state)
     shutil.rmtree(runs / "run")
@@ -232,7 +232,7 @@ def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: 
     whole(runs / "run", state, finish(recorder))
 
 
-def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, runs: Path):
+def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     shutil.rmtree(runs / "run" / "checkpoints")
@@ -240,7 +240,9 @@ def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, ru
     recorder.raise_if_not_kept()
 
 
-def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it(recorder: Recorder, runs: Path):
+def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it(
+    recorder: Recorder, runs: Path
+) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     shutil.rmtree(runs / "run")
@@ -253,7 +255,7 @@ def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it
         recorder.raise_if_not_kept()
 
 
-def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, path: str, temporary: Path):
+def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, path: str, temporary: Path) -> None:
     with ExitStack() as stack:
         disk(stack, runs)
         with recorder_in(runs, path) as recorder:
