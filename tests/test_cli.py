@@ -99,7 +99,12 @@ def _toml(value: Any) -> str:
 def resolved(monkeypatch: pytest.MonkeyPatch, *args: object) -> dict[str, Any]:
     """The job that a command line comes to."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(jobs, "run", lambda raw, **_: seen.append(resolve(raw).model_dump()) or {})
+
+    def note(raw: dict[str, Any], **_: Any) -> dict[str, Any]:
+        seen.append(resolve(raw).model_dump())
+        return {}
+
+    monkeypatch.setattr(jobs, "run", note)
     monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", str)
     assert invoke(run, *args).exit_code == 0
     return seen[0]

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from daskcnn.cli import main
 from daskcnn.cluster import admission
+from daskcnn.cluster.admission import PACKAGES
 from daskcnn.cluster.calls import ask_scheduler, ask_workers
 from daskcnn.cluster.members import Member
 from daskcnn.doctor import cluster as doctor_cluster
@@ -44,8 +45,8 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
 
 
-def finding(check: str, *args: Any) -> Finding:
-    (found,) = [f for f in examine(*(args or (None, None, 1.0)), Wanted()) if f.check == check]
+def finding(check: str, scheduler: str | None = None) -> Finding:
+    (found,) = [f for f in examine(scheduler, None, 1.0, Wanted()) if f.check == check]
     return found
 
 
@@ -62,7 +63,7 @@ def test_a_healthy_machine() -> None:
         ("disk", lambda m: m.setattr(shutil, "disk_usage", lambda _: Usage(1 << 20)), "run.dir"),
         ("disk", lambda m: m.setattr("os.access", lambda *_: False), "run.dir"),
         ("BLAS", lambda m: m.setattr(doctor, "threadpool_info", list), "OpenBLAS"),
-        ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(doctor.PACKAGES, "missing")), "pip"),
+        ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(PACKAGES, "missing")), "pip"),
     ],
 )
 def test_what_a_machine_lacks_comes_with_a_remedy(
@@ -90,7 +91,12 @@ def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def member(name: str, kind: Any = "cpu", **other: Any) -> Member:
-    facts = {"address": f"tcp://10.0.0.2:{name}", "host": "10.0.0.2", "threads": 4, "memory_limit": 8 * GIB}
+    facts: dict[str, Any] = {
+        "address": f"tcp://10.0.0.2:{name}",
+        "host": "10.0.0.2",
+        "threads": 4,
+        "memory_limit": 8 * GIB,
+    }
     return Member(name, **(facts | {"kind": kind} | other))
 
 
@@ -403,7 +409,7 @@ def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ClusterError("scheduler tcp://10.0.0.1:8786", "no answer", "start one")
 
     monkeypatch.setattr(doctor, "connect", connect)
-    found = finding("scheduler", "tcp://10.0.0.1:8786", None, 1.0)
+    found = finding("scheduler", "tcp://10.0.0.1:8786")
     assert (found.ok, found.seen) == (False, "scheduler tcp://10.0.0.1:8786: no answer")
     assert found.remedy == "start one"
 

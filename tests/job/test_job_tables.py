@@ -232,7 +232,7 @@ def test_all_problems_come_at_once() -> None:
         "run": 5,
     }
     found = problems(raw)
-    expected = (
+    expected: tuple[str, ...] = (
         "trian",
         "data.validation",
         "data.limt",
@@ -456,7 +456,8 @@ def test_every_key_says_what_it_means_in_a_sentence(model: Any) -> None:
 
 
 def test_options_are_strict_everywhere() -> None:
-    for model in (Job, *Options.__subclasses__()):
+    models: list[type[BaseModel]] = [Job, *Options.__subclasses__()]
+    for model in models:
         assert model.model_config["extra"] == "forbid"
         assert model.model_config["frozen"]
         assert model.model_config["strict"]

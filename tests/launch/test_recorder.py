@@ -47,7 +47,7 @@ def disk(stack: ExitStack, folder: Path) -> None:
     )
     if mounted.returncode:
         pytest.skip("a disk may not be mounted here")
-    stack.callback(subprocess.run, ["umount", "-l", folder], check=False, capture_output=True)
+    stack.callback(lambda: subprocess.run(["umount", "-l", folder], check=False, capture_output=True))
 
 
 @pytest.fixture
@@ -174,19 +174,21 @@ def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str) -> None:
 def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
     full: Full, runs: Path, path: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Ending:
-        def __init__(self, *_: Any) -> None:
-            self.state = random_state(recorder.prepared.job)
-
-        def train(self) -> None:
-            recorder.save(self.state)
-            raise Interrupted("interrupted by signal 15", 15)
-
-    monkeypatch.setattr(runner, "DataParallel", Ending)
     with recorder_in(runs, path) as recorder:
+
+        class Ending:
+            def __init__(self, *_: Any) -> None:
+                self.state = random_state(recorder.prepared.job)
+
+            def train(self) -> None:
+                recorder.save(self.state)
+                raise Interrupted("interrupted by signal 15", 15)
+
+        monkeypatch.setattr(runner, "DataParallel", Ending)
         full(True)
+        context: Any = SimpleNamespace(job=recorder.prepared.job, close=lambda: None)
         with pytest.raises(Interrupted) as caught:
-            runner._train(SimpleNamespace(job=recorder.prepared.job, close=lambda: None), recorder, None)
+            runner._train(context, recorder, None)
     (place,) = temporary.glob("daskcnn-*/run")
     assert caught.value.exit_code == 143
     assert f"--resume {place}" in str(caught.value)
@@ -217,7 +219,9 @@ def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: P
     recorder.emit(EpochEnded(epoch=2.0, step=1))
     log = RunDirectory.open(runs / "run").events()
     assert [e.kind for e in log] == ["checkpoint", "epoch", "epoch", "warning", "checkpoint"]
-    assert "gone (was it removed?), and written anew" in log[3].message
+    told = log[3]
+    assert isinstance(told, Warned)
+    assert "gone (was it removed?), and written anew" in told.message
     whole(runs / "run", state, finish(recorder))
     recorder.raise_if_not_kept()
     with pytest.raises(Exception, match="being written by"):
@@ -264,7 +268,9 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
             recorder.emit(EpochEnded(epoch=1.0, step=1))
             subprocess.run(["umount", "-l", runs], check=True)
             recorder.emit(EpochEnded(epoch=2.0, step=1))
-            assert "its disk is not mounted" in recorder.directory.events()[-1].message
+            told = recorder.directory.events()[-1]
+            assert isinstance(told, Warned)
+            assert "its disk is not mounted" in told.message
             summary = finish(recorder)
             with pytest.raises(NotKept):
                 recorder.raise_if_not_kept()

@@ -157,8 +157,9 @@ def test_a_clean_up_that_fails_hides_no_early_end(
         raise OSError("the scheduler is gone")
 
     monkeypatch.setattr(runner, "DataParallel", Ending)
+    context: Any = SimpleNamespace(job=recorder.prepared.job, close=close)
     with pytest.raises(type(error), match="no checkpoint was written yet"):
-        runner._train(SimpleNamespace(job=recorder.prepared.job, close=close), recorder, None)
+        runner._train(context, recorder, None)
     summary = recorder.directory.summary()
     assert summary is not None
     assert (summary["status"], summary["epochs"], summary["test"]) == (status, 1.5, None)

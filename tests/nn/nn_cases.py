@@ -26,7 +26,7 @@ from daskcnn.nn.layers import (
 
 MAP, VECTOR = (5, 4, 3), (7,)
 
-CASES = {
+CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "conv": [
         (Conv(4, 3), MAP),
         (Conv(2, 3, stride=2, pad=1), MAP),
@@ -62,7 +62,7 @@ NESTED = Sequential(
 
 COMPOSITES = [(NESTED, MAP)]
 
-ALL = [
+ALL: list[tuple[Layer, Shape]] = [
     *((layer, shape) for cases in CASES.values() for layer, shape in cases),
     *COMPOSITES,
 ]

@@ -21,10 +21,10 @@ SHAPES = [(5, 3, 4, 6), (7, 2)]
 def test_descent_in_blocks_gives_the_same_bits(
     options: tuple[Any, ...], threads: int, rng: np.random.Generator
 ) -> None:
-    whole = [values(rng, 1001, "float32") for _ in range(3)]
+    params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
     parts = [v.copy() for v in whole]
-    SGD(*options).step(*whole, 0.1)
-    SGD(*options).step(*parts, 0.1, in_blocks(100, threads))
+    SGD(*options).step(params, grads, velocity, 0.1)
+    SGD(*options).step(parts[0], parts[1], parts[2], 0.1, in_blocks(100, threads))
     np.testing.assert_equal(parts, whole)
 
 
@@ -34,7 +34,7 @@ def test_descent_to_somewhere_else_leaves_the_old_weights(options: tuple[Any, ..
     before, new = [v.copy() for v in whole], (np.empty_like(params), np.empty_like(velocity))
     SGD(*options).step(params, grads, velocity, 0.1, in_blocks(100), out=new)
     np.testing.assert_equal([params, velocity], before[::2])
-    SGD(*options).step(*before, 0.1)
+    SGD(*options).step(before[0], before[1], before[2], 0.1)
     np.testing.assert_equal(new, tuple(before[::2]))
 
 
@@ -55,7 +55,8 @@ def test_channels_are_summed_in_blocks(shape: Shape, threads: int, rng: np.rando
 @pytest.mark.parametrize("shape", SHAPES)
 def test_channel_sums_do_not_depend_on_threads(shape: Shape, rng: np.random.Generator) -> None:
     x = values(rng, shape, "float32")
-    np.testing.assert_array_equal(*(channel_sum(x, in_blocks(100, t)) for t in (1, 3)))
+    alone, together = (channel_sum(x, in_blocks(100, threads)) for threads in (1, 3))
+    np.testing.assert_array_equal(alone, together)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -77,6 +78,7 @@ def test_dense_layers_on_long_vectors_go_in_pieces(
     x, dy = values(rng, (3, features)), values(rng, (3, 5))
     y, _, residual = layer.forward(params, {}, x, ctx)
     dx, grads = layer.backward(params, residual, dy, ctx)
+    assert dx is not None
     np.testing.assert_allclose(y, x @ params["w"] + params["b"], rtol=1e-12)
     np.testing.assert_allclose(dx, dy @ params["w"].T, rtol=1e-12)
     np.testing.assert_allclose(grads["w"], x.T @ dy, rtol=1e-12)

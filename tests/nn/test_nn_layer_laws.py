@@ -145,5 +145,6 @@ def test_a_samples_output_depends_on_no_other_sample(layer: Layer, in_shape: Sha
     params, state, x, _, ctx = example(layer, in_shape, Device(), N=4, training=training)
     together, _, _ = layer.forward(params, state, x, ctx)
     some = [2, 0]
+    assert ctx.keys is not None
     alone, _, _ = layer.forward(params, state, x[..., some, :], replace(ctx, keys=ctx.keys[some]))
     np.testing.assert_allclose(alone, together[..., some, :], rtol=1e-12, atol=1e-15)

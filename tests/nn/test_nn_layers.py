@@ -57,8 +57,11 @@ def test_kernel_shards_join_to_the_whole_layer() -> None:
     for k in shards:
         own = {name: p[..., k] for name, p in params.items()}
         part, _, kept = layer.forward(own, {}, x, ctx)
-        parts.append((part, *layer.backward(own, kept, dy[..., k], ctx)))
+        own_dx, own_grads = layer.backward(own, kept, dy[..., k], ctx)
+        assert own_dx is not None
+        parts.append((part, own_dx, own_grads))
     np.testing.assert_allclose(np.concatenate([p[0] for p in parts], axis=-1), y)
+    assert dx is not None
     np.testing.assert_allclose(sum(p[1] for p in parts), dx)
     for name in params:
         np.testing.assert_allclose(np.concatenate([p[2][name] for p in parts], axis=-1), grads[name])
@@ -132,10 +135,10 @@ def test_threads_never_add_to_pixels_that_windows_share(
             return super().map(function, items, threads=threads)
 
     pool = Recording()
-    layer, ctx = layer(2, stride), Context(Device(pool=pool), training=True)
-    y, _, residual = layer.forward({}, {}, values(rng, (5, 5, 2, 2)), ctx)
+    pooling, ctx = layer(2, stride), Context(Device(pool=pool), training=True)
+    y, _, residual = pooling.forward({}, {}, values(rng, (5, 5, 2, 2)), ctx)
     before = pool.calls
-    layer.backward({}, residual, values(rng, y.shape), ctx)
+    pooling.backward({}, residual, values(rng, y.shape), ctx)
     assert pool.calls - before == (0 if shared else 1)
 
 

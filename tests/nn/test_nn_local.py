@@ -47,7 +47,11 @@ def layer_by_layer(net: Sequential, x: Array, dy: Array, ctx: Context) -> tuple[
 def together(net: Sequential, x: Array, dy: Array, ctx: Context) -> tuple[Array, Array]:
     """(y, dx) of the network."""
     y, _, residual = net.forward({}, {}, x, ctx)
-    return y, net.backward({}, residual, dy, ctx)[0] if ctx.training else dy
+    if not ctx.training:
+        return y, dy
+    dx, _ = net.backward({}, residual, dy, ctx)
+    assert dx is not None
+    return y, dx
 
 
 @every_chain
@@ -71,6 +75,7 @@ def test_going_back_from_some_channels_to_some(net: Sequential, in_shape: Shape,
     whole = np.zeros_like(dy)
     whole[..., given] = dy[..., given]
     expected, _ = net.backward({}, residual, whole, ctx)
+    assert expected is not None
     found, grads = net.backward_of({}, residual, dy[..., given], ctx, given=given, of=C, wanted=wanted)
     np.testing.assert_array_equal(found, expected[..., wanted])
     assert found.flags.c_contiguous
@@ -146,6 +151,7 @@ def test_dropout_draws_the_same_bits_in_every_block(in_shape: Shape, block: int)
     pool = [MaxPool(2)] if len(in_shape) == 3 else []
     net = chain(Tanh(), *pool, Dropout(0.4))
     _, _, x, dy, ctx = example(net, in_shape, in_blocks(block), N=4)
+    assert ctx.keys is not None
     before, _, _ = chain(*(layer for _, layer in net.layers[:-1])).forward({}, {}, x, ctx)
     kept = reference_mask(before.shape, ctx.keys, ctx.child(net.layers[-1][0]).salt, 0.4)
     np.testing.assert_array_equal(net.forward({}, {}, x, ctx)[0], before * kept * (1 / (1 - 0.4)))

@@ -85,8 +85,10 @@ def test_known_models_have_no_problem(name: str) -> None:
     ],
 )
 def test_unknown_models_are_named_with_a_remedy(name: str, remedy: str) -> None:
-    assert name in model_problem(name)
-    assert remedy in model_problem(name)
+    problem = model_problem(name)
+    assert problem is not None
+    assert name in problem
+    assert remedy in problem
     with pytest.raises(ValueError, match=name):
         build_model(name, None, CIFAR, 10)
 
@@ -118,7 +120,7 @@ def test_seed_and_dtype_decide_the_weights(name: str) -> None:
     single, double = (init_network(model, 3, CIFAR, dtype)[0] for dtype in ("float32", "float64"))
     other = init_network(model, 4, CIFAR, "float32")[0]
     for (path, a), (_, b), (_, c) in zip(leaves(single), leaves(double), leaves(other), strict=True):
-        assert (a.dtype, b.dtype) == ("float32", "float64")
+        assert (a.dtype, b.dtype) == (np.dtype("float32"), np.dtype("float64"))
         np.testing.assert_array_equal(a, b.astype("float32"))
         assert path.endswith("/b") or (a != c).any()
 

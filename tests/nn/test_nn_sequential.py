@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, sequential_from_spec
-from daskcnn.nn.initial import glorot_uniform, he_normal
+from daskcnn.nn import LAYERS, Context, Layer, Sequential, Shape, leaves, sequential_from_spec
+from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
 from tests.nn.nn_cases import CASES, MAP, NESTED, example
@@ -41,6 +42,7 @@ def test_without_need_dx_only_dx_is_missing() -> None:
     _, _, residual = net.forward(params, state, x, ctx)
     dx, grads = net.backward(params, residual, dy, ctx)
     none, same = net.backward(params, residual, dy, replace(ctx, need_dx=False))
+    assert dx is not None
     assert dx.shape == x.shape
     assert none is None
     np.testing.assert_equal(same, grads)
@@ -101,7 +103,10 @@ def test_weights_before_a_relu_start_he_normal_and_others_glorot() -> None:
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_each_layer_asks_of_the_weights_before_it(kind: str) -> None:
-    own = {"relu": he_normal, **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform)}
+    own: dict[str, Initializer] = {
+        "relu": he_normal,
+        **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform),
+    }
     layer, _ = CASES[kind][0]
     for after in (he_normal, glorot_uniform):
         assert layer.initial_before(after) is own.get(kind, after)
@@ -170,8 +175,13 @@ def test_empty_and_ambiguous_networks_are_refused(layers: tuple[tuple[str, Layer
 
 def test_a_minibatch_does_not_look_for_its_chains_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sequential_from_spec([{"layer": kind} for kind in ("relu", "tanh", "flatten", "relu")])
-    found, of = [], Chain.of
-    monkeypatch.setattr(Chain, "of", lambda *arguments: found.append(arguments) or of(*arguments))
+    found, of = list[Shape](), Chain.of
+
+    def noted(layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
+        found.append(in_shape)
+        return of(layers, in_shape)
+
+    monkeypatch.setattr(Chain, "of", noted)
     x, ctx = np.ones((2, 2, 3, 1), "f"), Context(Device(), training=True)
     first, _, _ = model.forward({}, {}, x, ctx)
     assert found

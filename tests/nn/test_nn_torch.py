@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -14,20 +14,21 @@ from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, 
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
+Tensor: TypeAlias = Any  # of PyTorch, which few environments have
 F = torch.nn.functional
 
 CTX = Context(Device(), training=True)
 
 
-def nchw(x_hwnc: Array) -> torch.Tensor:
+def nchw(x_hwnc: Array) -> Tensor:
     return torch.tensor(x_hwnc.transpose(2, 3, 0, 1).copy(), requires_grad=True)
 
 
-def hwnc(x_nchw: torch.Tensor) -> Array:
+def hwnc(x_nchw: Tensor) -> Array:
     return x_nchw.detach().numpy().transpose(2, 3, 0, 1)
 
 
-def oihw(w_rsck: Array) -> torch.Tensor:
+def oihw(w_rsck: Array) -> Tensor:
     return torch.tensor(w_rsck.transpose(3, 2, 0, 1).copy(), requires_grad=True)
 
 
@@ -51,7 +52,7 @@ ON_MAPS = [
 @pytest.mark.parametrize(("layer", "reference"), ON_MAPS, ids=lambda v: repr(v) if hasattr(v, "init") else "")
 @pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
 def test_layers_without_parameters(
-    layer: Layer, reference: Callable[[torch.Tensor], torch.Tensor], ties: bool, rng: np.random.Generator
+    layer: Layer, reference: Callable[[Tensor], Tensor], ties: bool, rng: np.random.Generator
 ) -> None:
     x = values(rng, (7, 6, 4, 9))
     if ties:  # few values: windows have several maxima
@@ -75,6 +76,7 @@ def test_convolution(size: int, stride: int, pad: int, rng: np.random.Generator)
     y, _, residual = layer.forward(params, {}, x, CTX)
     dy = values(rng, y.shape)
     dx, grads = layer.backward(params, residual, dy, CTX)
+    assert dx is not None
     x_t, w_t, b_t = nchw(x), oihw(params["w"]), torch.tensor(params["b"], requires_grad=True)
     y_t = F.conv2d(x_t, w_t, b_t, stride, pad)
     y_t.backward(nchw(dy).detach())
@@ -92,6 +94,7 @@ def test_batch_norm_over_two_steps_and_an_evaluation(rng: np.random.Generator) -
         y, state, residual = layer.forward(params, state, x, CTX)
         dy = values(rng, y.shape)
         dx, grads = layer.backward(params, residual, dy, CTX)
+        assert dx is not None
         x_t = nchw(x)
         y_t = reference(x_t)
         reference.zero_grad()
@@ -112,6 +115,7 @@ def test_dense(rng: np.random.Generator) -> None:
     x, dy = values(rng, (3, 7)), values(rng, (3, 5))
     y, _, residual = layer.forward(params, {}, x, CTX)
     dx, grads = layer.backward(params, residual, dy, CTX)
+    assert dx is not None
     x_t, w_t = torch.tensor(x, requires_grad=True), torch.tensor(params["w"].T.copy(), requires_grad=True)
     y_t = F.linear(x_t, w_t, torch.tensor(params["b"]))
     y_t.backward(torch.tensor(dy))
@@ -146,7 +150,7 @@ def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Ge
     np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
 
 
-def quick_in_torch(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def quick_in_torch(p: dict[str, Tensor], x: Tensor) -> Tensor:
     """`quick` on NCHW, from our parameters' tensors."""
     x = F.relu(F.max_pool2d(F.conv2d(x, p["conv1/w"], p["conv1/b"], padding=2), 2))
     x = F.avg_pool2d(F.relu(F.conv2d(x, p["conv2/w"], p["conv2/b"], padding=2)), 2)

@@ -19,6 +19,7 @@ from daskcnn.nn import (
     Context,
     Layout,
     Params,
+    RateSchedule,
     State,
     build_model,
     correct,
@@ -50,7 +51,7 @@ def test_losses_keep_dtype_and_scores(name: str, dtype: str, device: Device, rng
     move, host = device.backend.from_host, device.backend.to_host
     given = move(scores.copy())
     loss, dscores = LOSSES[name](given, move(labels), device.xp)
-    assert (host(loss).dtype, host(dscores).dtype) == (dtype, dtype)
+    assert (host(loss).dtype, host(dscores).dtype) == (np.dtype(dtype), np.dtype(dtype))
     assert host(loss).shape == ()
     np.testing.assert_array_equal(host(given), scores)
 
@@ -163,7 +164,7 @@ def test_the_vector_holds_parameters_then_state_and_gives_them_back() -> None:
     vector = layout.flatten(params, state)
     joined = [a.reshape(-1) for _, a in [*leaves(params), *leaves(state)]]
     np.testing.assert_array_equal(vector, np.concatenate(joined))
-    assert (vector.size, vector.nbytes, vector.dtype) == (layout.size, layout.nbytes, "float32")
+    assert (vector.size, vector.nbytes, vector.dtype) == (layout.size, layout.nbytes, np.dtype("float32"))
     assert layout.parameter_size == sum(a.size for _, a in leaves(params))
     np.testing.assert_equal(layout.views(vector), (params, state))
 

@@ -11,7 +11,7 @@ import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store.archive import file_sha256, read_gzip_or_plain, read_tar_gz
-from tests.store.conftest import MakeTar
+from tests.store.conftest import MakeTar, Member
 
 EXPECTED = {"a.bin": 100, "b.bin": 100}
 
@@ -33,7 +33,7 @@ def test_expected_members_are_read(tmp_path: Path, make_tar: MakeTar) -> None:
     assert seen[-1] == (path.stat().st_size,) * 2
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[Member, str]] = {
     "dots": (("set/../../etc/passwd", b"x"), "leads out of the archive"),
     "absolute": (("/etc/passwd", b"x"), "leads out of the archive"),
     "symbolic link": ((member("set/a.bin", tarfile.SYMTYPE, "/etc/passwd"), b""), "is a link to '/etc/passwd'"),

@@ -32,7 +32,7 @@ def test_reads_back_what_was_written(toy: str, source: Source) -> None:
         x, y = split.read(0, len(split))
         np.testing.assert_array_equal(x, images)
         np.testing.assert_array_equal(y, labels)
-        assert (x.dtype, y.dtype) == (np.uint8, np.int64)
+        assert (x.dtype, y.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
     np.testing.assert_array_equal(data.train.labels(), source.train[1])
     verify(data)
 
@@ -151,8 +151,13 @@ def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source: Source, tm
 def test_chunks_beyond_the_limit_are_not_read(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _chunk(toy, "train/images", 3).unlink()
     _chunk(toy, "test/labels", 1).unlink()
-    read, load = [], Split.load
-    monkeypatch.setattr(Split, "load", lambda split, *which: read.append((split.name, *which)) or load(split, *which))
+    read, load = list[tuple[str, str, int]](), Split.load
+
+    def noted(split: Split, array: str, index: int) -> Images:
+        read.append((split.name, array, index))
+        return load(split, array, index)
+
+    monkeypatch.setattr(Split, "load", noted)
     verify(open_dataset(toy, limit=50))
     assert {*read} == {(part, array, 0) for part in ("train", "test") for array in ("images", "labels")}
     with pytest.raises(DataError, match=r"chunk 3 .* is missing"):
@@ -160,8 +165,13 @@ def test_chunks_beyond_the_limit_are_not_read(toy: str, monkeypatch: pytest.Monk
 
 
 def test_every_chunk_is_read_once(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, load = Counter(), Split.load
-    monkeypatch.setattr(Split, "load", lambda split, *which: read.update([(split.name, *which)]) or load(split, *which))
+    read, load = Counter[tuple[str, str, int]](), Split.load
+
+    def noted(split: Split, array: str, index: int) -> Images:
+        read[split.name, array, index] += 1
+        return load(split, array, index)
+
+    monkeypatch.setattr(Split, "load", noted)
     verify(open_dataset(toy))
     assert set(read.values()) == {1}
     assert len(read) == 2 * (5 + 2)
@@ -215,7 +225,7 @@ def _edit(path: Path, change: Edit) -> None:
     path.write_text(json.dumps(content))
 
 
-HOSTILE_ARRAYS = {
+HOSTILE_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "huge shape": ({"shape": [1 << 50, 32, 32, 3]}, "shape"),
     "huge chunk": (
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 40, 32, 32, 3]}}},
@@ -314,10 +324,14 @@ def test_what_is_not_there(tmp_path: Path, toy: str) -> None:
 
 
 def test_the_cache_forgets_what_was_not_used_longest() -> None:
-    cache, loads = ChunkCache(250), []
+    cache, loads = ChunkCache(250), list[str]()
 
     def get(key: str) -> Images:
-        return cache.get(key, lambda: loads.append(key) or np.zeros(100, np.uint8))
+        def load() -> Images:
+            loads.append(key)
+            return np.zeros(100, np.uint8)
+
+        return cache.get(key, load)
 
     for key in "abacab":
         get(key)

@@ -134,7 +134,7 @@ def test_mnist_files_gzip_or_not(digits: tuple[Path, dict[str, Images]], packed:
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-BAD_MNIST = {
+BAD_MNIST: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "magic": (IMAGES, lambda c: b"\x00\x00\x0d\x03" + c[4:], "starts with 00000d03 instead of 00000803"),
     "empty": (IMAGES, lambda c: b"", "starts with  instead of"),
     "header cut": (IMAGES, lambda c: c[:10], "10 bytes, less than its header's 16"),

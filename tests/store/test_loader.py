@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +81,9 @@ def test_limit_is_the_beginning_of_the_order() -> None:
     ],
 )
 def test_plans_without_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"ranges": ((0, 10),), "batch_size": 4, "seed": 0} | change
     with pytest.raises(ValueError, match=message):
-        BatchPlan(**({"ranges": ((0, 10),), "batch_size": 4, "seed": 0} | change))
+        BatchPlan(**arguments)
 
 
 # --- batches ---
@@ -132,13 +133,13 @@ def test_so_many_steps_show_the_same_samples_in_the_same_order(data: Dataset) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_layout_and_type(data: Dataset, dtype: str, augment: str) -> None:
+def test_layout_and_type(data: Dataset, dtype: str, augment: Literal["none", "crop-mirror"]) -> None:
     with batches(data, data.test, BatchPlan(((0, 60),), 25, seed=1, augment=augment), dtype) as stream:
         first = next(stream)
     assert first.x.shape == (32, 32, 25, 3)
     assert first.x.dtype == dtype
     assert first.x.flags.c_contiguous
-    assert (first.labels.dtype, first.keys.dtype) == (np.int64, np.uint64)
+    assert (first.labels.dtype, first.keys.dtype) == (np.dtype(np.int64), np.dtype(np.uint64))
 
 
 def test_small_windows_show_the_same_samples(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_keys_are_of_seed_presentation_and_sample() -> None:
 
 
 def test_reading_goes_ahead_by_two_and_no_more(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, third = [], threading.Event()
+    loaded, third = list[int](), threading.Event()
 
     def load(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
         loaded.append(len(loaded))

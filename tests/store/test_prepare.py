@@ -183,7 +183,7 @@ def test_one_class_or_plain_images_are_refused_at_import(source: Source) -> None
 
 
 def test_progress_and_warnings_are_passed_on(archive: Path, tmp_path: Path) -> None:
-    stages, warnings, out = [], [], tmp_path / "x.zarr"
+    stages, warnings, out = list[str](), list[str](), tmp_path / "x.zarr"
     prepare(
         "cifar10",
         archive=archive,
