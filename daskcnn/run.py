@@ -6,5 +6,7 @@ import sys
 
 from daskcnn.cli.run import run as main
 
+__all__ = ["main"]
+
 if __name__ == "__main__":
     sys.exit(main(prog_name="python -m daskcnn.run"))

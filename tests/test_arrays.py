@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_a_missing_device_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPat
 
     cupy = type(sys)("cupy")
     cupy.cuda = type(sys)("cuda")  # type: ignore[attr-defined]
-    cupy.cuda.runtime = Runtime  # type: ignore[attr-defined]
+    cupy.cuda.runtime = Runtime
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(ClusterError, match=r"no CUDA-capable device.*--resources CPU=1"):
         backend("gpu")
@@ -119,7 +120,7 @@ def test_blas_runs_one_thread_inside_and_as_many_as_before_outside() -> None:
 
 
 @pytest.fixture(params=[1, 3])
-def pool(request: pytest.FixtureRequest):
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     pool = Pool(request.param)
     yield pool
     pool.close()
@@ -180,7 +181,7 @@ def test_slices_cut_a_range(size: int, threads: int, at_least: int) -> None:
 def test_scratch_memory_is_reused_while_it_is_large_enough(device: Device) -> None:
     scratch = device.workspace
     first = scratch.take("a", (4, 5), "float32")
-    assert (first.shape, first.dtype) == ((4, 5), "float32")
+    assert (first.shape, first.dtype) == ((4, 5), np.dtype("float32"))
     first[...] = 7
     assert device.backend.scalar(scratch.take("a", (3,), "float32").sum()) == 21
     assert scratch.nbytes == 80

@@ -47,7 +47,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     CACHE.clear()
     started: list[Any] = []
 
-    def connect(settings: Any, *_: Any):
+    def connect(settings: Any, *_: Any) -> None:
         started.append(settings)
         raise ClusterError("no cluster here")
 
@@ -99,13 +99,18 @@ def _toml(value: Any) -> str:
 def resolved(monkeypatch: pytest.MonkeyPatch, *args: object) -> dict[str, Any]:
     """The job that a command line comes to."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(jobs, "run", lambda raw, **_: seen.append(resolve(raw).model_dump()) or {})
+
+    def note(raw: dict[str, Any], **_: Any) -> dict[str, Any]:
+        seen.append(resolve(raw).model_dump())
+        return {}
+
+    monkeypatch.setattr(jobs, "run", note)
     monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", str)
     assert invoke(run, *args).exit_code == 0
     return seen[0]
 
 
-def test_set_goes_before_flags_and_flags_before_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_set_goes_before_flags_and_flags_before_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = job_file(tmp_path, "[train]\nepochs = 3\nlr = 0.3\nseed = 3\nmomentum = 0.5\n")
     args = [file, "--set", "train.epochs=5", "--set", "train.epochs=6", "--epochs", "4", "--lr", "0.4"]
     train = resolved(monkeypatch, *args)["train"]
@@ -113,7 +118,7 @@ def test_set_goes_before_flags_and_flags_before_the_file(monkeypatch: pytest.Mon
     assert train["batch_size"] == 128
 
 
-def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     args = {
         "dataset": "mnist",
         "data": "/d.zarr",
@@ -144,7 +149,7 @@ def test_every_flag_reaches_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert (file["scheduler"], file["scheduler_file"]) == (None, "s.json")
 
 
-def test_all_problems_of_file_and_flags_come_at_once(nothing_starts: list[Any], tmp_path: Path):
+def test_all_problems_of_file_and_flags_come_at_once(nothing_starts: list[Any], tmp_path: Path) -> None:
     file = job_file(tmp_path, "[trian]\nepochs = 3\n[data]\nlimt = 5\n[model]\nname = 'quikc'\n")
     told = refused(2, run, file, "--epochs", "ten", "--lr", "-1", "--set", "train.strategy=sgwuu", "--workers", "3")
     for problem in (
@@ -163,7 +168,7 @@ def test_all_problems_of_file_and_flags_come_at_once(nothing_starts: list[Any], 
 
 
 @pytest.mark.parametrize("setting", ["epochs=3", "train", "train.epochs", "=3"])
-def test_a_malformed_setting_is_shown_with_the_right_form(setting: str):
+def test_a_malformed_setting_is_shown_with_the_right_form(setting: str) -> None:
     assert "write section.key=value, for example train.epochs=5" in refused(2, run, "--set", setting)
 
 
@@ -176,7 +181,7 @@ def test_a_malformed_setting_is_shown_with_the_right_form(setting: str):
         (["a.toml", "b.toml"], "unexpected extra argument"),
     ],
 )
-def test_a_wrong_command_line(args: list[str], words: str):
+def test_a_wrong_command_line(args: list[str], words: str) -> None:
     assert words in refused(2, run, *args)
 
 
@@ -196,7 +201,7 @@ def test_a_wrong_command_line(args: list[str], words: str):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int):
+def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
@@ -205,14 +210,14 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, error: BaseException, code:
     assert ("Traceback" in refused(code, run, "--verbose")) == (not isinstance(error, KeyboardInterrupt))
 
 
-def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch):
+def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "run", lambda *_, **__: 1 / 0)
     told = refused(1, run)
     assert "internal error: ZeroDivisionError: division by zero" in told
     assert "run again with --verbose" in told
 
 
-def test_without_a_cluster_nothing_is_left_behind(nothing_starts: list[Any], path: str):
+def test_without_a_cluster_nothing_is_left_behind(nothing_starts: list[Any], path: str) -> None:
     told = refused(3, run, *flags(tiny_job(path)), "--json")
     assert "no cluster here" in told
     assert len(nothing_starts) == 1
@@ -260,7 +265,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("kind", "words"), DAMAGES)
-def test_a_damaged_data_set_is_named(nothing_starts: list[Any], path: str, kind: str, words: str):
+def test_a_damaged_data_set_is_named(nothing_starts: list[Any], path: str, kind: str, words: str) -> None:
     damage(path, kind)
     told = refused(2, run, *flags(tiny_job(path)))
     assert f"{path}: {words}" in told
@@ -283,7 +288,7 @@ def test_a_damaged_data_set_is_named(nothing_starts: list[Any], path: str, kind:
 )
 def test_a_job_and_data_that_do_not_go_together(
     nothing_starts: list[Any], path: str, sections: dict[str, Any], words: str
-):
+) -> None:
     Path("file").write_text("")
     Path("runs/taken").mkdir(parents=True)
     assert words in refused(2, run, *flags(tiny_job(path, **sections)))
@@ -319,7 +324,7 @@ def wrong_label(files: dict[str, bytes]) -> None:
     ],
     ids=["label", "truncated", "empty", "missing"],
 )
-def test_a_wrong_archive_is_named(nothing_starts: list[Any], tmp_path: Path, change: Any, words: str):
+def test_a_wrong_archive_is_named(nothing_starts: list[Any], tmp_path: Path, change: Any, words: str) -> None:
     archive = cifar_folder(tmp_path / "cifar", change)
     assert words in refused(2, run, "--dataset", "cifar10", "--archive", archive, "--data", tmp_path / "out.zarr")
     assert words in refused(2, daskcnn, "data", "prepare", "cifar10", "--archive", archive, "--out", "o.zarr")
@@ -330,7 +335,7 @@ def test_a_wrong_archive_is_named(nothing_starts: list[Any], tmp_path: Path, cha
 # --- --dry-run and --json ---
 
 
-def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[Any], path: str):
+def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[Any], path: str) -> None:
     result = invoke(run, *flags(tiny_job(path)), "--dry-run")
     assert result.exit_code == 0
     job, end = json.JSONDecoder().raw_decode(result.stdout)
@@ -340,17 +345,17 @@ def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[A
     assert not Path("runs").exists()
 
 
-def test_a_dry_run_in_json_keeps_stdout_json(path: str):
+def test_a_dry_run_in_json_keeps_stdout_json(path: str) -> None:
     result = invoke(run, *flags(tiny_job(path)), "--dry-run", "--json")
     assert json.loads(result.stdout)["train"]["increments"] == 3
     assert "100 to train on" in result.stderr
 
 
-def test_a_dry_run_finds_what_is_wrong(path: str):
+def test_a_dry_run_finds_what_is_wrong(path: str) -> None:
     assert "lower it" in refused(2, run, *flags(tiny_job(path, data={"validation": 500})), "--dry-run")
 
 
-def test_the_summary_as_json_and_as_text(tmp_path: Path, path: str):
+def test_the_summary_as_json_and_as_text(tmp_path: Path, path: str) -> None:
     place = tiny_run(tmp_path / "runs", tiny_job(path), status="done")
     result = invoke(run, "--resume", place, "--json")
     assert json.loads(result.stdout)["run"] == str(place)
@@ -363,12 +368,12 @@ def test_the_summary_as_json_and_as_text(tmp_path: Path, path: str):
 # --- --resume ---
 
 
-def test_what_is_no_run_cannot_be_resumed(tmp_path: Path):
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     assert "nowhere: no run there; give the folder" in refused(2, run, "--resume", "nowhere")
     assert "no run there" in refused(2, run, "--resume", tmp_path)
 
 
-def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]):
+def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--epochs", "9", "--data", "x", "--wait", "3")
     assert "train.epochs: a resumed run keeps its job, only [cluster] and data.path may change; remove it" in told
@@ -379,7 +384,7 @@ def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
 def test_a_run_of_every_strategy_may_be_resumed_elsewhere(
     tmp_path: Path, path: str, nothing_starts: list[Any], strategy: str
-):
+) -> None:
     cluster = {"scheduler": "tcp://a:1", "workers": {"cpu": 3}, "wait": 7}
     raw = tiny_job(path, train={"strategy": strategy, "momentum": 0}, cluster=cluster)
     place = tiny_run(tmp_path, raw)
@@ -390,28 +395,28 @@ def test_a_run_of_every_strategy_may_be_resumed_elsewhere(
     assert (moved.scheduler, moved.scheduler_file, moved.workers.given, moved.wait) == (None, "s.json", {"cpu": 1}, 7)
 
 
-def test_resuming_checks_the_cluster_that_is_asked_for(tmp_path: Path, path: str):
+def test_resuming_checks_the_cluster_that_is_asked_for(tmp_path: Path, path: str) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--set", "cluster.shceduler=x", "--workers", "cpu=0")
     assert "did you mean 'scheduler'?" in told
     assert "cluster.workers = 0" in told
 
 
-def test_a_damaged_job_is_no_bug(tmp_path: Path, path: str):
+def test_a_damaged_job_is_no_bug(tmp_path: Path, path: str) -> None:
     place = tiny_run(tmp_path, tiny_job(path), status="lost")
     (place / "job.json").write_text('{"train": {"epoch": 3}}')
     for command in ([run, "--resume", place], [daskcnn, "evaluate", place], [daskcnn, "predict", place, "x.png"]):
         assert f"{place / 'job.json'}: train.epoch: unknown key" in refused(2, *command)
 
 
-def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path, path: str, nothing_starts: list[Any]):
+def test_a_run_that_is_being_written_is_not_resumed(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
     with RunDirectory.open(place, writable=True):
         assert "being written by process" in refused(3, run, "--resume", place)
     assert nothing_starts == []
 
 
-def test_auto_starts_anew_or_goes_on(tmp_path: Path, path: str, nothing_starts: list[Any]):
+def test_auto_starts_anew_or_goes_on(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     args = [*flags(tiny_job(path)), "--resume", "auto", "--run-dir", "runs"]
     refused(3, run, *args)  # none there: a new run, as far as the cluster
     tiny_run(tmp_path / "runs", tiny_job(path, cluster={"wait": 8}), status="done")
@@ -437,7 +442,7 @@ def trained(tmp_path: Path, path: str) -> Path:
     return tiny_run(tmp_path / "runs", raw, *states)
 
 
-def test_evaluate(trained: Path, path: str):
+def test_evaluate(trained: Path, path: str) -> None:
     result = invoke(daskcnn, "evaluate", trained, "--json")
     found = json.loads(result.stdout)
     assert (found["samples"], found["data"], found["run"]) == (60, path, str(trained))
@@ -449,21 +454,21 @@ def test_evaluate(trained: Path, path: str):
     assert f"{scores} on 60 test samples" in text
 
 
-def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str):
+def test_evaluate_gives_the_auc_of_the_probabilities(trained: Path, path: str) -> None:
     job, checkpoint = load_trained(str(trained), "last", print)
     images, labels = open_dataset(path).test.read(0, 60)
     expected = area_under_curve(to_classifier(checkpoint, job).predict(images), labels)
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)["auc"] == pytest.approx(expected)
 
 
-def test_evaluate_the_best(trained: Path):
+def test_evaluate_the_best(trained: Path) -> None:
     best = json.loads(invoke(daskcnn, "evaluate", trained, "--checkpoint", "best", "--json").stdout)
     last = json.loads(invoke(daskcnn, "evaluate", trained, "--json").stdout)
     assert best["checkpoint"].endswith("step-000000001")
     assert best["loss"] != last["loss"]
 
 
-def test_evaluate_on_other_data(trained: Path, tmp_path: Path):
+def test_evaluate_on_other_data(trained: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = tiny_data(tmp_path / "other", test=30)
     assert json.loads(invoke(daskcnn, "evaluate", trained, "--data", other, "--json").stdout)["samples"] == 30
@@ -472,7 +477,7 @@ def test_evaluate_on_other_data(trained: Path, tmp_path: Path):
     assert f"{wrong}: other images or classes than {trained} was trained on" in told
 
 
-def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: str):
+def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: str) -> None:
     assert "not a run directory" in refused(2, daskcnn, "evaluate", tmp_path)
     shutil.move(path, f"{path}.away")
     assert f"{path}: no data set here" in refused(2, daskcnn, "evaluate", trained)
@@ -480,7 +485,7 @@ def test_evaluate_names_what_is_not_there(trained: Path, tmp_path: Path, path: s
     assert "no checkpoint yet; wait for the first epoch" in refused(2, daskcnn, "evaluate", trained)
 
 
-def test_evaluate_passes_over_a_damaged_checkpoint(trained: Path):
+def test_evaluate_passes_over_a_damaged_checkpoint(trained: Path) -> None:
     last, first = sorted((trained / "checkpoints").iterdir(), reverse=True)
     (last / "arrays.safetensors").write_bytes(b"")
     result = invoke(daskcnn, "evaluate", trained, "--json")
@@ -490,7 +495,7 @@ def test_evaluate_passes_over_a_damaged_checkpoint(trained: Path):
     assert "no checkpoint is whole" in refused(2, daskcnn, "evaluate", trained)
 
 
-def test_evaluate_names_a_damaged_chunk(trained: Path, path: str):
+def test_evaluate_names_a_damaged_chunk(trained: Path, path: str) -> None:
     chunk_file(path, "test/images", 1).unlink()
     assert "test/images, chunk 1 (samples 50 to 59) is missing" in refused(2, daskcnn, "evaluate", trained)
 
@@ -505,7 +510,7 @@ def picture(name: str, size: tuple[int, int] = (8, 8), mode: str = "RGB", seed: 
     return name
 
 
-def test_predict(trained: Path):
+def test_predict(trained: Path) -> None:
     files = [picture("a.png", seed=1), picture("b.bmp", seed=2)]
     result = invoke(daskcnn, "predict", trained, *files, "--json")
     assert result.stderr == ""
@@ -519,21 +524,21 @@ def test_predict(trained: Path):
     assert found[0]["classes"] != found[1]["classes"]
 
 
-def test_predict_in_words(trained: Path):
+def test_predict_in_words(trained: Path) -> None:
     text = invoke(daskcnn, "predict", trained, picture("a.png"), "--top", "10").stdout
     assert re.fullmatch(r"a\.png: (\w [\d.]+ %(, )?){10}\n", text)
     assert sum(float(chance) for chance in re.findall(r"([\d.]+) %", text)) == pytest.approx(100, abs=0.6)
 
 
 @pytest.mark.parametrize(("size", "mode"), [((30, 20), "RGB"), ((8, 8), "L"), ((8, 8), "RGBA"), ((5, 3), "L")])
-def test_predict_converts_and_says_when_it_resizes(trained: Path, size: tuple[int, int], mode: str):
+def test_predict_converts_and_says_when_it_resizes(trained: Path, size: tuple[int, int], mode: str) -> None:
     result = invoke(daskcnn, "predict", trained, picture("a.png", size, mode))
     assert result.exit_code == 0
     resized = f"warning: a.png: {size[0]}x{size[1]} pixels, resized to 8x8"
     assert (resized in result.stderr) == (size != (8, 8))
 
 
-def test_predict_on_grey_images(tmp_path: Path):
+def test_predict_on_grey_images(tmp_path: Path) -> None:
     raw = tiny_job(tiny_data(tmp_path, name="mnist", shape=(8, 8, 1)), data={"name": "mnist"})
     grey = tiny_run(tmp_path, raw, random_state(resolve(raw)))
     result = invoke(daskcnn, "predict", grey, picture("a.png"), picture("b.png", mode="L"))
@@ -550,7 +555,7 @@ def test_predict_on_grey_images(tmp_path: Path):
         ("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "cannot identify image"),
     ],
 )
-def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes | None, words: str):
+def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes | None, words: str) -> None:
     if content is not None:
         Path(name).write_bytes(content)
     told = refused(2, daskcnn, "predict", trained, picture("good.png"), name)
@@ -559,14 +564,14 @@ def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes
     assert "give a PNG or JPEG file" in told
 
 
-def test_predict_names_a_truncated_image(trained: Path):
+def test_predict_names_a_truncated_image(trained: Path) -> None:
     file = Path(picture("a.png"))
     file.write_bytes(file.read_bytes()[:-60])
     assert "a.png: not an image that can be read" in refused(2, daskcnn, "predict", trained, file)
 
 
 @pytest.mark.parametrize("times", [1.5, 3])
-def test_predict_refuses_a_decompression_bomb(trained: Path, monkeypatch: pytest.MonkeyPatch, times: float):
+def test_predict_refuses_a_decompression_bomb(trained: Path, monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """Pillow only warns up to twice its limit."""
     file = picture("a.png", (30, 20))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(600 / times))
@@ -576,7 +581,7 @@ def test_predict_refuses_a_decompression_bomb(trained: Path, monkeypatch: pytest
 # --- daskcnn data ---
 
 
-def test_prepare_and_verify(tmp_path: Path):
+def test_prepare_and_verify(tmp_path: Path) -> None:
     archive = cifar_folder(tmp_path / "cifar", lambda files: None)
     args = ["data", "prepare", "cifar10", "--archive", archive, "--out", "c.zarr"]
     assert "wrote c.zarr: cifar10, 50 training and 10 test images" in invoke(daskcnn, *args).stdout
@@ -598,7 +603,7 @@ def test_prepare_and_verify(tmp_path: Path):
         (["verify", "nowhere"], "nowhere: no data set here; make it again with"),
     ],
 )
-def test_wrong_data_commands(args: list[str], words: str):
+def test_wrong_data_commands(args: list[str], words: str) -> None:
     Path("file").write_text("")
     assert words in refused(2, daskcnn, "data", *args)
 
@@ -606,7 +611,7 @@ def test_wrong_data_commands(args: list[str], words: str):
 # --- daskcnn doctor ---
 
 
-def test_doctor(monkeypatch: pytest.MonkeyPatch):
+def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 50 << 30}))
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=8 << 30))
@@ -621,7 +626,7 @@ def test_doctor(monkeypatch: pytest.MonkeyPatch):
     assert bad["remedy"]
 
 
-def test_doctor_without_a_scheduler(silent_port: int):
+def test_doctor_without_a_scheduler(silent_port: int) -> None:
     result = invoke(daskcnn, "doctor", "--scheduler", f"tcp://127.0.0.1:{silent_port}", "--wait", "1")
     assert result.exit_code == 3
     assert re.search(
@@ -630,7 +635,7 @@ def test_doctor_without_a_scheduler(silent_port: int):
     assert "dask scheduler" in result.stdout
 
 
-def test_doctor_waits_no_less_than_nothing():
+def test_doctor_waits_no_less_than_nothing() -> None:
     assert "-1" in refused(2, daskcnn, "doctor", "--wait", "-1")
 
 
@@ -650,13 +655,13 @@ def process(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_wrong_job_in_a_process_of_its_own():
+def test_a_wrong_job_in_a_process_of_its_own() -> None:
     found = process("daskcnn.run", "--epochs", "ten")
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
 
 
-def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int):
+def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"
     found = process("daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "1", "--json")
     assert (found.returncode, found.stdout) == (3, "")
@@ -667,7 +672,9 @@ def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_it_waits_for_a_scheduler(path: str, silent_port: int, signum: signal.Signals, code: int):
+def test_a_signal_while_it_waits_for_a_scheduler(
+    path: str, silent_port: int, signum: signal.Signals, code: int
+) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"
     command = [sys.executable, "-m", "daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "100"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as job:
@@ -680,6 +687,6 @@ def test_a_signal_while_it_waits_for_a_scheduler(path: str, silent_port: int, si
     assert "Traceback" not in told
 
 
-def test_it_is_a_plug_in_of_dask():
+def test_it_is_a_plug_in_of_dask() -> None:
     found = process("dask", "cnn", "--version")
     assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")

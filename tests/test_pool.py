@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import hypothesis.strategies as st
@@ -25,7 +26,7 @@ def graphs(draw: Any) -> list[list[int]]:
 def tasks_of(graph: list[list[int]], work: Callable[[int], Any]) -> list[Task]:
     tasks: list[Task] = []
     for i, before in enumerate(graph):
-        tasks.append(Task(lambda i=i: work(i), tuple(tasks[b] for b in before)))
+        tasks.append(Task(partial(work, i), tuple(tasks[b] for b in before)))
     return tasks
 
 

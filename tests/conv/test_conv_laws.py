@@ -80,11 +80,12 @@ def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device
     again = {"forward": algorithm.forward(spec, x, kept, device)}
     again["backward_data"] = algorithm.backward_data(spec, dy, kept, device)
     for name, result in again.items():
-        same = [device.backend.to_host(a) for a in (result, results[name])]
-        np.testing.assert_allclose(*same, rtol=1e-4, atol=1e-4, err_msg=name)
+        found, expected = (device.backend.to_host(a) for a in (result, results[name]))
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)
     both = algorithm.backward(spec, x, dy, prepared, device)
     for name, result in zip(DIRECTIONS[1:], both, strict=True):
-        np.testing.assert_array_equal(*(device.backend.to_host(a) for a in (result, results[name])), err_msg=name)
+        found, expected = (device.backend.to_host(a) for a in (result, results[name]))
+        np.testing.assert_array_equal(found, expected, err_msg=name)
     assert all(isinstance(r, device.xp.ndarray) for r in results.values())
     return {name: device.backend.to_host(result) for name, result in results.items()}
 
@@ -110,7 +111,8 @@ def test_adds_a_bias_to_every_output(algorithm: str, spec: ConvSpec, device: Dev
     conv, exact = ALGORITHMS[algorithm], replace(spec, dtype="float64")
     prepared = conv.prepare(exact, w, device)
     plain, shifted = conv.forward(exact, x, prepared, device), conv.forward(exact, x, prepared, device, bias=bias)
-    np.testing.assert_allclose(*(device.backend.to_host(a) for a in (shifted, plain + bias)), rtol=1e-9, atol=1e-9)
+    found, expected = (device.backend.to_host(a) for a in (shifted, plain + bias))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @every_case
@@ -128,7 +130,7 @@ def test_backward_directions_are_adjoints_of_forward(algorithm: str, spec: ConvS
     x, w, dy = host = arrays(exact)
     results = run(ALGORITHMS[algorithm], exact, host, device)
     product = np.vdot(results["forward"], dy)
-    scale = np.linalg.norm(results["forward"]) * np.linalg.norm(dy)
+    scale = float(np.linalg.norm(results["forward"]) * np.linalg.norm(dy))
     assert np.vdot(x, results["backward_data"]) == pytest.approx(product, abs=1e-12 * scale)
     assert np.vdot(w, results["backward_filter"]) == pytest.approx(product, abs=1e-12 * scale)
 
@@ -141,7 +143,7 @@ def test_results_are_new_contiguous_arrays_of_the_dtype_and_inputs_stay(algorith
     kept = {name: a.copy() for name, a in first.items()}
     run(ALGORITHMS[algorithm], spec, [a + 1 for a in host], device)
     for name, shape in zip(DIRECTIONS, (spec.y_shape, spec.x_shape, spec.w_shape), strict=True):
-        assert (first[name].shape, first[name].dtype) == (shape, spec.dtype)
+        assert (first[name].shape, first[name].dtype) == (shape, np.dtype(spec.dtype))
         assert first[name].flags.c_contiguous
         np.testing.assert_array_equal(first[name], kept[name], err_msg=f"{name} is scratch memory")
     for array, old in zip(host, before, strict=True):

@@ -33,8 +33,8 @@ def prefer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Prefer]:
 
 
 def network(dtype: str) -> Any:
-    layers = [{"layer": "conv", "kernels": k, "size": 5, "pad": 2} for k in (4, 6)]
-    between = [{"layer": "tanh"}, {"layer": "lrn"}, {"layer": "averagepool", "size": 2}]
+    layers: list[dict[str, Any]] = [{"layer": "conv", "kernels": k, "size": 5, "pad": 2} for k in (4, 6)]
+    between: list[dict[str, Any]] = [{"layer": "tanh"}, {"layer": "lrn"}, {"layer": "averagepool", "size": 2}]
     model = build_model(
         None, [layers[0], *between, layers[1], *between, {"layer": "dense", "units": CLASSES}], IMAGE, CLASSES
     )

@@ -53,7 +53,7 @@ def test_double_precision_computes_at_half_the_rate() -> None:
 
 def test_each_direction_is_predicted_for_itself() -> None:
     class Uneven(FakeAlgorithm):
-        def work(self, spec, direction):
+        def work(self, spec: ConvSpec, direction: str) -> tuple[Work, ...]:
             flops = {"forward": 100, "backward": 200, "backward_filter": 400}[direction]
             return (Work("all", flops, 0),)
 

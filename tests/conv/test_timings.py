@@ -190,7 +190,16 @@ def test_a_writer_waits_for_the_lock_and_gives_up_in_the_end(path: Path, warning
 
 
 def test_the_key_names_all_that_speed_depends_on() -> None:
-    changes = [{"N": 9}, {"H": 17}, {"W": 17}, {"C": 9}, {"K": 17}, {"R": 4}, {"S": 4}, {"stride": (2, 1)}]
+    changes: list[dict[str, Any]] = [
+        {"N": 9},
+        {"H": 17},
+        {"W": 17},
+        {"C": 9},
+        {"K": 17},
+        {"R": 4},
+        {"S": 4},
+        {"stride": (2, 1)},
+    ]
     changes += [{"stride": (1, 2)}, {"pad": (1, 2)}, {"pad": (2, 1)}, {"dtype": "float64"}]
     keys = [key(replace(SPEC, **c), 1, 1 << 20) for c in ({}, *changes)]
     keys += [key(SPEC, 2, 1 << 20), key(SPEC, 1, 1 << 21)]

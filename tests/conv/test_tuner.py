@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-def measured(spec: ConvSpec = SPEC) -> dict[str, tuple[float, float, float]]:
+def measured(spec: ConvSpec = SPEC) -> dict[str, Any]:
     """All that is remembered of a problem, on one thread, from the disk."""
     memory_of.cache_clear()
     (found,) = (e for k, e in memory_of(NUMPY).entries.items() if k.startswith(f"N{spec.N} "))
@@ -127,7 +128,7 @@ def test_time_is_shared_out_and_small_problems_come_first(only: Only, clock: Fak
     asked: list[ConvSpec] = []
 
     class Noted(FakeAlgorithm):
-        def prepare(self, spec, w, device, *, keep=False):
+        def prepare(self, spec: ConvSpec, w: Any, device: Any, *, keep: bool = False) -> Any:
             asked.append(spec)
             return super().prepare(spec, w, device)
 

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from daskcnn.cli import main
 from daskcnn.cluster import admission
+from daskcnn.cluster.admission import PACKAGES
 from daskcnn.cluster.calls import ask_scheduler, ask_workers
 from daskcnn.cluster.members import Member
 from daskcnn.doctor import cluster as doctor_cluster
@@ -37,19 +38,19 @@ Usage = namedtuple("Usage", "free")
 
 
 @pytest.fixture(autouse=True)
-def healthy(monkeypatch: pytest.MonkeyPatch):
+def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with room, whatever the tests run on."""
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 << 30, 16 << 30))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(50 << 30))
     monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
 
 
-def finding(check: str, *args: Any) -> Finding:
-    (found,) = [f for f in examine(*(args or (None, None, 1.0)), Wanted()) if f.check == check]
+def finding(check: str, scheduler: str | None = None) -> Finding:
+    (found,) = [f for f in examine(scheduler, None, 1.0, Wanted()) if f.check == check]
     return found
 
 
-def test_a_healthy_machine():
+def test_a_healthy_machine() -> None:
     findings = examine(None, None, 1.0, Wanted())
     assert [f.check for f in findings] == ["packages", "processor", "BLAS", "memory", "GPU", "disk"]
     assert [f for f in findings if not f.ok or f.remedy] == []
@@ -62,12 +63,12 @@ def test_a_healthy_machine():
         ("disk", lambda m: m.setattr(shutil, "disk_usage", lambda _: Usage(1 << 20)), "run.dir"),
         ("disk", lambda m: m.setattr("os.access", lambda *_: False), "run.dir"),
         ("BLAS", lambda m: m.setattr(doctor, "threadpool_info", list), "OpenBLAS"),
-        ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(doctor.PACKAGES, "missing")), "pip"),
+        ("packages", lambda m: m.setattr(doctor, "versions", lambda: dict.fromkeys(PACKAGES, "missing")), "pip"),
     ],
 )
 def test_what_a_machine_lacks_comes_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, check: str, patch: Callable[[Any], None], remedy: str
-):
+) -> None:
     patch(monkeypatch)
     found = finding(check)
     assert not found.ok
@@ -75,7 +76,7 @@ def test_what_a_machine_lacks_comes_with_a_remedy(
     assert f"NO  {check}" in readable_findings([found])
 
 
-def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "_has_avx512", lambda: True)
     blas = {"user_api": "blas", "internal_api": "openblas", "version": "0.3", "architecture": "Haswell"}
     monkeypatch.setattr(doctor, "threadpool_info", lambda: [blas])
@@ -90,7 +91,12 @@ def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def member(name: str, kind: Any = "cpu", **other: Any) -> Member:
-    facts = {"address": f"tcp://10.0.0.2:{name}", "host": "10.0.0.2", "threads": 4, "memory_limit": 8 * GIB}
+    facts: dict[str, Any] = {
+        "address": f"tcp://10.0.0.2:{name}",
+        "host": "10.0.0.2",
+        "threads": 4,
+        "memory_limit": 8 * GIB,
+    }
     return Member(name, **(facts | {"kind": kind} | other))
 
 
@@ -110,7 +116,7 @@ def judged(m: Member, seen: Seen | None = SEEN, info: dict[str, Any] | None = No
         (member("s", "ps", threads=1, memory_limit=GIB), replace(SEEN, got_cores=0.9)),
     ],
 )
-def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
+def test_a_fit_worker_is_one_line(m: Member, seen: Seen) -> None:
     (found,) = judged(m, seen)
     assert (found.ok, found.remedy, found.mark) == (True, "", "ok")
     assert f"{m.kind} at {m.address}" in found.seen
@@ -152,7 +158,7 @@ def test_a_fit_worker_is_one_line(m: Member, seen: Seen):
 )
 def test_what_a_worker_lacks_comes_with_a_remedy(
     m: Member, seen: Seen | None, info: dict[str, Any], ok: bool, said: str, remedy: str
-):
+) -> None:
     (found,) = [f for f in judged(m, seen, info, data="/d", expected="beef" * 8) if f.remedy]
     assert (found.check, found.ok) == (f"worker {m.name}", ok)
     assert said in found.seen
@@ -160,7 +166,7 @@ def test_what_a_worker_lacks_comes_with_a_remedy(
     assert found.mark == ("!" if ok else "NO")
 
 
-def test_workers_of_one_machine_that_want_more_than_it_has():
+def test_workers_of_one_machine_that_want_more_than_it_has() -> None:
     assert list(sharing([member("a", threads=3), member("g", "gpu", threads=1)], {"a": SEEN, "g": SEEN})) == []
     found = {f.check: f for f in sharing([member("a"), member("b", memory_limit=9 * GIB)], {"a": SEEN, "b": SEEN})}
     assert list(found) == ["host 10.0.0.2"]
@@ -175,7 +181,7 @@ def test_workers_of_one_machine_that_want_more_than_it_has():
     assert "CUDA_VISIBLE_DEVICES" in found_gpu.remedy
 
 
-def test_clocks():
+def test_clocks() -> None:
     (fine,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 5.0)})  # b's may be the measurement's own error
     assert fine.mark == "ok"
     (off,) = clocks({"a": (0.01, 0.002), "b": (-3.0, 0.01)})
@@ -185,7 +191,7 @@ def test_clocks():
     assert list(clocks({})) == []
 
 
-def test_links():
+def test_links() -> None:
     fast, slow = Way("a", "b", 1e9, 1e-4), Way("b", "a", 5e6, 3e-3)
     assert links([fast, fast]).mark == "ok"
     found = links([fast, slow])
@@ -196,7 +202,7 @@ def test_links():
 
 
 @pytest.mark.parametrize("count", range(2, 8))
-def test_every_pair_is_measured_and_nobody_twice_at_a_time(count: int):
+def test_every_pair_is_measured_and_nobody_twice_at_a_time(count: int) -> None:
     members = [member(f"w{i}") for i in range(count)]
     seen = []
     for pairs in rounds(members):
@@ -206,7 +212,7 @@ def test_every_pair_is_measured_and_nobody_twice_at_a_time(count: int):
     assert len(seen) == len(set(seen)) == count * (count - 1) // 2
 
 
-def test_a_worker_looks_at_itself(path: str):
+def test_a_worker_looks_at_itself(path: str) -> None:
     seen = look("cpu", 1, path)
     assert seen.cores >= 1
     assert seen.memory > 0
@@ -255,7 +261,7 @@ def of(findings: list[Finding], check: str) -> Finding:
     return found
 
 
-def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]):
+def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]) -> None:
     findings = cluster({"a": {"CPU": 1}, "b": {"GPU": 1}, "s": {"PS": 1}})
     assert would_start(findings)
     assert [f.check for f in findings] == [
@@ -266,14 +272,14 @@ def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]):
     assert findings[1].seen == "1 cpu, 1 gpu, 1 ps"
 
 
-def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]):
+def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]) -> None:
     findings = cluster({"a": {}, "s": {"PS": 1}})
     assert not would_start(findings)
     assert "dask worker tcp://10.0.0.1:8786 --nthreads 1 --resources CPU=1" in of(findings, "workers").remedy
     assert of(findings, "worker a").mark == "!"
 
 
-def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]):
+def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]) -> None:
     assert would_start(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}, Wanted(Workers(cpu=2))))
     found = of(cluster({"a": {"CPU": 1}}, Wanted(Workers(cpu=2, gpu=1))), "workers")
     assert not found.ok
@@ -281,7 +287,7 @@ def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]):
     assert "--resources GPU=1" in found.remedy
 
 
-def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Finding]]):
+def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Finding]]) -> None:
     useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
     findings = cluster({"g": {"GPU": 1}}, Wanted(Workers(gpu=1)), useless)
     assert not would_start(findings)
@@ -290,7 +296,7 @@ def test_a_gpu_that_does_not_work_does_not_count(cluster: Callable[..., list[Fin
     assert "no worker would be left" in found.remedy
 
 
-def test_a_job_starts_without_the_gpu_that_does_not_work(cluster: Callable[..., list[Finding]]):
+def test_a_job_starts_without_the_gpu_that_does_not_work(cluster: Callable[..., list[Finding]]) -> None:
     useless = replace(SEEN, device_problem="device gpu: CuPy is not installed")
     workers = {"a": {"CPU": 1}, "g": {"GPU": 1}, "s": {"PS": 1}}
     findings = cluster(workers, Wanted(Workers(cpu=1, gpu=1)), {"a": SEEN, "g": useless, "s": SEEN})
@@ -306,7 +312,7 @@ def test_a_job_starts_without_the_gpu_that_does_not_work(cluster: Callable[..., 
     assert of(not_asked_for, "workers").mark == "ok"
 
 
-def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]):
+def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]) -> None:
     findings = cluster({"a": {"CPU": 1, "GPU": 1}})
     assert would_start(findings), "a job takes it for what it counts as, with a warning"
     (found,) = [f for f in findings if f.check == "worker a" and f.mark == "!"]
@@ -315,7 +321,7 @@ def test_a_worker_of_two_kinds(cluster: Callable[..., list[Finding]]):
     assert not would_start(cluster({"a": {"CPU": 1, "GPU": 1}}, Wanted(Workers(gpu=1))))
 
 
-def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
+def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]) -> None:
     found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"numpy": "1.0"}), "worker a")
     assert not found.ok
     assert "numpy 1.0" in found.seen
@@ -325,7 +331,7 @@ def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]):
 
 def test_a_worker_that_hangs_is_a_finding_and_the_others_are_looked_at(
     cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr(doctor_cluster, "ask_workers", partial(ask_workers, within=0.3))
     workers = {"a": {"CPU": 1}, "b": {"CPU": 1}, "c": {"CPU": 1}}
     findings = cluster(workers, Wanted(Workers(cpu=2)), hang=["b"])
@@ -338,26 +344,28 @@ def test_a_worker_that_hangs_is_a_finding_and_the_others_are_looked_at(
     assert not would_start(short)
 
 
-def test_a_scheduler_that_hangs_is_a_finding(cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch):
+def test_a_scheduler_that_hangs_is_a_finding(
+    cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "ask_scheduler", partial(ask_scheduler, within=0.2))
     found = of(cluster({"a": {"CPU": 1}}, hang=["scheduler"]), "scheduler")
     assert (found.ok, "no answer within 0.2 s" in found.seen) == (False, True)
     assert found.remedy
 
 
-def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]):
+def test_a_worker_without_the_package(cluster: Callable[..., list[Finding]]) -> None:
     found = of(cluster({"a": {"CPU": 1}}, change=lambda versions: versions | {"daskcnn": "missing"}), "worker a")
     assert "does not have daskcnn" in found.seen
 
 
-def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]):
+def test_a_data_set_that_is_not_there(cluster: Callable[..., list[Finding]]) -> None:
     found = of(cluster({"a": {"CPU": 1}}, Wanted(data="/no/such.zarr")), "data")
     assert not found.ok
     assert found.seen == "/no/such.zarr: no data set here"
     assert found.remedy.count("daskcnn data prepare") == found.remedy.count("--data") == 1
 
 
-def test_a_worker_that_does_not_see_the_data_has_one_remedy(path: str):
+def test_a_worker_that_does_not_see_the_data_has_one_remedy(path: str) -> None:
     problem = look("cpu", 1, f"{path}x").data_problem
     (found,) = judged(member("a"), replace(SEEN, data_problem=problem), data=f"{path}x")
     assert found.seen.startswith(f"{path}x: no data set here")
@@ -365,7 +373,7 @@ def test_a_worker_that_does_not_see_the_data_has_one_remedy(path: str):
     assert "every worker" in found.remedy
 
 
-def test_without_a_scheduler_the_data_set_is_looked_at_here(path: str):
+def test_without_a_scheduler_the_data_set_is_looked_at_here(path: str) -> None:
     sound = CliRunner().invoke(main, ["doctor", "--data", path])
     assert re.search(r"^ok +data +" + re.escape(path), sound.stdout, re.MULTILINE)
     absent = CliRunner().invoke(main, ["doctor", "--data", f"{path}x"])
@@ -373,14 +381,14 @@ def test_without_a_scheduler_the_data_set_is_looked_at_here(path: str):
     assert re.search(r"^NO +data .*no data set here$", absent.stdout, re.MULTILINE)
 
 
-def test_workers_want_a_scheduler():
+def test_workers_want_a_scheduler() -> None:
     refused = CliRunner().invoke(main, ["doctor", "--workers", "cpu=2"])
     assert refused.exit_code == 2
     assert "give --scheduler" in refused.output
 
 
-def test_a_machine_without_a_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch):
-    def absent(kind: str):
+def test_a_machine_without_a_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(kind: str) -> None:
         raise ClusterError("device gpu", "CuPy is not installed on this worker", "pip install 'daskcnn[gpu]' there")
 
     monkeypatch.setattr(doctor, "backend", absent)
@@ -391,22 +399,22 @@ def test_a_machine_without_a_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch):
     )
 
 
-def test_one_is_singular(cluster: Callable[..., list[Finding]]):
+def test_one_is_singular(cluster: Callable[..., list[Finding]]) -> None:
     assert ", 1 worker, " in of(cluster({"a": {"CPU": 1}}), "scheduler").seen
     assert ", 2 workers, " in of(cluster({"a": {"CPU": 1}, "b": {"CPU": 1}}), "scheduler").seen
 
 
-def test_no_scheduler(monkeypatch: pytest.MonkeyPatch):
-    def connect(settings: Any):
+def test_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(settings: Any) -> None:
         raise ClusterError("scheduler tcp://10.0.0.1:8786", "no answer", "start one")
 
     monkeypatch.setattr(doctor, "connect", connect)
-    found = finding("scheduler", "tcp://10.0.0.1:8786", None, 1.0)
+    found = finding("scheduler", "tcp://10.0.0.1:8786")
     assert (found.ok, found.seen) == (False, "scheduler tcp://10.0.0.1:8786: no answer")
     assert found.remedy == "start one"
 
 
-def test_what_is_asked_for_is_checked():
+def test_what_is_asked_for_is_checked() -> None:
     assert asked_for("cpu=2,gpu=1", None) == Wanted(Workers(cpu=2, gpu=1))
     assert asked_for(None, "here.zarr").data == str(Path("here.zarr").absolute())
     with pytest.raises(JobError, match="write cpu=2"):

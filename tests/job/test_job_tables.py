@@ -56,30 +56,30 @@ TEXTS = {
 }
 
 
-def test_a_job_that_says_nothing_is_one():
+def test_a_job_that_says_nothing_is_one() -> None:
     assert parsed({}) == Job()
 
 
-def test_every_key_is_there():
+def test_every_key_is_there() -> None:
     assert {"data.limit", "train.schedule.power", "cluster.workers.gpu", "run.keep"} < set(KEYS)
     assert len(KEYS) > 35
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_value_of_a_wrong_type_is_refused_by_its_key(key: str):
+def test_a_value_of_a_wrong_type_is_refused_by_its_key(key: str) -> None:
     (problem,) = problems(at(key, NoTable))
     assert problem.startswith(f"{key} = ")
     assert "NoTable" in problem
 
 
 @pytest.mark.parametrize("key", sorted(set(KEYS) - TEXTS))
-def test_a_text_is_no_number(key: str):
+def test_a_text_is_no_number(key: str) -> None:
     (problem,) = problems(at(key, "7x"))
     assert problem.startswith(f"{key} = '7x': ")
 
 
 @pytest.mark.parametrize("key", sorted(TEXTS))
-def test_a_number_is_no_text(key: str):
+def test_a_number_is_no_text(key: str) -> None:
     assert problems(at(key, 7)) == [f"{key} = 7: input should be a valid string"]
 
 
@@ -92,12 +92,12 @@ def test_a_number_is_no_text(key: str):
         ("cluster.workers.cpu", "2"),
     ],
 )
-def test_a_value_is_not_taken_for_one_of_another_type(key: str, value: object):
+def test_a_value_is_not_taken_for_one_of_another_type(key: str, value: object) -> None:
     (problem,) = problems(at(key, value))
     assert problem.startswith(f"{key} = {value!r}: ")
 
 
-def test_a_whole_number_will_do_where_a_fraction_may_be():
+def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
     assert parsed(at("train.lr", 1)).train.lr == 1.0
 
 
@@ -146,7 +146,7 @@ def test_a_whole_number_will_do_where_a_fraction_may_be():
         ("run.keep", 0, "greater than or equal to 1"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object, bound: str):
+def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object, bound: str) -> None:
     (problem,) = problems(at(key, value))
     assert problem.startswith(key)
     assert bound in problem
@@ -166,16 +166,16 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         ("run.qqq", "run.qqq: unknown key; known: checkpoint_every, dir, keep, name"),
     ],
 )
-def test_an_unknown_key_comes_with_the_nearest_right_one(key: str, suggestion: str):
+def test_an_unknown_key_comes_with_the_nearest_right_one(key: str, suggestion: str) -> None:
     assert problems(at(key, 1)) == [suggestion]
 
 
-def test_a_key_outside_its_section_is_sent_there():
+def test_a_key_outside_its_section_is_sent_there() -> None:
     assert problems({"epochs": 3}) == ["epochs: unknown section; did you mean 'train.epochs'?"]
 
 
 @pytest.mark.parametrize("section", ["data", "model", "train", "rule", "cluster", "run"])
-def test_a_section_is_a_table(section: str):
+def test_a_section_is_a_table(section: str) -> None:
     assert problems({section: 5}) == [f"{section} = 5: write a table of keys"]
 
 
@@ -201,7 +201,7 @@ def test_a_section_is_a_table(section: str):
         ({"train": {"schedule": {"name": "step", "power": 2}}}, "train.schedule.power"),
     ],
 )
-def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: str):
+def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: str) -> None:
     (problem,) = problems(raw)
     assert problem.startswith(words)
     assert any(remedy in problem for remedy in ("remove it", "keep one", "raise", "use"))
@@ -218,11 +218,11 @@ def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: s
         {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},
     ],
 )
-def test_what_only_looks_contradictory_is_allowed(raw: dict[str, Any]):
+def test_what_only_looks_contradictory_is_allowed(raw: dict[str, Any]) -> None:
     parsed(raw)
 
 
-def test_all_problems_come_at_once():
+def test_all_problems_come_at_once() -> None:
     raw = {
         "trian": {},
         "data": {"validation": 0, "limt": 5},
@@ -232,7 +232,7 @@ def test_all_problems_come_at_once():
         "run": 5,
     }
     found = problems(raw)
-    expected = (
+    expected: tuple[str, ...] = (
         "trian",
         "data.validation",
         "data.limt",
@@ -247,13 +247,13 @@ def test_all_problems_come_at_once():
     assert len(found) == len(expected)
 
 
-def test_a_wrong_key_starts_no_second_problem_about_what_follows_from_it():
+def test_a_wrong_key_starts_no_second_problem_about_what_follows_from_it() -> None:
     assert len(problems({"train": {"epochs": "ten", "increments": 40}})) == 1
     assert len(problems({"train": {"strategy": 5}, "rule": {"attenuation": "paper"}})) == 1
     assert len(problems({"train": {"strategy": "agwuu"}, "rule": {"attenuation": "paper"}})) == 1
 
 
-def test_a_rule_is_checked_by_its_strategy():
+def test_a_rule_is_checked_by_its_strategy() -> None:
     assert parsed({"train": {"strategy": "agwu"}, "rule": {"attenuation": "staleness"}}).rule
     (problem,) = problems({"train": {"strategy": "agwu"}, "rule": {"attenuation": "age"}})
     assert problem == "rule.attenuation = 'age': input should be 'paper' or 'staleness'"
@@ -279,7 +279,7 @@ def test_a_rule_is_checked_by_its_strategy():
 )
 def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
     strategy: str, key: str, values: list[float], words: str
-):
+) -> None:
     for value in values:
         (problem,) = problems({"train": {"strategy": strategy}, "rule": {key: value}})
         assert problem.startswith(f"rule.{key} = {value!r}: input should be ")
@@ -287,14 +287,14 @@ def test_a_rule_s_parameter_out_of_range_is_refused_with_bound_and_reason(
 
 
 @pytest.mark.parametrize("strategy", RULES)
-def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str):
+def test_every_number_of_a_rule_says_why_it_has_a_bound(strategy: str) -> None:
     for name, field in RULES[strategy].model_fields.items():
         if field.metadata:  # a bound
             assert field.json_schema_extra, name
 
 
 @pytest.mark.parametrize("strategy", RULES)
-def test_every_rule_s_parameters_are_its_own(strategy: str):
+def test_every_rule_s_parameters_are_its_own(strategy: str) -> None:
     """A job file that names another rule's is refused, the whole table with it."""
     parsed({"train": {"strategy": strategy}, "rule": {k: f.default for k, f in RULES[strategy].model_fields.items()}})
     for key in {key for rule in RULES.values() for key in rule.model_fields} - RULES[strategy].model_fields.keys():
@@ -302,28 +302,28 @@ def test_every_rule_s_parameters_are_its_own(strategy: str):
         assert problem.startswith(f"rule.{key}: unknown key")
 
 
-def test_registries_are_asked_about_what_is_right_of_the_job():
+def test_registries_are_asked_about_what_is_right_of_the_job() -> None:
     found = problems({"data": {"archive": "a", "limit": 0}, "model": {"name": "quikc"}, "train": {"epochs": 0}})
     assert [problem.split(" = ")[0].split(":")[0] for problem in found] == [
         *("data.limit", "train.epochs", "data.archive", "model.name")
     ]
 
 
-def test_a_rule_is_checked_beside_what_is_wrong_elsewhere():
+def test_a_rule_is_checked_beside_what_is_wrong_elsewhere() -> None:
     found = problems({"train": {"strategy": "easgd", "epochs": 0}, "rule": {"tau": 0, "alpah": 0.5}})
     assert [problem[:10] for problem in found] == ["train.epoc", "rule.tau =", "rule.alpah"]
     assert found[2].endswith("did you mean 'alpha'?")
 
 
 @pytest.mark.parametrize("strategy", RULES)
-def test_the_rule_of_a_job_is_the_rule(strategy: str):
+def test_the_rule_of_a_job_is_the_rule(strategy: str) -> None:
     job = parsed({"train": {"strategy": strategy}})
     assert job.rule == RULES[strategy]()
     assert job.model_dump(mode="json")["rule"] == {}
     assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301 - our own
 
 
-def test_a_job_keeps_the_parameters_that_were_given_and_no_others():
+def test_a_job_keeps_the_parameters_that_were_given_and_no_others() -> None:
     job = parsed({"train": {"strategy": "easgd"}, "rule": {"tau": 1}})
     assert job.model_dump(mode="json")["rule"] == {"tau": 1}
     assert parsed(job.model_dump(mode="json")).model_dump() == job.model_dump()
@@ -331,12 +331,12 @@ def test_a_job_keeps_the_parameters_that_were_given_and_no_others():
     assert parsed({"train": {"strategy": "layer"}}).model_dump()["rule"] == {}
 
 
-def test_long_values_are_cut():
+def test_long_values_are_cut() -> None:
     (problem,) = problems({"model": {"name": ["x" * 5000]}})
     assert len(problem) < 200
 
 
-def test_forms_of_schedule_and_workers():
+def test_forms_of_schedule_and_workers() -> None:
     assert parsed(at("train.schedule", "step")).train.schedule.name == "step"
     assert parsed(at("train.schedule", "linear")).train.schedule.power == 1
     assert parsed(at("cluster.workers", " cpu=2, gpu = 1")).cluster.workers.given == {"cpu": 2, "gpu": 1}
@@ -344,23 +344,23 @@ def test_forms_of_schedule_and_workers():
     assert parsed({}).cluster.workers.given == {}
 
 
-def test_paths_may_begin_at_home(monkeypatch: pytest.MonkeyPatch):
+def test_paths_may_begin_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     job = parsed({"data": {"path": "~/a.zarr"}, "run": {"dir": "~/runs"}})
     assert (job.data.path, job.run.dir) == ("/home/ada/a.zarr", "/home/ada/runs")
 
 
-def test_a_job_cannot_be_changed():
+def test_a_job_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Job().train.epochs = 3  # type: ignore[misc]
 
 
-def test_a_job_survives_json():
+def test_a_job_survives_json() -> None:
     job = parsed({"model": {"layers": [{"layer": "dense", "units": 10}]}, "cluster": {"workers": "cpu=2"}})
     assert parsed(job.model_dump(mode="json")) == job
 
 
-def test_a_job_error_may_travel():
+def test_a_job_error_may_travel() -> None:
     error = copy.copy(JobError(["a", "b"]))  # as pickle does it
     assert error.problems == ("a", "b")
     assert str(error) == "the job has 2 problems:\n  a\n  b"
@@ -369,7 +369,7 @@ def test_a_job_error_may_travel():
 # --- files and flags ---
 
 
-def test_a_job_file_is_toml(tmp_path: Path):
+def test_a_job_file_is_toml(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('[train]\nlr = 0.1\n[cluster]\nworkers = {cpu = 2}\n[run]\nname = "é"\n', encoding="utf-8")
     assert read_job_file(file) == {"train": {"lr": 0.1}, "cluster": {"workers": {"cpu": 2}}, "run": {"name": "é"}}
@@ -387,7 +387,7 @@ def test_a_job_file_is_toml(tmp_path: Path):
     ],
     ids=["syntax", "twice", "binary", "nested", "huge number", "missing"],
 )
-def test_a_file_that_is_no_job_is_named(tmp_path: Path, content: bytes | None, reason: str):
+def test_a_file_that_is_no_job_is_named(tmp_path: Path, content: bytes | None, reason: str) -> None:
     file = tmp_path / "job.toml"
     if content is not None:
         file.write_bytes(content)
@@ -396,7 +396,7 @@ def test_a_file_that_is_no_job_is_named(tmp_path: Path, content: bytes | None, r
     assert str(file) in str(caught.value)
 
 
-def test_a_folder_is_no_job_file(tmp_path: Path):
+def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="directory"):
         read_job_file(tmp_path)
 
@@ -416,13 +416,13 @@ def test_a_folder_is_no_job_file(tmp_path: Path):
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_values_of_flags_are_read_as_toml(text: str, value: object):
+def test_values_of_flags_are_read_as_toml(text: str, value: object) -> None:
     found = parse_value(text)
     assert found == value
     assert type(found) is type(value)
 
 
-def test_override_makes_tables_on_its_way():
+def test_override_makes_tables_on_its_way() -> None:
     raw: dict[str, Any] = {"train": {"lr": 1}}
     override(raw, "train.schedule.power", 2)
     override(raw, "train.lr", 3)
@@ -430,12 +430,12 @@ def test_override_makes_tables_on_its_way():
 
 
 @pytest.mark.parametrize("key", ["epochs", "", ".", "train.", ".epochs", "train..epochs"])
-def test_override_needs_a_section_and_a_key(key: str):
+def test_override_needs_a_section_and_a_key(key: str) -> None:
     with pytest.raises(JobError, match=r"write section.key=value"):
         override({}, key, 1)
 
 
-def test_override_never_drops_what_it_is_given():
+def test_override_never_drops_what_it_is_given() -> None:
     raw: dict[str, Any] = {"train": {"schedule": "step"}, "data": 5}
     with pytest.raises(JobError, match=r"train\.schedule is 'step'"):
         override(raw, "train.schedule.every", 3)
@@ -444,7 +444,7 @@ def test_override_never_drops_what_it_is_given():
 
 
 @pytest.mark.parametrize("model", [*Job.model_fields.values(), *RULES.values()], ids=str)
-def test_every_key_says_what_it_means_in_a_sentence(model: Any):
+def test_every_key_says_what_it_means_in_a_sentence(model: Any) -> None:
     tables = [model if isinstance(model, type) else model.annotation]
     for table in tables:
         for name, field in getattr(table, "model_fields", {}).items():
@@ -455,8 +455,9 @@ def test_every_key_says_what_it_means_in_a_sentence(model: Any):
             tables += [inner] if isinstance(inner, type) and issubclass(inner, BaseModel) else []
 
 
-def test_options_are_strict_everywhere():
-    for model in (Job, *Options.__subclasses__()):
+def test_options_are_strict_everywhere() -> None:
+    models: list[type[BaseModel]] = [Job, *Options.__subclasses__()]
+    for model in models:
         assert model.model_config["extra"] == "forbid"
         assert model.model_config["frozen"]
         assert model.model_config["strict"]

@@ -47,7 +47,7 @@ def disk(stack: ExitStack, folder: Path) -> None:
     )
     if mounted.returncode:
         pytest.skip("a disk may not be mounted here")
-    stack.callback(subprocess.run, ["umount", "-l", folder], check=False, capture_output=True)
+    stack.callback(lambda: subprocess.run(["umount", "-l", folder], check=False, capture_output=True))
 
 
 @pytest.fixture
@@ -130,14 +130,14 @@ def whole(place: Path, state: TrainingState, summary: dict[str, Any]) -> list[st
 
 
 @pytest.mark.usefixtures("full")
-def test_a_disk_with_room_keeps_the_run_in_its_place(recorder: Recorder, runs: Path):
+def test_a_disk_with_room_keeps_the_run_in_its_place(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     assert whole(runs / "run", state, finish(recorder)) == ["checkpoint", "end"]
     recorder.raise_if_not_kept()
 
 
-def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, path: str, temporary: Path):
+def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, path: str, temporary: Path) -> None:
     with recorder_in(runs, path) as recorder:
         recorder.save(random_state(recorder.prepared.job, step=7))
         full(True)
@@ -159,7 +159,7 @@ def test_a_full_disk_at_the_end_keeps_the_run_elsewhere(full: Full, runs: Path, 
     assert [p.name for p in runs.iterdir() if p.name != "filler"] == ["run"], "what failed half-way is cleaned up"
 
 
-def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str):
+def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str) -> None:
     with recorder_in(runs, path) as recorder:
         full(True)
         state = random_state(recorder.prepared.job)
@@ -173,20 +173,22 @@ def test_room_at_the_end_is_enough(full: Full, runs: Path, path: str):
 
 def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
     full: Full, runs: Path, path: str, temporary: Path, monkeypatch: pytest.MonkeyPatch
-):
-    class Ending:
-        def __init__(self, *_: Any) -> None:
-            self.state = random_state(recorder.prepared.job)
-
-        def train(self) -> None:
-            recorder.save(self.state)
-            raise Interrupted("interrupted by signal 15", 15)
-
-    monkeypatch.setattr(runner, "DataParallel", Ending)
+) -> None:
     with recorder_in(runs, path) as recorder:
+
+        class Ending:
+            def __init__(self, *_: Any) -> None:
+                self.state = random_state(recorder.prepared.job)
+
+            def train(self) -> None:
+                recorder.save(self.state)
+                raise Interrupted("interrupted by signal 15", 15)
+
+        monkeypatch.setattr(runner, "DataParallel", Ending)
         full(True)
+        context: Any = SimpleNamespace(job=recorder.prepared.job, close=lambda: None)
         with pytest.raises(Interrupted) as caught:
-            runner._train(SimpleNamespace(job=recorder.prepared.job, close=lambda: None), recorder, None)
+            runner._train(context, recorder, None)
     (place,) = temporary.glob("daskcnn-*/run")
     assert caught.value.exit_code == 143
     assert f"--resume {place}" in str(caught.value)
@@ -194,7 +196,7 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
     assert latest(place / "checkpoints", warn=pytest.fail) is not None
 
 
-def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch):
+def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with recorder_in(runs, path) as recorder:
         full(True)
         recorder.save(random_state(recorder.prepared.job))
@@ -209,7 +211,7 @@ def test_nowhere_to_keep_it_is_said(full: Full, runs: Path, path: str, monkeypat
 # --- a run directory that is gone ---
 
 
-def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: Path):
+def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     recorder.emit(EpochEnded(epoch=1.0, step=1))
@@ -217,14 +219,16 @@ def test_a_removed_directory_is_written_anew_at_once(recorder: Recorder, runs: P
     recorder.emit(EpochEnded(epoch=2.0, step=1))
     log = RunDirectory.open(runs / "run").events()
     assert [e.kind for e in log] == ["checkpoint", "epoch", "epoch", "warning", "checkpoint"]
-    assert "gone (was it removed?), and written anew" in log[3].message
+    told = log[3]
+    assert isinstance(told, Warned)
+    assert "gone (was it removed?), and written anew" in told.message
     whole(runs / "run", state, finish(recorder))
     recorder.raise_if_not_kept()
     with pytest.raises(Exception, match="being written by"):
         RunDirectory.open(runs / "run", writable=True)
 
 
-def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path):
+def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.resumed(state)
     shutil.rmtree(runs / "run")
@@ -232,7 +236,7 @@ def test_a_resumed_run_whose_directory_is_removed_has_its_state_still(recorder: 
     whole(runs / "run", state, finish(recorder))
 
 
-def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, runs: Path):
+def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, runs: Path) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     shutil.rmtree(runs / "run" / "checkpoints")
@@ -240,7 +244,9 @@ def test_removed_checkpoints_are_written_again_at_the_end(recorder: Recorder, ru
     recorder.raise_if_not_kept()
 
 
-def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it(recorder: Recorder, runs: Path):
+def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it(
+    recorder: Recorder, runs: Path
+) -> None:
     state = random_state(recorder.prepared.job)
     recorder.save(state)
     shutil.rmtree(runs / "run")
@@ -253,7 +259,7 @@ def test_a_directory_that_cannot_be_written_anew_is_told_once_and_kept_beside_it
         recorder.raise_if_not_kept()
 
 
-def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, path: str, temporary: Path):
+def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, path: str, temporary: Path) -> None:
     with ExitStack() as stack:
         disk(stack, runs)
         with recorder_in(runs, path) as recorder:
@@ -262,7 +268,9 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
             recorder.emit(EpochEnded(epoch=1.0, step=1))
             subprocess.run(["umount", "-l", runs], check=True)
             recorder.emit(EpochEnded(epoch=2.0, step=1))
-            assert "its disk is not mounted" in recorder.directory.events()[-1].message
+            told = recorder.directory.events()[-1]
+            assert isinstance(told, Warned)
+            assert "its disk is not mounted" in told.message
             summary = finish(recorder)
             with pytest.raises(NotKept):
                 recorder.raise_if_not_kept()

@@ -33,7 +33,7 @@ def refusal(raw: dict[str, Any], kind: type[UserError] = JobError) -> str:
 # --- defaults ---
 
 
-def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     job = resolve({})
     assert (job.data.name, job.data.path, job.data.augment) == (
@@ -50,7 +50,7 @@ def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "augment"), [("cifar10", "crop-mirror"), ("mnist", "none"), ("synthetic", "none")])
-def test_augmentation_suits_the_data_set(name: str, augment: str):
+def test_augmentation_suits_the_data_set(name: str, augment: str) -> None:
     assert resolve({"data": {"name": name}}).data.augment == augment
     assert resolve({"data": {"name": name, "augment": "none"}}).data.augment == "none"
 
@@ -70,21 +70,21 @@ def test_augmentation_suits_the_data_set(name: str, augment: str):
         ({"strategy": "layer"}, None, None),
     ],
 )
-def test_partition_and_increments(train: dict[str, Any], partition: str | None, increments: int | None):
+def test_partition_and_increments(train: dict[str, Any], partition: str | None, increments: int | None) -> None:
     found = resolve({"train": train}).train
     assert (found.partition, found.increments) == (partition, increments)
 
 
-def test_layers_need_no_name():
+def test_layers_need_no_name() -> None:
     assert resolve({"model": {"layers": LAYERS}}).model.name is None
 
 
-def test_without_momentum_there_is_no_nesterov():
+def test_without_momentum_there_is_no_nesterov() -> None:
     assert not resolve({"train": {"momentum": 0}}).train.nesterov
     assert resolve({}).train.nesterov
 
 
-def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     job = resolve({"data": {"name": "mnist", "path": "a.zarr", "archive": "idx"}})
     assert (job.data.path, job.data.archive) == (str(tmp_path / "a.zarr"), str(tmp_path / "idx"))
@@ -95,7 +95,7 @@ def test_paths_are_absolute_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_p
     "train",
     [{}, {"partition": "udpa"}, {"momentum": 0}, {"epochs": 1}, *({"strategy": each} for each in [*RULES, "layer"])],
 )
-def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]):
+def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]) -> None:
     """What a run keeps in job.json must be good for a resume."""
     job = resolve({"train": train})
     assert resolve(job.model_dump(mode="json")) == job
@@ -104,7 +104,7 @@ def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]):
 # --- what is wrong before data are looked at ---
 
 
-def test_problems_of_registries_come_with_the_others():
+def test_problems_of_registries_come_with_the_others() -> None:
     raw = {
         "data": {"name": "synthetc", "validation": 0},
         "model": {"layers": [{"layer": "conv", "kernels": 4, "siz": 3}]},
@@ -132,14 +132,14 @@ def test_problems_of_registries_come_with_the_others():
         ({"layers": [{"layer": "dropout", "rate": 1.5}]}, "rate"),
     ],
 )
-def test_a_network_that_is_none_is_named_before_data_are_looked_at(model: dict[str, Any], words: str):
+def test_a_network_that_is_none_is_named_before_data_are_looked_at(model: dict[str, Any], words: str) -> None:
     with pytest.raises(JobError) as caught:
         resolve({"model": model})
     (problem,) = caught.value.problems
     assert words in problem
 
 
-def test_a_built_in_data_set_takes_no_archive():
+def test_a_built_in_data_set_takes_no_archive() -> None:
     with pytest.raises(JobError, match=r"data.archive = 'x': synthetic is built in; remove it"):
         resolve({"data": {"archive": "x"}})
 
@@ -149,7 +149,7 @@ def test_a_built_in_data_set_takes_no_archive():
 
 @pytest.mark.parametrize("strategy", RULES)
 @pytest.mark.parametrize("workers", ["cpu=1", "cpu=0,gpu=1", "cpu=2", "cpu=1,gpu=1"])
-def test_a_rule_that_joins_replicas_is_refused_one_worker(strategy: str, workers: str):
+def test_a_rule_that_joins_replicas_is_refused_one_worker(strategy: str, workers: str) -> None:
     raw = {"train": {"strategy": strategy}, "cluster": {"workers": workers}}
     if sum(resolve({"cluster": {"workers": workers}}).cluster.workers.given.values()) >= RULES[strategy].fewest:
         resolve(raw)
@@ -162,12 +162,12 @@ def test_a_rule_that_joins_replicas_is_refused_one_worker(strategy: str, workers
     )
 
 
-def test_two_rules_need_two_workers():
+def test_two_rules_need_two_workers() -> None:
     assert {name for name, rule in RULES.items() if rule.fewest > 1} == {"admm", "parallel-sgd"}
     resolve({"train": {"strategy": "admm"}})  # as many as there are: seen when they are there
 
 
-def test_no_workers_at_all_is_one_problem():
+def test_no_workers_at_all_is_one_problem() -> None:
     with pytest.raises(JobError) as caught:
         resolve({"train": {"strategy": "admm"}, "cluster": {"workers": "cpu=0"}})
     assert len(caught.value.problems) == 1
@@ -182,7 +182,9 @@ def test_no_workers_at_all_is_one_problem():
         ({"increments": 20}, 1, "train.increments = 20: 10 epochs end before the last increment is given"),
     ],
 )
-def test_rounds_epochs_and_increments_of_parallel_sgd_fit_together(train: dict[str, Any], rounds: int, words: str):
+def test_rounds_epochs_and_increments_of_parallel_sgd_fit_together(
+    train: dict[str, Any], rounds: int, words: str
+) -> None:
     with pytest.raises(JobError) as caught:
         resolve({"train": {"strategy": "parallel-sgd", **train}, "rule": {"rounds": rounds}})
     (problem,) = caught.value.problems
@@ -190,12 +192,12 @@ def test_rounds_epochs_and_increments_of_parallel_sgd_fit_together(train: dict[s
 
 
 @pytest.mark.parametrize(("epochs", "increments", "rounds"), [(10, 1, 1), (10, 3, 2), (10, 19, 10), (1, 1, 1)])
-def test_increments_that_are_all_given_are_allowed(epochs: int, increments: int, rounds: int):
+def test_increments_that_are_all_given_are_allowed(epochs: int, increments: int, rounds: int) -> None:
     raw = {"strategy": "parallel-sgd", "epochs": epochs, "increments": increments}
     assert resolve({"train": raw, "rule": {"rounds": rounds}}).train.increments == increments
 
 
-def test_a_wrong_parameter_starts_no_second_problem_about_what_follows_from_it():
+def test_a_wrong_parameter_starts_no_second_problem_about_what_follows_from_it() -> None:
     with pytest.raises(JobError) as caught:
         resolve({"train": {"strategy": "parallel-sgd", "increments": 3}, "rule": {"rounds": 0}})
     assert [problem[:15] for problem in caught.value.problems] == ["rule.rounds = 0"]
@@ -212,7 +214,7 @@ BATCH_NORM = [
 ]
 
 
-def test_a_job_that_fits_is_prepared(path: str):
+def test_a_job_that_fits_is_prepared(path: str) -> None:
     ready = prepared(tiny_job(path))
     assert ready.samples == 100
     assert ready.layout.size > ready.layout.parameter_size > 0
@@ -242,16 +244,16 @@ def test_a_job_that_fits_is_prepared(path: str):
         ),
     ],
 )
-def test_a_job_that_does_not_fit_its_data_is_refused(path: str, sections: dict[str, Any], words: str):
+def test_a_job_that_does_not_fit_its_data_is_refused(path: str, sections: dict[str, Any], words: str) -> None:
     assert words in refusal(tiny_job(path, **sections))
 
 
-def test_all_that_does_not_fit_comes_at_once(path: str):
+def test_all_that_does_not_fit_comes_at_once(path: str) -> None:
     job = tiny_job(path, data={"validation": 500}, model={"layers": [{"layer": "dense", "units": 9}]})
     assert "2 problems" in refusal(job)
 
 
-def test_a_network_too_large_for_this_machine_is_a_problem_of_the_job(path: str):
+def test_a_network_too_large_for_this_machine_is_a_problem_of_the_job(path: str) -> None:
     layers = [{"layer": "dense", "units": 1000}, {"layer": "dense", "units": 10**12}, *LAYERS[-1:]]
     assert "more than this machine has; choose a smaller network" in refusal(tiny_job(path, model={"layers": layers}))
 
@@ -264,15 +266,15 @@ def test_a_network_too_large_for_this_machine_is_a_problem_of_the_job(path: str)
         ({"limit": 1}, "limit=1 leaves training samples of one class only; raise data.limit"),
     ],
 )
-def test_other_data_than_the_job_wants_are_named(path: str, data: dict[str, Any], words: str):
+def test_other_data_than_the_job_wants_are_named(path: str, data: dict[str, Any], words: str) -> None:
     assert words in refusal(tiny_job(path, data=data), DataError)
 
 
-def test_an_empty_folder_is_no_data_set(tmp_path: Path):
+def test_an_empty_folder_is_no_data_set(tmp_path: Path) -> None:
     assert "no data set here; make it again with" in refusal(tiny_job(str(tmp_path)), DataError)
 
 
-def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(name: str, *, out: str, order: str, **_: Any) -> str:
         assert order == "shuffled"
         return tiny_data(Path(out).parent, name=name)
@@ -284,12 +286,12 @@ def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytes
 # --- the job of an earlier run ---
 
 
-def test_a_kept_job_is_the_job(tmp_path: Path, path: str):
+def test_a_kept_job_is_the_job(tmp_path: Path, path: str) -> None:
     raw = tiny_job(path, train={"strategy": "layer"})
     assert kept_job(RunDirectory.open(tiny_run(tmp_path, raw))) == resolve(raw)
 
 
-def test_a_kept_job_no_longer_needs_its_archive(tmp_path: Path):
+def test_a_kept_job_no_longer_needs_its_archive(tmp_path: Path) -> None:
     raw = tiny_job(tiny_data(tmp_path, name="mnist"), data={"name": "mnist", "archive": "gone"})
     run = tiny_run(tmp_path, raw)
     assert RunDirectory.open(run).job()["data"]["archive"]
@@ -300,7 +302,7 @@ def test_a_kept_job_no_longer_needs_its_archive(tmp_path: Path):
     ("content", "words"),
     [('{"train": {"epoch": 3}}', "epoch: unknown key"), ("[]", "not a JSON object"), ("{", "not JSON")],
 )
-def test_a_damaged_job_is_named_by_its_file(tmp_path: Path, content: str, words: str):
+def test_a_damaged_job_is_named_by_its_file(tmp_path: Path, content: str, words: str) -> None:
     (tmp_path / "job.json").write_text(content)
     with pytest.raises(UserError, match=words) as caught:
         kept_job(RunDirectory.open(tmp_path))
@@ -321,7 +323,7 @@ def test_a_damaged_job_is_named_by_its_file(tmp_path: Path, content: str, words:
         ({"cluster": {"scheduler_file": "s.json", "workers": "gpu=2"}}, ["2 gpu, of the scheduler s.json"]),
     ],
 )
-def test_the_plan_says_what_a_job_will_do(path: str, sections: dict[str, Any], words: list[str]):
+def test_the_plan_says_what_a_job_will_do(path: str, sections: dict[str, Any], words: list[str]) -> None:
     text = readable_plan(prepared(tiny_job(path, **sections)))
     for word in [*words, "MiB on each worker", "conv1", "im2col", "total"]:
         assert word in text
@@ -330,7 +332,7 @@ def test_the_plan_says_what_a_job_will_do(path: str, sections: dict[str, Any], w
 # --- from Python ---
 
 
-def test_train_takes_tables_jobs_and_files(tmp_path: Path):
+def test_train_takes_tables_jobs_and_files(tmp_path: Path) -> None:
     missing = {"data": {"name": "mnist", "path": str(tmp_path / "no.zarr")}}
     file = tmp_path / "job.toml"
     file.write_text(f'[data]\nname = "mnist"\npath = "{tmp_path / "no.zarr"}"\n')
@@ -341,6 +343,6 @@ def test_train_takes_tables_jobs_and_files(tmp_path: Path):
         daskcnn.train(None, {"train": {"epoch": 1}})
 
 
-def test_the_package_has_no_other_names():
+def test_the_package_has_no_other_names() -> None:
     with pytest.raises(AttributeError, match="trian"):
         daskcnn.trian  # noqa: B018

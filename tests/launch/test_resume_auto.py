@@ -19,11 +19,11 @@ def asked(tmp_path: Path, path: str) -> dict[str, Any]:
     return job | {"run": job.get("run", {}) | {"dir": str(tmp_path), "name": "it"}}
 
 
-def test_nothing_yet_starts_anew(tmp_path: Path, path: str):
+def test_nothing_yet_starts_anew(tmp_path: Path, path: str) -> None:
     assert resume.run_to_resume(asked(tmp_path, path), "auto") is None
 
 
-def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path: str):
+def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path: str) -> None:
     run = tmp_path / "it"
     (run / "checkpoints").mkdir(parents=True)
     for file in ("lock", "events.jsonl"):
@@ -32,7 +32,7 @@ def test_a_run_that_was_killed_before_it_began_starts_anew(tmp_path: Path, path:
     assert not run.exists()
 
 
-def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, path: str):
+def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, path: str) -> None:
     run = tmp_path / "it"
     (run / "checkpoints").mkdir(parents=True)
     with RunDirectory(run, writable=True), pytest.raises(InUse, match="being written by process") as told:
@@ -41,14 +41,14 @@ def test_a_run_that_another_process_is_beginning_is_left_alone(tmp_path: Path, p
     assert run.is_dir()
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, path: str):
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, path: str) -> None:
     (tmp_path / "it").mkdir()
     (tmp_path / "it" / "thesis.txt").touch()
     assert resume.run_to_resume(asked(tmp_path, path), "auto") is None
     assert (tmp_path / "it" / "thesis.txt").exists()
 
 
-def test_a_run_that_is_there_goes_on(tmp_path: Path, path: str):
+def test_a_run_that_is_there_goes_on(tmp_path: Path, path: str) -> None:
     made = tiny_run(tmp_path, tiny_job(path))
     if made != tmp_path / "it":
         shutil.move(made, tmp_path / "it")

@@ -29,7 +29,7 @@ from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals):
+def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals) -> None:
     before = signal.getsignal(signum)
     with pytest.raises(Interrupted, match=f"signal {int(signum)} before training") as caught, Signals().installed():
         signal.raise_signal(signum)
@@ -37,7 +37,7 @@ def test_before_training_a_signal_interrupts_at_once(signum: signal.Signals):
     assert signal.getsignal(signum) == before
 
 
-def test_during_training_the_first_signal_is_remembered_and_the_second_ends(monkeypatch: pytest.MonkeyPatch):
+def test_during_training_the_first_signal_is_remembered_and_the_second_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     signals = Signals()
@@ -56,30 +56,30 @@ def job_at(folder: Path, name: str | None = None) -> Any:
     return resolve({"run": {"dir": str(folder)} | ({"name": name} if name else {})})
 
 
-def test_a_place_that_will_do_is_left_as_it_is(tmp_path: Path):
+def test_a_place_that_will_do_is_left_as_it_is(tmp_path: Path) -> None:
     check_place(job_at(tmp_path / "a" / "b", "new"), None)
     assert not (tmp_path / "a").exists()
 
 
-def test_a_name_that_is_taken(tmp_path: Path):
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(DataError, match="exists already; choose another name with --name"):
         check_place(job_at(tmp_path, "taken"), None)
 
 
-def test_a_file_where_the_runs_should_be(tmp_path: Path):
+def test_a_file_where_the_runs_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file: no folder that may be written; set run.dir"):
         check_place(job_at(tmp_path / "file" / "runs"), None)
 
 
-def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
     with pytest.raises(DataError, match=r"no folder that may be written; set run.dir"):
         check_place(job_at(tmp_path), None)
 
 
-def test_a_run_that_another_process_writes(tmp_path: Path, path: str):
+def test_a_run_that_another_process_writes(tmp_path: Path, path: str) -> None:
     raw = tiny_job(path)
     run = tiny_run(tmp_path, raw)
     check_place(resolve(raw), run)
@@ -98,7 +98,7 @@ def recorder(tmp_path: Path, path: str) -> Iterator[Recorder]:
         yield Recorder(directory, runner.Silent(), prepared)
 
 
-def test_a_checkpoint_is_written_and_logged(recorder: Recorder):
+def test_a_checkpoint_is_written_and_logged(recorder: Recorder) -> None:
     recorder.save(random_state(recorder.prepared.job))
     found = latest(recorder.directory.checkpoints, warn=pytest.fail)
     assert found is not None
@@ -107,7 +107,7 @@ def test_a_checkpoint_is_written_and_logged(recorder: Recorder):
     assert event == CheckpointWritten(at=event.at, step=7, path=str(found.path))
 
 
-def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder.save(random_state(recorder.prepared.job))
     before = recorder.checkpoint
 
@@ -123,13 +123,13 @@ def test_a_full_disk_is_a_warning(recorder: Recorder, monkeypatch: pytest.Monkey
     assert "No space left" in event.text
 
 
-def test_seconds_go_on_after_a_resume(recorder: Recorder):
+def test_seconds_go_on_after_a_resume(recorder: Recorder) -> None:
     recorder.seconds_before = 100.0
     assert 100.0 <= recorder.seconds < 200.0
 
 
 @pytest.mark.parametrize("error", [Diverged("loss = nan"), Lost("gone"), Interrupted("signal 15", 15)])
-def test_an_early_end_names_the_checkpoint_and_how_to_go_on(recorder: Recorder, error: UserError):
+def test_an_early_end_names_the_checkpoint_and_how_to_go_on(recorder: Recorder, error: UserError) -> None:
     assert "no checkpoint was written yet" in str(runner._with_remedy(error, recorder))
     recorder.save(random_state(recorder.prepared.job))
     told = runner._with_remedy(error, recorder)
@@ -145,7 +145,7 @@ def test_an_early_end_names_the_checkpoint_and_how_to_go_on(recorder: Recorder, 
 )
 def test_a_clean_up_that_fails_hides_no_early_end(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch, error: UserError, status: str
-):
+) -> None:
     class Ending:
         def __init__(self, *_: Any) -> None:
             self.state = random_state(recorder.prepared.job)
@@ -157,14 +157,15 @@ def test_a_clean_up_that_fails_hides_no_early_end(
         raise OSError("the scheduler is gone")
 
     monkeypatch.setattr(runner, "DataParallel", Ending)
+    context: Any = SimpleNamespace(job=recorder.prepared.job, close=close)
     with pytest.raises(type(error), match="no checkpoint was written yet"):
-        runner._train(SimpleNamespace(job=recorder.prepared.job, close=close), recorder, None)
+        runner._train(context, recorder, None)
     summary = recorder.directory.summary()
     assert summary is not None
     assert (summary["status"], summary["epochs"], summary["test"]) == (status, 1.5, None)
 
 
-def test_another_data_set_than_the_checkpoint_was_trained_on(recorder: Recorder, tmp_path: Path):
+def test_another_data_set_than_the_checkpoint_was_trained_on(recorder: Recorder, tmp_path: Path) -> None:
     recorder.save(random_state(recorder.prepared.job))
     checkpoint = latest(recorder.directory.checkpoints, warn=pytest.fail)
     assert checkpoint is not None
@@ -178,7 +179,7 @@ def test_another_data_set_than_the_checkpoint_was_trained_on(recorder: Recorder,
 # --- what is shown ---
 
 
-def test_progress_is_told_by_tenths():
+def test_progress_is_told_by_tenths() -> None:
     said: list[str] = []
     progress = shown(said.append)
     for done in range(101):
@@ -188,7 +189,7 @@ def test_progress_is_told_by_tenths():
     assert said == [f"data: download {10 * i} %" for i in range(11)] + ["data: check"]
 
 
-def test_json_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]):
+def test_json_leaves_stdout_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for json_mode in (True, False):
         progress = display(json_mode)
         assert isinstance(progress, PlainProgress)

@@ -9,12 +9,12 @@ from daskcnn.nn import blocks
 
 
 @pytest.fixture
-def rng():
+def rng() -> np.random.Generator:
     """Random numbers that do not depend on which tests ran before."""
     return np.random.default_rng(1)
 
 
 @pytest.fixture(autouse=True)
-def eager_threads(monkeypatch):
+def eager_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share the smallest pass, which is not worth waking them otherwise."""
     monkeypatch.setattr(blocks, "THREAD_ITEMS", 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import NUMPY, Device, Pool
-from daskcnn.nn import Context, Sequential
+from daskcnn.arrays import NUMPY, Array, Device, Pool
+from daskcnn.nn import Context, Layer, Params, Sequential, Shape, State
 from daskcnn.nn.layers import (
     LRN,
     AveragePool,
@@ -25,7 +26,7 @@ from daskcnn.nn.layers import (
 
 MAP, VECTOR = (5, 4, 3), (7,)
 
-CASES = {
+CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "conv": [
         (Conv(4, 3), MAP),
         (Conv(2, 3, stride=2, pad=1), MAP),
@@ -61,33 +62,42 @@ NESTED = Sequential(
 
 COMPOSITES = [(NESTED, MAP)]
 
-ALL = [
+ALL: list[tuple[Layer, Shape]] = [
     *((layer, shape) for cases in CASES.values() for layer, shape in cases),
     *COMPOSITES,
 ]
 
 
-def in_blocks(nbytes, threads=1):
+def in_blocks(nbytes: int, threads: int = 1) -> Device:
     """A device whose blocks have so few bytes that small maps have several."""
     return Device(replace(NUMPY, block_bytes=nbytes), Pool(threads))
 
 
-def label(value):
+def label(value: object) -> str:
     """Names of cases in pytest's output."""
     return type(value).__name__ if not isinstance(value, tuple) else "x".join(map(str, value))
 
 
-def cast(tree, dtype):
+def cast(tree: Params, dtype: str) -> Params:
     """The tree's arrays in another dtype."""
     return {k: cast(v, dtype) if isinstance(v, dict) else v.astype(dtype) for k, v in tree.items()}
 
 
-def values(rng, shape, dtype="float64"):
+def values(rng: np.random.Generator, shape: int | Shape, dtype: str = "float64") -> Array:
     """Random numbers."""
     return rng.standard_normal(shape).astype(dtype)
 
 
-def example(layer, in_shape, device, *, dtype="float64", N=3, training=True, seed=0):
+def example(
+    layer: Layer,
+    in_shape: Shape,
+    device: Device,
+    *,
+    dtype: str = "float64",
+    N: int = 3,
+    training: bool = True,
+    seed: int = 0,
+) -> tuple[Params, State, Array, Array, Context]:
     """(params, state, x, dy, ctx) on the host, with random parameters, biases included."""
     rng = np.random.default_rng(seed)
     params, state, out_shape = layer.init(rng, in_shape)
@@ -97,7 +107,7 @@ def example(layer, in_shape, device, *, dtype="float64", N=3, training=True, see
     return params, cast(state, dtype), x, dy, Context(device, training=training, keys=keys)
 
 
-def _shaken(value, rng):
+def _shaken(value: Any, rng: np.random.Generator) -> Any:
     if isinstance(value, dict):
         return {k: _shaken(v, rng) for k, v in value.items()}
     return value + 0.1 * rng.standard_normal(value.shape)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.nn import SGD, Context, Layout, vector
+from daskcnn.nn import SGD, Context, Layout, Shape, vector
 from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import Dense, dense
 from tests.nn.nn_cases import MAP, NESTED, example, in_blocks, values
@@ -16,26 +18,28 @@ SHAPES = [(5, 3, 4, 6), (7, 2)]
 
 @pytest.mark.parametrize("options", [(0.0,), (0.9,), (0.9, True), (0.9, True, 1e-3), (0.0, False, 1e-3)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_descent_in_blocks_gives_the_same_bits(options, threads, rng):
-    whole = [values(rng, 1001, "float32") for _ in range(3)]
+def test_descent_in_blocks_gives_the_same_bits(
+    options: tuple[Any, ...], threads: int, rng: np.random.Generator
+) -> None:
+    params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
     parts = [v.copy() for v in whole]
-    SGD(*options).step(*whole, 0.1)
-    SGD(*options).step(*parts, 0.1, in_blocks(100, threads))
+    SGD(*options).step(params, grads, velocity, 0.1)
+    SGD(*options).step(parts[0], parts[1], parts[2], 0.1, in_blocks(100, threads))
     np.testing.assert_equal(parts, whole)
 
 
 @pytest.mark.parametrize("options", [(0.0,), (0.9,), (0.9, True, 1e-3)])
-def test_descent_to_somewhere_else_leaves_the_old_weights(options, rng):
+def test_descent_to_somewhere_else_leaves_the_old_weights(options: tuple[Any, ...], rng: np.random.Generator) -> None:
     params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
     before, new = [v.copy() for v in whole], (np.empty_like(params), np.empty_like(velocity))
     SGD(*options).step(params, grads, velocity, 0.1, in_blocks(100), out=new)
     np.testing.assert_equal([params, velocity], before[::2])
-    SGD(*options).step(*before, 0.1)
+    SGD(*options).step(before[0], before[1], before[2], 0.1)
     np.testing.assert_equal(new, tuple(before[::2]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_channels_are_summed_on_every_device(shape, device, rng):
+def test_channels_are_summed_on_every_device(shape: Shape, device: Device, rng: np.random.Generator) -> None:
     x = values(rng, shape)
     total = device.backend.to_host(channel_sum(device.backend.from_host(x), device))
     np.testing.assert_allclose(total, channel_sum(x), rtol=1e-12)
@@ -43,19 +47,20 @@ def test_channels_are_summed_on_every_device(shape, device, rng):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_channels_are_summed_in_blocks(shape, threads, rng):
+def test_channels_are_summed_in_blocks(shape: Shape, threads: int, rng: np.random.Generator) -> None:
     x = values(rng, shape)
     np.testing.assert_allclose(channel_sum(x, in_blocks(20, threads)), channel_sum(x), rtol=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_channel_sums_do_not_depend_on_threads(shape, rng):
+def test_channel_sums_do_not_depend_on_threads(shape: Shape, rng: np.random.Generator) -> None:
     x = values(rng, shape, "float32")
-    np.testing.assert_array_equal(*(channel_sum(x, in_blocks(100, t)) for t in (1, 3)))
+    alone, together = (channel_sum(x, in_blocks(100, threads)) for threads in (1, 3))
+    np.testing.assert_array_equal(alone, together)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_large_gradients_are_flattened_on_threads(threads, monkeypatch):
+def test_large_gradients_are_flattened_on_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector, "_LARGE", 1)
     params, state, _, _, _ = example(NESTED, MAP, Device())
     layout = Layout.of(params, state)
@@ -64,13 +69,16 @@ def test_large_gradients_are_flattened_on_threads(threads, monkeypatch):
 
 
 @pytest.mark.parametrize("features", [12, 13, 1])
-def test_dense_layers_on_long_vectors_go_in_pieces(features, monkeypatch, rng):
+def test_dense_layers_on_long_vectors_go_in_pieces(
+    features: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setattr(dense, "_PIECE", 4)
     layer, ctx = Dense(5), Context(in_blocks(100, threads=2), training=True)
     params, _, _ = layer.init(rng, (features,))
     x, dy = values(rng, (3, features)), values(rng, (3, 5))
     y, _, residual = layer.forward(params, {}, x, ctx)
     dx, grads = layer.backward(params, residual, dy, ctx)
+    assert dx is not None
     np.testing.assert_allclose(y, x @ params["w"] + params["b"], rtol=1e-12)
     np.testing.assert_allclose(dx, dy @ params["w"].T, rtol=1e-12)
     np.testing.assert_allclose(grads["w"], x.T @ dy, rtol=1e-12)

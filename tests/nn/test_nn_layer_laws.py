@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device
-from daskcnn.nn import LAYERS, Sequential, leaves, map_leaves
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import LAYERS, Context, Layer, Params, Sequential, Shape, State, leaves, map_leaves
 from daskcnn.nn.layers import BatchNorm
 from tests.nn.nn_cases import ALL, CASES, example, in_blocks, label
 
@@ -17,12 +18,12 @@ DTYPES = ["float32", "float64"]
 every_layer = pytest.mark.parametrize(("layer", "in_shape"), ALL, ids=label)
 
 
-def test_every_registered_layer_has_cases():
+def test_every_registered_layer_has_cases() -> None:
     assert CASES.keys() == LAYERS.keys()
     assert all(type(layer) is LAYERS[kind] for kind, cases in CASES.items() for layer, _ in cases)
 
 
-def numeric_gradient(f, array, step=1e-5):
+def numeric_gradient(f: Callable[[], float], array: Array, step: float = 1e-5) -> Array:
     """Central differences of f() by every entry of the array."""
     gradient, flat = np.empty_like(array), array.reshape(-1)
     for i, value in enumerate(flat):
@@ -35,10 +36,10 @@ def numeric_gradient(f, array, step=1e-5):
 
 
 @every_layer
-def test_gradients_are_the_central_differences(layer, in_shape):
+def test_gradients_are_the_central_differences(layer: Layer, in_shape: Shape) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, Device())
 
-    def value():
+    def value() -> float:
         return (layer.forward(params, state, x, ctx)[0] * dy).sum()
 
     _, _, residual = layer.forward(params, state, x, ctx)
@@ -52,7 +53,7 @@ def test_gradients_are_the_central_differences(layer, in_shape):
 @every_layer
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_shapes_and_dtype_are_kept(layer, in_shape, dtype, training, device):
+def test_shapes_and_dtype_are_kept(layer: Layer, in_shape: Shape, dtype: str, training: bool, device: Device) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, device, dtype=dtype, training=training)
     move, host = device.backend.from_host, device.backend.to_host
     params, state = map_leaves(move, params), map_leaves(move, state)
@@ -72,7 +73,7 @@ def test_shapes_and_dtype_are_kept(layer, in_shape, dtype, training, device):
 
 
 @every_layer
-def test_devices_agree(layer, in_shape, device):
+def test_devices_agree(layer: Layer, in_shape: Shape, device: Device) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, device)
     reference = passes(layer, params, state, x, dy, replace(ctx, device=Device()))
     move, host = device.backend.from_host, device.backend.to_host
@@ -81,7 +82,7 @@ def test_devices_agree(layer, in_shape, device):
         np.testing.assert_allclose(host(found), expected, rtol=1e-9, atol=1e-12)
 
 
-def passes(layer, params, state, x, dy, ctx):
+def passes(layer: Layer, params: Params, state: State, x: Array, dy: Array, ctx: Context) -> list[Array]:
     """[y, dx, gradients and new state ...]."""
     y, new_state, residual = layer.forward(params, state, x, ctx)
     dx, grads = layer.backward(params, residual, dy, ctx)
@@ -90,7 +91,7 @@ def passes(layer, params, state, x, dy, ctx):
 
 @every_layer
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_what_is_given_is_not_written_to(layer, in_shape, training):
+def test_what_is_given_is_not_written_to(layer: Layer, in_shape: Shape, training: bool) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, Device(), training=training)
     given = (params, state, x, dy)
     before = deepcopy(given)
@@ -106,7 +107,7 @@ def test_what_is_given_is_not_written_to(layer, in_shape, training):
 
 
 @every_layer
-def test_a_residual_gives_the_same_gradients_twice(layer, in_shape):
+def test_a_residual_gives_the_same_gradients_twice(layer: Layer, in_shape: Shape) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, Device())
     _, _, residual = layer.forward(params, state, x, ctx)
     first = layer.backward(params, residual, dy, ctx)
@@ -114,7 +115,7 @@ def test_a_residual_gives_the_same_gradients_twice(layer, in_shape):
 
 
 @every_layer
-def test_blocks_and_threads_change_nothing(layer, in_shape):
+def test_blocks_and_threads_change_nothing(layer: Layer, in_shape: Shape) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, Device())
     whole = passes(layer, params, state, x, dy, ctx)
     parts = passes(layer, params, state, x, dy, replace(ctx, device=in_blocks(1, threads=2)))
@@ -123,7 +124,7 @@ def test_blocks_and_threads_change_nothing(layer, in_shape):
 
 
 @every_layer
-def test_the_number_of_threads_changes_not_one_bit(layer, in_shape):
+def test_the_number_of_threads_changes_not_one_bit(layer: Layer, in_shape: Shape) -> None:
     params, state, x, dy, ctx = example(layer, in_shape, in_blocks(100))
     one = passes(layer, params, state, x, dy, ctx)
     for threads in (2, 3):
@@ -131,18 +132,19 @@ def test_the_number_of_threads_changes_not_one_bit(layer, in_shape):
         np.testing.assert_equal(several, one)
 
 
-def normalises_batches(layer):
+def normalises_batches(layer: Layer) -> bool:
     children = [child for _, child in layer.layers] if isinstance(layer, Sequential) else []
     return isinstance(layer, BatchNorm) or any(map(normalises_batches, children))
 
 
 @every_layer
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_samples_output_depends_on_no_other_sample(layer, in_shape, training):
+def test_a_samples_output_depends_on_no_other_sample(layer: Layer, in_shape: Shape, training: bool) -> None:
     if training and normalises_batches(layer):
         pytest.skip("batch normalisation in training depends on the batch by design")
     params, state, x, _, ctx = example(layer, in_shape, Device(), N=4, training=training)
     together, _, _ = layer.forward(params, state, x, ctx)
     some = [2, 0]
+    assert ctx.keys is not None
     alone, _, _ = layer.forward(params, state, x[..., some, :], replace(ctx, keys=ctx.keys[some]))
     np.testing.assert_allclose(alone, together[..., some, :], rtol=1e-12, atol=1e-15)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device, Pool
-from daskcnn.nn import Context
+from daskcnn.arrays import Array, Device, Pool
+from daskcnn.nn import Context, Layer, Params, Shape, State
 from daskcnn.nn.layers import (
     LRN,
     AveragePool,
@@ -24,23 +26,28 @@ from daskcnn.nn.layers import (
 )
 from tests.nn.nn_cases import example, values
 
+T = TypeVar("T")
+R = TypeVar("R")
 
-def context(**options):
+
+def context(**options: Any) -> Context:
     return Context(Device(), **{"training": True, **options})
 
 
-def forward(layer, x, params=None, state=None, **options):
+def forward(
+    layer: Layer, x: Array, params: Params | None = None, state: State | None = None, **options: Any
+) -> tuple[Array, State, Any]:
     return layer.forward(params or {}, state or {}, x, context(**options))
 
 
-def test_convolution_correlates_and_adds_the_bias():
+def test_convolution_correlates_and_adds_the_bias() -> None:
     x = np.arange(9.0).reshape(3, 3, 1, 1)
     params = {"w": np.array([[1.0, 0], [0, -1]]).reshape(2, 2, 1, 1), "b": np.array([10.0])}
     y, _, _ = forward(Conv(1, 2), x, params)
     np.testing.assert_array_equal(y[..., 0, 0], np.full((2, 2), 6.0))  # 10 + x[i, j] - x[i+1, j+1]
 
 
-def test_kernel_shards_join_to_the_whole_layer():
+def test_kernel_shards_join_to_the_whole_layer() -> None:
     layer = Conv(5, 3, stride=2, pad=1)
     params, _, x, dy, ctx = example(layer, (6, 5, 3), Device())
     y, _, residual = layer.forward(params, {}, x, ctx)
@@ -50,15 +57,18 @@ def test_kernel_shards_join_to_the_whole_layer():
     for k in shards:
         own = {name: p[..., k] for name, p in params.items()}
         part, _, kept = layer.forward(own, {}, x, ctx)
-        parts.append((part, *layer.backward(own, kept, dy[..., k], ctx)))
+        own_dx, own_grads = layer.backward(own, kept, dy[..., k], ctx)
+        assert own_dx is not None
+        parts.append((part, own_dx, own_grads))
     np.testing.assert_allclose(np.concatenate([p[0] for p in parts], axis=-1), y)
+    assert dx is not None
     np.testing.assert_allclose(sum(p[1] for p in parts), dx)
     for name in params:
         np.testing.assert_allclose(np.concatenate([p[2][name] for p in parts], axis=-1), grads[name])
 
 
 @pytest.mark.parametrize("layer", [Conv(2, 3), Dense(2)])
-def test_dx_is_left_out_where_it_is_not_needed(layer):
+def test_dx_is_left_out_where_it_is_not_needed(layer: Layer) -> None:
     params, _, x, dy, ctx = example(layer, (4, 4, 2), Device())
     _, _, residual = layer.forward(params, {}, x, ctx)
     dx, grads = layer.backward(params, residual, dy, replace(ctx, need_dx=False))
@@ -66,7 +76,7 @@ def test_dx_is_left_out_where_it_is_not_needed(layer):
     np.testing.assert_equal(grads, layer.backward(params, residual, dy, ctx)[1])
 
 
-def test_dense_on_a_map_is_dense_behind_flatten():
+def test_dense_on_a_map_is_dense_behind_flatten() -> None:
     layer, flatten = Dense(6), Flatten()
     params, _, x, _, ctx = example(layer, (3, 2, 4), Device())
     flat, _, _ = flatten.forward({}, {}, x, ctx)
@@ -76,13 +86,13 @@ def test_dense_on_a_map_is_dense_behind_flatten():
     )
 
 
-def test_flatten_gives_rows_columns_channels(rng):
+def test_flatten_gives_rows_columns_channels(rng: np.random.Generator) -> None:
     x = values(rng, (2, 3, 4, 5))
     y, _, _ = forward(Flatten(), x)
     np.testing.assert_array_equal(y, x.transpose(2, 0, 1, 3).reshape(4, -1))
 
 
-def test_max_pool_gives_the_gradient_to_the_first_of_equal_pixels():
+def test_max_pool_gives_the_gradient_to_the_first_of_equal_pixels() -> None:
     x = np.array([[1.0, 2, 7, 7], [2, 2, 7, 7]]).reshape(2, 4, 1, 1)
     layer, ctx = MaxPool(2), context()
     y, _, residual = layer.forward({}, {}, x, ctx)
@@ -96,7 +106,13 @@ def test_max_pool_gives_the_gradient_to_the_first_of_equal_pixels():
     [(MaxPool, np.max), (AveragePool, np.mean), (L2Pool, lambda w, axis: np.sqrt((w**2).sum(axis)))],
 )
 @pytest.mark.parametrize(("size", "stride"), [(2, None), (3, 2), (2, 3), (3, 1)])
-def test_pools_reduce_their_windows(layer, of_window, size, stride, rng):
+def test_pools_reduce_their_windows(
+    layer: type[MaxPool | AveragePool | L2Pool],
+    of_window: Callable[..., Array],
+    size: int,
+    stride: int | None,
+    rng: np.random.Generator,
+) -> None:
     x, step = values(rng, (7, 8, 2, 3)), stride or size
     y, _, _ = forward(layer(size, stride), x)
     for i, row in enumerate(y):
@@ -108,23 +124,25 @@ def test_pools_reduce_their_windows(layer, of_window, size, stride, rng):
 
 @pytest.mark.parametrize("layer", [MaxPool, AveragePool, L2Pool])
 @pytest.mark.parametrize(("stride", "shared"), [(2, False), (3, False), (1, True)])
-def test_threads_never_add_to_pixels_that_windows_share(layer, stride, shared, rng):
+def test_threads_never_add_to_pixels_that_windows_share(
+    layer: type[MaxPool | AveragePool | L2Pool], stride: int, shared: bool, rng: np.random.Generator
+) -> None:
     class Recording(Pool):
         calls = 0
 
-        def map(self, function, items):
+        def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
             self.calls += 1
-            return super().map(function, items)
+            return super().map(function, items, threads=threads)
 
     pool = Recording()
-    layer, ctx = layer(2, stride), Context(Device(pool=pool), training=True)
-    y, _, residual = layer.forward({}, {}, values(rng, (5, 5, 2, 2)), ctx)
+    pooling, ctx = layer(2, stride), Context(Device(pool=pool), training=True)
+    y, _, residual = pooling.forward({}, {}, values(rng, (5, 5, 2, 2)), ctx)
     before = pool.calls
-    layer.backward({}, residual, values(rng, y.shape), ctx)
+    pooling.backward({}, residual, values(rng, y.shape), ctx)
     assert pool.calls - before == (0 if shared else 1)
 
 
-def test_l2_pool_has_no_gradient_at_zero():
+def test_l2_pool_has_no_gradient_at_zero() -> None:
     layer, ctx = L2Pool(2), context()
     _, _, residual = layer.forward({}, {}, np.zeros((2, 2, 1, 1)), ctx)
     dx, _ = layer.backward({}, residual, np.ones((1, 1, 1, 1)), ctx)
@@ -132,7 +150,7 @@ def test_l2_pool_has_no_gradient_at_zero():
 
 
 @pytest.mark.parametrize("layer", [LRN(), LRN(size=4, alpha=0.3, beta=0.5, k=2), LRN(size=9, alpha=2.0)])
-def test_lrn_is_its_formula(layer, rng):
+def test_lrn_is_its_formula(layer: LRN, rng: np.random.Generator) -> None:
     x, C = values(rng, (2, 1, 3, 7)), 7
     y, _, _ = forward(layer, x)
     for c in range(C):
@@ -141,16 +159,16 @@ def test_lrn_is_its_formula(layer, rng):
         np.testing.assert_allclose(y[..., c], x[..., c] / s**layer.beta, rtol=1e-12)
 
 
-def test_sigmoid_does_not_overflow():
+def test_sigmoid_does_not_overflow() -> None:
     y, _, _ = forward(Sigmoid(), np.array([[-1e4, 0, 1e4]], "float32"))
     np.testing.assert_array_equal(y, [[0, 0.5, 1]])
 
 
-def test_relu_lets_not_a_number_through():
+def test_relu_lets_not_a_number_through() -> None:
     assert np.isnan(forward(ReLU(), np.array([[np.nan]]))[0]).all()
 
 
-def test_batch_norm_in_training_normalises_and_moves_its_statistics(rng):
+def test_batch_norm_in_training_normalises_and_moves_its_statistics(rng: np.random.Generator) -> None:
     layer, x = BatchNorm(epsilon=1e-12), 3 + 2 * values(rng, (4, 3, 5, 2))
     params, state, _ = layer.init(rng, (4, 3, 2))
     y, new, _ = layer.forward(params, state, x, context())
@@ -160,7 +178,7 @@ def test_batch_norm_in_training_normalises_and_moves_its_statistics(rng):
     np.testing.assert_allclose(new["variance"], 0.9 + 0.1 * x.var(axis=(0, 1, 2), ddof=1))
 
 
-def test_batch_norm_in_evaluation_uses_its_statistics_and_keeps_them(rng):
+def test_batch_norm_in_evaluation_uses_its_statistics_and_keeps_them(rng: np.random.Generator) -> None:
     layer, x = BatchNorm(), values(rng, (2, 2, 3, 2))
     params = {"scale": np.array([2.0, 1.0]), "shift": np.array([0.0, 5.0])}
     state = {"mean": np.array([1.0, -1.0]), "variance": np.array([4.0, 0.25])}
@@ -171,7 +189,7 @@ def test_batch_norm_in_evaluation_uses_its_statistics_and_keeps_them(rng):
     np.testing.assert_equal(new, state)
 
 
-def test_batch_norm_survives_a_negative_running_variance(rng):
+def test_batch_norm_survives_a_negative_running_variance(rng: np.random.Generator) -> None:
     layer = BatchNorm()
     params, state, _ = layer.init(rng, (2,))
     y, _, _ = layer.forward(
@@ -180,7 +198,7 @@ def test_batch_norm_survives_a_negative_running_variance(rng):
     np.testing.assert_allclose(y, [[1 / np.sqrt(1e-5), 1 / np.sqrt(1 + 1e-5)]])
 
 
-def test_dropout_keeps_its_rate_and_the_mean():
+def test_dropout_keeps_its_rate_and_the_mean() -> None:
     keys = np.arange(64, dtype=np.uint64)
     y, _, _ = forward(Dropout(0.25), np.ones((8, 8, 64, 16)), keys=keys, salt=5)
     np.testing.assert_allclose(np.unique(y), [0, 4 / 3])
@@ -189,7 +207,7 @@ def test_dropout_keeps_its_rate_and_the_mean():
         assert abs((y == 0).mean(axis=axes) - 0.25).max() < 0.05
 
 
-def test_dropout_differs_by_sample_layer_pixel_and_channel():
+def test_dropout_differs_by_sample_layer_pixel_and_channel() -> None:
     keys = np.arange(4, dtype=np.uint64)
     x = np.ones((6, 6, 4, 32))
     mask = forward(Dropout(0.5), x, keys=keys, salt=1)[0] > 0
@@ -198,19 +216,19 @@ def test_dropout_differs_by_sample_layer_pixel_and_channel():
         assert 0.4 < (mask != np.roll(mask, 1, axis)).mean() < 0.6
 
 
-def test_dropout_of_the_first_channels_does_not_depend_on_the_others():
+def test_dropout_of_the_first_channels_does_not_depend_on_the_others() -> None:
     keys = np.arange(3, dtype=np.uint64)
     wide, _, _ = forward(Dropout(0.5), np.ones((4, 4, 3, 8)), keys=keys)
     narrow, _, _ = forward(Dropout(0.5), np.ones((2, 3, 3, 5)), keys=keys)
     np.testing.assert_array_equal(narrow, wide[:2, :3, :, :5])
 
 
-def test_dropout_outside_training_is_the_identity(rng):
+def test_dropout_outside_training_is_the_identity(rng: np.random.Generator) -> None:
     x = values(rng, (2, 3))
     np.testing.assert_array_equal(forward(Dropout(0.5), x, training=False)[0], x)
 
 
-def test_dropout_without_keys_says_what_it_needs():
+def test_dropout_without_keys_says_what_it_needs() -> None:
     with pytest.raises(ValueError, match=r"keys=None.*give them"):
         forward(Dropout(0.5), np.ones((2, 3)))
 
@@ -231,7 +249,7 @@ def test_dropout_without_keys_says_what_it_needs():
         (lambda: BatchNorm(epsilon=0.0), "epsilon=0.0"),
     ],
 )
-def test_nonsense_is_refused_by_name_and_value(make, message):
+def test_nonsense_is_refused_by_name_and_value(make: Callable[[], Layer], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -246,6 +264,6 @@ def test_nonsense_is_refused_by_name_and_value(make, message):
         (Flatten(), (10,), "works on maps"),
     ],
 )
-def test_a_layer_that_does_not_fit_says_so(layer, in_shape, message):
+def test_a_layer_that_does_not_fit_says_so(layer: Layer, in_shape: Shape, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer.out_shape(in_shape)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from daskcnn.arrays import Device, derive, mix64, uniform
-from daskcnn.nn import Context, Sequential, blocks
+from daskcnn.arrays import Array, Device, derive, mix64, uniform
+from daskcnn.nn import Context, Layer, Sequential, Shape, blocks
+from daskcnn.nn.layer import Keys
 from daskcnn.nn.layers import LRN, AveragePool, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh, normalise
 from daskcnn.nn.local import Chain
 from tests.nn.nn_cases import MAP, example, in_blocks, label, values
 
 
-def chain(*layers):
+def chain(*layers: Layer) -> Sequential:
     return Sequential(tuple((f"layer{i}", layer) for i, layer in enumerate(layers)))
 
 
@@ -30,7 +32,7 @@ CHAINS = [
 every_chain = pytest.mark.parametrize(("net", "in_shape"), CHAINS, ids=label)
 
 
-def layer_by_layer(net, x, dy, ctx):
+def layer_by_layer(net: Sequential, x: Array, dy: Array, ctx: Context) -> tuple[Array, Array]:
     """(y, dx) with every layer alone."""
     residuals = []
     for name, layer in net.layers:
@@ -42,17 +44,21 @@ def layer_by_layer(net, x, dy, ctx):
     return x, dy
 
 
-def together(net, x, dy, ctx):
+def together(net: Sequential, x: Array, dy: Array, ctx: Context) -> tuple[Array, Array]:
     """(y, dx) of the network."""
     y, _, residual = net.forward({}, {}, x, ctx)
-    return y, net.backward({}, residual, dy, ctx)[0] if ctx.training else dy
+    if not ctx.training:
+        return y, dy
+    dx, _ = net.backward({}, residual, dy, ctx)
+    assert dx is not None
+    return y, dx
 
 
 @every_chain
 @pytest.mark.parametrize("block", [1, 300, 1 << 20])
 @pytest.mark.parametrize("N", [1, 5])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_a_chain_is_its_layers_one_by_one(net, in_shape, block, N, training):
+def test_a_chain_is_its_layers_one_by_one(net: Sequential, in_shape: Shape, block: int, N: int, training: bool) -> None:
     _, _, x, dy, ctx = example(net, in_shape, Device(), N=N, training=training)
     alone = layer_by_layer(net, x, dy, ctx)
     for found, expected in zip(together(net, x, dy, replace(ctx, device=in_blocks(block))), alone, strict=True):
@@ -62,13 +68,14 @@ def test_a_chain_is_its_layers_one_by_one(net, in_shape, block, N, training):
 @every_chain
 @pytest.mark.parametrize("block", [1, 300, 1 << 20])
 @pytest.mark.parametrize("given", [slice(1, 3), slice(0, 2), slice(None)])
-def test_going_back_from_some_channels_to_some(net, in_shape, block, given):
+def test_going_back_from_some_channels_to_some(net: Sequential, in_shape: Shape, block: int, given: slice) -> None:
     _, _, x, dy, ctx = example(net, in_shape, Device(), N=3, training=True)
     ctx, C, wanted = replace(ctx, device=in_blocks(block)), in_shape[-1], slice(1, 2)
     _, _, residual = net.forward({}, {}, x, ctx)
     whole = np.zeros_like(dy)
     whole[..., given] = dy[..., given]
     expected, _ = net.backward({}, residual, whole, ctx)
+    assert expected is not None
     found, grads = net.backward_of({}, residual, dy[..., given], ctx, given=given, of=C, wanted=wanted)
     np.testing.assert_array_equal(found, expected[..., wanted])
     assert found.flags.c_contiguous
@@ -76,7 +83,7 @@ def test_going_back_from_some_channels_to_some(net, in_shape, block, given):
 
 
 @every_chain
-def test_devices_agree_on_chains(net, in_shape, device):
+def test_devices_agree_on_chains(net: Sequential, in_shape: Shape, device: Device) -> None:
     _, _, x, dy, ctx = example(net, in_shape, device)
     move, host = device.backend.from_host, device.backend.to_host
     expected = together(net, x, dy, replace(ctx, device=Device()))
@@ -88,7 +95,7 @@ def test_devices_agree_on_chains(net, in_shape, device):
 
 
 @every_chain
-def test_chains_do_not_depend_on_threads(net, in_shape):
+def test_chains_do_not_depend_on_threads(net: Sequential, in_shape: Shape) -> None:
     _, _, x, dy, ctx = example(net, in_shape, in_blocks(100), dtype="float32", N=6)
     three = replace(ctx, device=in_blocks(100, threads=3))
     for _ in range(2):  # the second time with the first's scratch memory
@@ -96,7 +103,7 @@ def test_chains_do_not_depend_on_threads(net, in_shape):
 
 
 @every_chain
-def test_chains_write_to_nothing_they_are_given_and_go_back_twice(net, in_shape):
+def test_chains_write_to_nothing_they_are_given_and_go_back_twice(net: Sequential, in_shape: Shape) -> None:
     _, _, x, dy, ctx = example(net, in_shape, Device())
     given = x.copy(), dy.copy()
     _, _, residual = net.forward({}, {}, x, ctx)
@@ -105,7 +112,7 @@ def test_chains_write_to_nothing_they_are_given_and_go_back_twice(net, in_shape)
     np.testing.assert_equal((x, dy, again), (*given, first))
 
 
-def test_a_chain_keeps_its_input_alone_at_its_first_layer():
+def test_a_chain_keeps_its_input_alone_at_its_first_layer() -> None:
     net = chain(ReLU(), LRN(), MaxPool(2), Dense(3), Tanh())
     params, state, x, _, ctx = example(net, (4, 4, 3), Device())
     _, _, (run, *others, last) = net.forward(params, state, x, ctx)
@@ -115,8 +122,8 @@ def test_a_chain_keeps_its_input_alone_at_its_first_layer():
     assert [link.layer for link in last.chain.links] == [Tanh()]
 
 
-def test_only_what_comes_first_and_is_local_on_the_shape_is_chained():
-    def links(in_shape, *layers):
+def test_only_what_comes_first_and_is_local_on_the_shape_is_chained() -> None:
+    def links(in_shape: Shape, *layers: Layer) -> list[tuple[Layer, int]]:
         return [(link.layer, link.side) for link in Chain.of([(layer, 0) for layer in layers], in_shape).links]
 
     assert links((4, 6, 1), ReLU(), MaxPool(2), Tanh()) == [(ReLU(), 2), (MaxPool(2), 2), (Tanh(), 1)]
@@ -126,10 +133,10 @@ def test_only_what_comes_first_and_is_local_on_the_shape_is_chained():
     assert links((6, 6, 1), Conv(1, 1), ReLU()) == []
 
 
-def reference_mask(shape, keys, salt, rate):
+def reference_mask(shape: Shape, keys: Keys, salt: int, rate: float) -> npt.NDArray[np.bool]:
     """Dropout's mask of a whole map or of vectors, drawn at once."""
 
-    def spread(keys, numbers):
+    def spread(keys: Keys, numbers: Keys) -> Keys:
         return mix64(np, keys + (2 * numbers + 1) * np.uint64(0x9E3779B97F4A7C15))
 
     drawn = spread(derive(np, keys, salt)[:, None], np.arange(shape[-1], dtype=np.uint64))
@@ -140,10 +147,11 @@ def reference_mask(shape, keys, salt, rate):
 
 @pytest.mark.parametrize("block", [1, 500, 1 << 20])
 @pytest.mark.parametrize("in_shape", [(6, 4, 5), (9,)])
-def test_dropout_draws_the_same_bits_in_every_block(in_shape, block):
+def test_dropout_draws_the_same_bits_in_every_block(in_shape: Shape, block: int) -> None:
     pool = [MaxPool(2)] if len(in_shape) == 3 else []
     net = chain(Tanh(), *pool, Dropout(0.4))
     _, _, x, dy, ctx = example(net, in_shape, in_blocks(block), N=4)
+    assert ctx.keys is not None
     before, _, _ = chain(*(layer for _, layer in net.layers[:-1])).forward({}, {}, x, ctx)
     kept = reference_mask(before.shape, ctx.keys, ctx.child(net.layers[-1][0]).salt, 0.4)
     np.testing.assert_array_equal(net.forward({}, {}, x, ctx)[0], before * kept * (1 / (1 - 0.4)))
@@ -153,7 +161,7 @@ def test_dropout_draws_the_same_bits_in_every_block(in_shape, block):
     np.testing.assert_array_equal(dx != 0, reference_mask(before.shape, ctx.keys, 7, 0.4))
 
 
-def test_max_pooling_in_a_chain_gives_the_gradient_to_the_first_of_equal_pixels():
+def test_max_pooling_in_a_chain_gives_the_gradient_to_the_first_of_equal_pixels() -> None:
     x = np.array([[-1.0, 2, -7, -7], [2, 2, -7, 7]]).reshape(2, 4, 1, 1)
     net = chain(ReLU(), MaxPool(2))
     dy = np.array([3.0, 5.0]).reshape(1, 2, 1, 1)
@@ -161,7 +169,7 @@ def test_max_pooling_in_a_chain_gives_the_gradient_to_the_first_of_equal_pixels(
     np.testing.assert_array_equal(dx[..., 0, 0], [[0, 3, 0, 0], [0, 0, 0, 5]])
 
 
-def test_max_pooling_lets_not_a_number_through_and_sends_the_gradient_past_it():
+def test_max_pooling_lets_not_a_number_through_and_sends_the_gradient_past_it() -> None:
     x = np.array([[1.0, np.nan], [3, 2]]).reshape(2, 2, 1, 1)
     ctx = Context(Device(), training=True)
     y, dx = together(chain(MaxPool(2)), x, np.full((1, 1, 1, 1), 4.0), ctx)
@@ -171,7 +179,7 @@ def test_max_pooling_lets_not_a_number_through_and_sends_the_gradient_past_it():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("size", [3, 4, 5, 12])
-def test_lrn_keeps_what_is_not_finite_to_its_own_sample(bad, size, rng):
+def test_lrn_keeps_what_is_not_finite_to_its_own_sample(bad: float, size: int, rng: np.random.Generator) -> None:
     x = values(rng, (2, 1, 3, 6))
     layer, ctx = LRN(size=size, alpha=0.5), Context(Device(), training=True)
     clean, dclean = together(chain(layer), x, np.ones_like(x), ctx)
@@ -185,7 +193,9 @@ def test_lrn_keeps_what_is_not_finite_to_its_own_sample(bad, size, rng):
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("beta", [0.75, 0.6])
-def test_powers_by_logarithms_and_by_roots_are_powers(fast, beta, rng, monkeypatch):
+def test_powers_by_logarithms_and_by_roots_are_powers(
+    fast: bool, beta: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(normalise, "_FAST_EXP2", fast)
     x = 30 * values(rng, (1, 1, 50, 1), "float32")
     y, _, _ = LRN(size=1, alpha=1.0, beta=beta).forward({}, {}, x, Context(Device()))
@@ -194,7 +204,7 @@ def test_powers_by_logarithms_and_by_roots_are_powers(fast, beta, rng, monkeypat
 
 @pytest.mark.parametrize("C", [1, 2, 3, 4, 5, 11])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 9])
-def test_lrn_windows_of_every_size_over_every_number_of_channels(size, C, rng):
+def test_lrn_windows_of_every_size_over_every_number_of_channels(size: int, C: int, rng: np.random.Generator) -> None:
     x, dy = values(rng, (1, 2, 2, C)), values(rng, (1, 2, 2, C))
     layer, window = LRN(size=size, alpha=0.7, beta=0.5), np.zeros((C, C))
     for c in range(C):
@@ -206,14 +216,14 @@ def test_lrn_windows_of_every_size_over_every_number_of_channels(size, C, rng):
     np.testing.assert_allclose(dx, dy * scale**-0.5 - 0.7 / size * x * crossed, rtol=1e-11, atol=1e-13)
 
 
-def test_scratch_memory_stays_within_what_blocks_need():
+def test_scratch_memory_stays_within_what_blocks_need() -> None:
     net = chain(ReLU(), LRN(), MaxPool(2))
     _, _, x, dy, ctx = example(net, (16, 32, 8), in_blocks(2048), dtype="float32", N=4)
     together(net, x, dy, ctx)
     assert 0 < ctx.device.workspace.nbytes < x.nbytes
 
 
-def test_an_arena_hands_out_memory_that_does_not_overlap_and_takes_scopes_back(device):
+def test_an_arena_hands_out_memory_that_does_not_overlap_and_takes_scopes_back(device: Device) -> None:
     arena = blocks.Arena.of(device, 1024)
     first = arena.take((10,), "float32")
     with arena:
@@ -228,20 +238,20 @@ def test_an_arena_hands_out_memory_that_does_not_overlap_and_takes_scopes_back(d
     assert device.backend.to_host(large).sum() == 5000
 
 
-def test_arenas_of_numpy_begin_at_a_cache_line():
+def test_arenas_of_numpy_begin_at_a_cache_line() -> None:
     arena = blocks.Arena.of(Device(), 1000)
     for shape in ((3,), (7, 2), (1,)):
         assert arena.take(shape, "float32").ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize(("extent", "size", "lengths"), [(10, 4, [3, 3, 4]), (3, 0, [1, 1, 1]), (5, 9, [5])])
-def test_cuts_are_nearly_equal_and_complete(extent, size, lengths):
+def test_cuts_are_nearly_equal_and_complete(extent: int, size: int, lengths: list[int]) -> None:
     cuts = blocks.cut(extent, size)
     assert [c.stop - c.start for c in cuts] == lengths
     assert [i for c in cuts for i in range(extent)[c]] == list(range(extent))
 
 
-def test_the_first_error_in_a_block_is_raised():
+def test_the_first_error_in_a_block_is_raised() -> None:
     _, _, x, _, ctx = example(Dropout(0.5), MAP, in_blocks(1, threads=2))
     with pytest.raises(ValueError, match="keys=None"):
         Dropout(0.5).forward({}, {}, x, replace(ctx, keys=None))

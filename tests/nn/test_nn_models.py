@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from daskcnn.nn import MODELS, build_model, describe, init_network, leaves, model_problem, summarise
+from daskcnn.nn import (
+    MODELS,
+    Layer,
+    Sequential,
+    Shape,
+    build_model,
+    describe,
+    init_network,
+    leaves,
+    model_problem,
+    summarise,
+)
 from daskcnn.nn.layers import LRN, Conv, Dense, MaxPool, ReLU
 
 CIFAR, MNIST = (32, 32, 3), (28, 28, 1)
 
 
-def count(model, in_shape):
+def count(model: Sequential, in_shape: Shape) -> int:
     return sum(row.parameters for row in summarise(model, in_shape))
 
 
@@ -25,13 +38,13 @@ def count(model, in_shape):
         ("8:16", CIFAR, 25 * 3 * 8 + 8 + 25 * 8 * 16 + 16 + 64 * 16 * 10 + 10),
     ],
 )
-def test_numbers_of_parameters(name, in_shape, parameters):
+def test_numbers_of_parameters(name: str, in_shape: Shape, parameters: int) -> None:
     model = build_model(name, None, in_shape, 10)
     assert count(model, in_shape) == parameters
     assert sum(p.size for _, p in leaves(init_network(model, 0, in_shape, "float32")[0])) == parameters
 
 
-def test_quick_is_the_networks_list():
+def test_quick_is_the_networks_list() -> None:
     shapes = [(row.name, row.out_shape) for row in summarise(build_model("quick", None, CIFAR, 10), CIFAR)]
     assert shapes == [
         ("conv1", (32, 32, 32)),
@@ -48,8 +61,8 @@ def test_quick_is_the_networks_list():
 
 
 @pytest.mark.parametrize("relu", [True, False])
-def test_two_convolutions_are_the_papers_list(relu):
-    def stage(kernels):
+def test_two_convolutions_are_the_papers_list(relu: bool) -> None:
+    def stage(kernels: int) -> list[Layer]:
         return [Conv(kernels, 5, pad=2), *([ReLU()] if relu else []), LRN(5, 1e-4, 0.75, 1.0), MaxPool(2)]
 
     model = build_model("50:500", None, CIFAR, 10, relu)
@@ -57,7 +70,7 @@ def test_two_convolutions_are_the_papers_list(relu):
 
 
 @pytest.mark.parametrize("name", ["quick", "lenet5", "50:500", "1:1"])
-def test_known_models_have_no_problem(name):
+def test_known_models_have_no_problem(name: str) -> None:
     assert model_problem(name) is None
 
 
@@ -71,46 +84,48 @@ def test_known_models_have_no_problem(name):
         ("quick ", "quick, lenet5"),
     ],
 )
-def test_unknown_models_are_named_with_a_remedy(name, remedy):
-    assert name in model_problem(name)
-    assert remedy in model_problem(name)
+def test_unknown_models_are_named_with_a_remedy(name: str, remedy: str) -> None:
+    problem = model_problem(name)
+    assert problem is not None
+    assert name in problem
+    assert remedy in problem
     with pytest.raises(ValueError, match=name):
         build_model(name, None, CIFAR, 10)
 
 
-def test_layers_make_a_model_too():
+def test_layers_make_a_model_too() -> None:
     model = build_model(None, [{"layer": "dense", "units": 3}], MNIST, 3)
     assert model.layers == (("dense1", Dense(3)),)
 
 
-def test_a_model_that_does_not_end_in_the_classes_is_refused():
+def test_a_model_that_does_not_end_in_the_classes_is_refused() -> None:
     with pytest.raises(ValueError, match=r"output is \(4,\), of 3 classes: end it with a dense layer of 3"):
         build_model(None, [{"layer": "dense", "units": 4}], MNIST, 3)
 
 
-def test_a_model_that_does_not_fit_the_images_is_refused():
+def test_a_model_that_does_not_fit_the_images_is_refused() -> None:
     with pytest.raises(ValueError, match="layer maxpool2: size=2"):
         build_model("8:8", None, (3, 3, 1), 10)
 
 
 @pytest.mark.parametrize("layers", [None, [{"layer": "relu"}]])
-def test_name_or_layers_exactly_one(layers):
+def test_name_or_layers_exactly_one(layers: list[dict[str, Any]] | None) -> None:
     with pytest.raises(ValueError, match="give one of the two"):
         build_model(None if layers is None else "quick", layers, CIFAR, 10)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_seed_and_dtype_decide_the_weights(name):
+def test_seed_and_dtype_decide_the_weights(name: str) -> None:
     model = build_model(name, None, CIFAR, 10)
     single, double = (init_network(model, 3, CIFAR, dtype)[0] for dtype in ("float32", "float64"))
     other = init_network(model, 4, CIFAR, "float32")[0]
     for (path, a), (_, b), (_, c) in zip(leaves(single), leaves(double), leaves(other), strict=True):
-        assert (a.dtype, b.dtype) == ("float32", "float64")
+        assert (a.dtype, b.dtype) == (np.dtype("float32"), np.dtype("float64"))
         np.testing.assert_array_equal(a, b.astype("float32"))
         assert path.endswith("/b") or (a != c).any()
 
 
-def test_the_table_shows_every_layer_and_the_total():
+def test_the_table_shows_every_layer_and_the_total() -> None:
     table = describe(build_model("50:500", None, CIFAR, 10), CIFAR)
     lines = [line.split() for line in table.splitlines()]
     assert lines[0] == ["layer", "output", "parameters"]

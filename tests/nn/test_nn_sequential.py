@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device
-from daskcnn.nn import LAYERS, Context, Sequential, leaves, sequential_from_spec
-from daskcnn.nn.initial import glorot_uniform, he_normal
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import LAYERS, Context, Layer, Sequential, Shape, leaves, sequential_from_spec
+from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
 from tests.nn.nn_cases import CASES, MAP, NESTED, example
 
 
-def test_it_is_its_layers_in_order():
+def test_it_is_its_layers_in_order() -> None:
     params, state, x, _, ctx = example(NESTED, MAP, Device())
     y, new_state, _ = NESTED.forward(params, state, x, ctx)
     step, _, _ = NESTED.layers[0][1].forward(params["conv1"], {}, x, ctx.child("conv1"))
@@ -26,7 +28,7 @@ def test_it_is_its_layers_in_order():
     np.testing.assert_equal(new_state, {"stage": kept})
 
 
-def test_params_and_state_nest_by_name_without_empty_children():
+def test_params_and_state_nest_by_name_without_empty_children() -> None:
     params, state, _, _, _ = example(NESTED, MAP, Device())
     assert [n for n, _ in leaves(params)] == [
         *("conv1/w", "conv1/b", "stage/norm/scale", "stage/norm/shift", "dense1/w", "dense1/b"),
@@ -34,23 +36,24 @@ def test_params_and_state_nest_by_name_without_empty_children():
     assert [n for n, _ in leaves(state)] == ["stage/norm/mean", "stage/norm/variance"]
 
 
-def test_without_need_dx_only_dx_is_missing():
+def test_without_need_dx_only_dx_is_missing() -> None:
     net = Sequential((("drop", Dropout(0.0)), ("relu", ReLU()), *NESTED.layers))  # a chain before the first parameters
     params, state, x, dy, ctx = example(net, MAP, Device())
     _, _, residual = net.forward(params, state, x, ctx)
     dx, grads = net.backward(params, residual, dy, ctx)
     none, same = net.backward(params, residual, dy, replace(ctx, need_dx=False))
+    assert dx is not None
     assert dx.shape == x.shape
     assert none is None
     np.testing.assert_equal(same, grads)
 
 
-def test_nothing_is_kept_outside_training():
+def test_nothing_is_kept_outside_training() -> None:
     params, state, x, _, ctx = example(NESTED, MAP, Device(), training=False)
     assert NESTED.forward(params, state, x, ctx)[2] is None
 
 
-def test_layers_of_one_name_in_two_places_draw_differently():
+def test_layers_of_one_name_in_two_places_draw_differently() -> None:
     drop = ("drop", Dropout(0.5))
     net = Sequential((("a", Sequential((drop,))), ("b", Sequential((drop,)))))
     _, _, _, _, ctx = example(net, (1000,), Device())
@@ -59,7 +62,7 @@ def test_layers_of_one_name_in_two_places_draw_differently():
     assert abs((y > 0).mean() - 0.25) < 0.05  # both masks alike would leave half
 
 
-def spread(w, fan_in, fan_out):
+def spread(w: Array, fan_in: int, fan_out: int) -> str:
     """Which start it is: He's normal or Glorot's uniform."""
     limit, deviation = np.sqrt(6 / (fan_in + fan_out)), np.sqrt(2 / fan_in)
     assert abs(w.mean()) < 0.05 * deviation
@@ -71,7 +74,7 @@ def spread(w, fan_in, fan_out):
     return "he"
 
 
-def test_weights_before_a_relu_start_he_normal_and_others_glorot():
+def test_weights_before_a_relu_start_he_normal_and_others_glorot() -> None:
     net = Sequential(
         (
             ("a", Conv(20, 5, pad=2)),
@@ -99,21 +102,24 @@ def test_weights_before_a_relu_start_he_normal_and_others_glorot():
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_what_each_layer_asks_of_the_weights_before_it(kind):
-    own = {"relu": he_normal, **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform)}
+def test_what_each_layer_asks_of_the_weights_before_it(kind: str) -> None:
+    own: dict[str, Initializer] = {
+        "relu": he_normal,
+        **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform),
+    }
     layer, _ = CASES[kind][0]
     for after in (he_normal, glorot_uniform):
         assert layer.initial_before(after) is own.get(kind, after)
 
 
-def test_a_nested_network_asks_the_weights_before_it():
+def test_a_nested_network_asks_the_weights_before_it() -> None:
     inner = Sequential((("pool", MaxPool(2)), ("relu", ReLU())))
     net = Sequential((("conv", Conv(20, 5, pad=2)), ("inner", inner)))
     params, _, _ = net.init(np.random.default_rng(0), (8, 8, 10))
     assert spread(params["conv"]["w"], 250, 500) == "he"
 
 
-def test_layers_from_data_are_named_by_kind_and_number():
+def test_layers_from_data_are_named_by_kind_and_number() -> None:
     net = sequential_from_spec(
         [
             {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
@@ -146,31 +152,36 @@ def test_layers_from_data_are_named_by_kind_and_number():
         ({"layer": ["conv"]}, "there is none of this name"),
     ],
 )
-def test_wrong_layers_are_named_with_the_nearest_right_one(entry, message):
+def test_wrong_layers_are_named_with_the_nearest_right_one(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sequential_from_spec([entry])
 
 
-def test_whole_numbers_will_do_where_floats_are_wanted():
+def test_whole_numbers_will_do_where_floats_are_wanted() -> None:
     assert sequential_from_spec([{"layer": "dropout", "rate": 0}]).layers == (("dropout1", Dropout(0)),)
 
 
-def test_a_layer_that_does_not_fit_is_named():
+def test_a_layer_that_does_not_fit_is_named() -> None:
     net = sequential_from_spec([{"layer": "maxpool", "size": 2}, {"layer": "maxpool", "size": 4}])
     with pytest.raises(ValueError, match=r"layer maxpool2: size=4.*2x2"):
         net.out_shape((4, 4, 1))
 
 
 @pytest.mark.parametrize(("layers", "message"), [((), "at least one"), ((("a", ReLU()),) * 2, "names a: given more")])
-def test_empty_and_ambiguous_networks_are_refused(layers, message):
+def test_empty_and_ambiguous_networks_are_refused(layers: tuple[tuple[str, Layer], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Sequential(layers)
 
 
 def test_a_minibatch_does_not_look_for_its_chains_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sequential_from_spec([{"layer": kind} for kind in ("relu", "tanh", "flatten", "relu")])
-    found, of = [], Chain.of
-    monkeypatch.setattr(Chain, "of", lambda *arguments: found.append(arguments) or of(*arguments))
+    found, of = list[Shape](), Chain.of
+
+    def noted(layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
+        found.append(in_shape)
+        return of(layers, in_shape)
+
+    monkeypatch.setattr(Chain, "of", noted)
     x, ctx = np.ones((2, 2, 3, 1), "f"), Context(Device(), training=True)
     first, _, _ = model.forward({}, {}, x, ctx)
     assert found

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device
-from daskcnn.nn import LOSSES, SGD, Context, build_model, init_network, leaves, loss_and_gradients
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import LOSSES, SGD, Context, Layer, build_model, init_network, leaves, loss_and_gradients
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
+Tensor: TypeAlias = Any  # of PyTorch, which few environments have
 F = torch.nn.functional
 
 CTX = Context(Device(), training=True)
 
 
-def nchw(x_hwnc):
+def nchw(x_hwnc: Array) -> Tensor:
     return torch.tensor(x_hwnc.transpose(2, 3, 0, 1).copy(), requires_grad=True)
 
 
-def hwnc(x_nchw):
+def hwnc(x_nchw: Tensor) -> Array:
     return x_nchw.detach().numpy().transpose(2, 3, 0, 1)
 
 
-def oihw(w_rsck):
+def oihw(w_rsck: Array) -> Tensor:
     return torch.tensor(w_rsck.transpose(3, 2, 0, 1).copy(), requires_grad=True)
 
 
@@ -47,7 +51,9 @@ ON_MAPS = [
 
 @pytest.mark.parametrize(("layer", "reference"), ON_MAPS, ids=lambda v: repr(v) if hasattr(v, "init") else "")
 @pytest.mark.parametrize("ties", [False, True], ids=["", "ties"])
-def test_layers_without_parameters(layer, reference, ties, rng):
+def test_layers_without_parameters(
+    layer: Layer, reference: Callable[[Tensor], Tensor], ties: bool, rng: np.random.Generator
+) -> None:
     x = values(rng, (7, 6, 4, 9))
     if ties:  # few values: windows have several maxima
         x = 1.0 + np.round(np.abs(x))
@@ -62,7 +68,7 @@ def test_layers_without_parameters(layer, reference, ties, rng):
 
 
 @pytest.mark.parametrize(("size", "stride", "pad"), [(5, 1, 2), (3, 2, 1), (2, 3, 0)])
-def test_convolution(size, stride, pad, rng):
+def test_convolution(size: int, stride: int, pad: int, rng: np.random.Generator) -> None:
     layer = Conv(4, size, stride, pad)
     params, _, _ = layer.init(rng, (7, 6, 3))
     params["b"] = values(rng, 4)
@@ -70,6 +76,7 @@ def test_convolution(size, stride, pad, rng):
     y, _, residual = layer.forward(params, {}, x, CTX)
     dy = values(rng, y.shape)
     dx, grads = layer.backward(params, residual, dy, CTX)
+    assert dx is not None
     x_t, w_t, b_t = nchw(x), oihw(params["w"]), torch.tensor(params["b"], requires_grad=True)
     y_t = F.conv2d(x_t, w_t, b_t, stride, pad)
     y_t.backward(nchw(dy).detach())
@@ -79,7 +86,7 @@ def test_convolution(size, stride, pad, rng):
     np.testing.assert_allclose(grads["b"], b_t.grad.numpy(), rtol=1e-9)
 
 
-def test_batch_norm_over_two_steps_and_an_evaluation(rng):
+def test_batch_norm_over_two_steps_and_an_evaluation(rng: np.random.Generator) -> None:
     layer, reference = BatchNorm(), torch.nn.BatchNorm2d(3, dtype=torch.float64)
     params, state, _ = layer.init(rng, (4, 5, 3))
     for _ in range(2):
@@ -87,6 +94,7 @@ def test_batch_norm_over_two_steps_and_an_evaluation(rng):
         y, state, residual = layer.forward(params, state, x, CTX)
         dy = values(rng, y.shape)
         dx, grads = layer.backward(params, residual, dy, CTX)
+        assert dx is not None
         x_t = nchw(x)
         y_t = reference(x_t)
         reference.zero_grad()
@@ -101,12 +109,13 @@ def test_batch_norm_over_two_steps_and_an_evaluation(rng):
     np.testing.assert_allclose(y, hwnc(reference.eval()(nchw(x))), rtol=1e-9, atol=1e-12)
 
 
-def test_dense(rng):
+def test_dense(rng: np.random.Generator) -> None:
     layer = Dense(5)
     params, _, _ = layer.init(rng, (7,))
     x, dy = values(rng, (3, 7)), values(rng, (3, 5))
     y, _, residual = layer.forward(params, {}, x, CTX)
     dx, grads = layer.backward(params, residual, dy, CTX)
+    assert dx is not None
     x_t, w_t = torch.tensor(x, requires_grad=True), torch.tensor(params["w"].T.copy(), requires_grad=True)
     y_t = F.linear(x_t, w_t, torch.tensor(params["b"]))
     y_t.backward(torch.tensor(dy))
@@ -115,7 +124,7 @@ def test_dense(rng):
     np.testing.assert_allclose(grads["w"], w_t.grad.numpy().T, rtol=1e-9)
 
 
-def test_softmax_cross_entropy(rng):
+def test_softmax_cross_entropy(rng: np.random.Generator) -> None:
     scores, labels = 5 * values(rng, (6, 4)), np.array([0, 1, 2, 3, 3, 0])
     loss, dscores = LOSSES["softmax"](scores, labels)
     scores_t = torch.tensor(scores, requires_grad=True)
@@ -127,7 +136,7 @@ def test_softmax_cross_entropy(rng):
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
-def test_descent(options, weight_decay, rng):
+def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Generator) -> None:
     params, velocity = values(rng, 5), np.zeros(5)
     params_t = torch.tensor(params.copy(), requires_grad=True)
     ours = SGD(weight_decay=weight_decay, **options)
@@ -141,7 +150,7 @@ def test_descent(options, weight_decay, rng):
     np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
 
 
-def quick_in_torch(p, x):
+def quick_in_torch(p: dict[str, Tensor], x: Tensor) -> Tensor:
     """`quick` on NCHW, from our parameters' tensors."""
     x = F.relu(F.max_pool2d(F.conv2d(x, p["conv1/w"], p["conv1/b"], padding=2), 2))
     x = F.avg_pool2d(F.relu(F.conv2d(x, p["conv2/w"], p["conv2/b"], padding=2)), 2)
@@ -150,7 +159,7 @@ def quick_in_torch(p, x):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
-def test_a_whole_step_of_quick(dtype, tolerance, rng):
+def test_a_whole_step_of_quick(dtype: str, tolerance: float, rng: np.random.Generator) -> None:
     model = build_model("quick", None, (16, 16, 3), 10)
     params, state = init_network(model, 0, (16, 16, 3), dtype)
     x, labels = values(rng, (16, 16, 8, 3), dtype), np.arange(8)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from daskcnn.nn import (
     SGD,
     Context,
     Layout,
+    Params,
+    RateSchedule,
+    State,
     build_model,
     correct,
     init_network,
@@ -29,7 +34,7 @@ from tests.nn.nn_cases import MAP, NESTED, cast, example, values
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_dscores_are_the_central_differences_of_the_loss(name, rng):
+def test_dscores_are_the_central_differences_of_the_loss(name: str, rng: np.random.Generator) -> None:
     scores, labels, step = values(rng, (4, 5)), np.array([0, 4, 2, 2]), 1e-6
     _, dscores = LOSSES[name](scores, labels)
     for place in np.ndindex(*scores.shape):
@@ -41,35 +46,35 @@ def test_dscores_are_the_central_differences_of_the_loss(name, rng):
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_losses_keep_dtype_and_scores(name, dtype, device, rng):
+def test_losses_keep_dtype_and_scores(name: str, dtype: str, device: Device, rng: np.random.Generator) -> None:
     scores, labels = values(rng, (4, 5), dtype), np.array([0, 4, 2, 2])
     move, host = device.backend.from_host, device.backend.to_host
     given = move(scores.copy())
     loss, dscores = LOSSES[name](given, move(labels), device.xp)
-    assert (host(loss).dtype, host(dscores).dtype) == (dtype, dtype)
+    assert (host(loss).dtype, host(dscores).dtype) == (np.dtype(dtype), np.dtype(dtype))
     assert host(loss).shape == ()
     np.testing.assert_array_equal(host(given), scores)
 
 
-def test_losses_by_hand():
+def test_losses_by_hand() -> None:
     even, labels = np.zeros((2, 4)), np.array([1, 3])
     assert LOSSES["softmax"](even, labels)[0] == pytest.approx(np.log(4))
     assert LOSSES["softmax"](np.array([[1e4, 0.0], [0.0, -1e4]]), np.array([0, 1]))[0] == pytest.approx(5e3)
     assert LOSSES["squared"](even, labels)[0] == pytest.approx(0.5)
 
 
-def test_correct_counts_the_highest_scores():
+def test_correct_counts_the_highest_scores() -> None:
     assert correct(np.array([[1.0, 2], [3, 0], [0, 1]]), np.array([1, 0, 0])) == 2
 
 
-def test_plain_descent_with_decay_by_hand():
+def test_plain_descent_with_decay_by_hand() -> None:
     params, grads, velocity = np.array([1.0, -2]), np.array([0.5, 0.5]), np.zeros(2)
     SGD(weight_decay=0.1).step(params, grads, velocity, 0.1)
     np.testing.assert_allclose(params, [1 - 0.1 * 0.6, -2 - 0.1 * 0.3])
 
 
 @pytest.mark.parametrize(("nesterov", "second"), [(False, 1.9 + 1), (True, 0.9 * 2.71 + 1)])
-def test_momentum_by_hand(nesterov, second):
+def test_momentum_by_hand(nesterov: bool, second: float) -> None:
     """Gradient 1, momentum 0.9: velocities 1, 1.9, 2.71; plain steps by them, Nesterov's by 1 + 0.9 of them."""
     params, velocity = np.zeros(1), np.zeros(1)
     seen = []
@@ -82,7 +87,7 @@ def test_momentum_by_hand(nesterov, second):
     assert seen[2] - seen[1] == pytest.approx(second if nesterov else 2.71)
 
 
-def test_steps_keep_float32():
+def test_steps_keep_float32() -> None:
     params, grads, velocity = (np.ones(3, "float32") for _ in range(3))
     SGD(0.9, True, 1e-3).step(params, grads, velocity, 0.1)
     assert {a.dtype.name for a in (params, grads, velocity)} == {"float32"}
@@ -97,13 +102,13 @@ def test_steps_keep_float32():
         ({"weight_decay": -1.0}, "weight_decay=-1.0"),
     ],
 )
-def test_nonsense_descent_is_refused(options, message):
+def test_nonsense_descent_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SGD(**options)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_start_at_the_rate_and_never_rise(name):
+def test_schedules_start_at_the_rate_and_never_rise(name: str) -> None:
     schedule = SCHEDULES[name](**({"every": 2} if name == "step" else {}))
     rates = [schedule.rate(0.1, i / 100, 5 * i / 100) for i in range(101)]
     assert rates[0] == 0.1
@@ -111,7 +116,7 @@ def test_schedules_start_at_the_rate_and_never_rise(name):
     assert min(rates) >= 0
 
 
-def test_schedules_by_hand():
+def test_schedules_by_hand() -> None:
     assert ConstantRate().rate(0.3, 0.7, 9) == 0.3
     assert [StepDecay(10).rate(1.0, 0, epoch) for epoch in (0, 9.99, 10, 25)] == pytest.approx([1, 1, 0.1, 0.01])
     assert StepDecay(1.5, 0.5).rate(1.0, 0, 3) == pytest.approx(0.25)
@@ -121,7 +126,7 @@ def test_schedules_by_hand():
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 15, 0.1, 0.5, 1.5, 2.5])
-def test_a_step_falls_with_the_first_minibatch_of_its_period(every):
+def test_a_step_falls_with_the_first_minibatch_of_its_period(every: float) -> None:
     """However the epoch was computed: exact fractions say which minibatch that is."""
     schedule, period = StepDecay(every, 0.5), Fraction(str(every))
     for epochs, steps in itertools.product((1, 3, 22, 49, 97, 300, 1000), (1, 3, 7, 46, 391)):
@@ -144,27 +149,27 @@ def test_a_step_falls_with_the_first_minibatch_of_its_period(every):
         (lambda: PolyDecay(0), "power=0"),
     ],
 )
-def test_nonsense_schedules_are_refused(make, message):
+def test_nonsense_schedules_are_refused(make: Callable[[], RateSchedule], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def network(dtype="float32"):
+def network(dtype: str = "float32") -> tuple[Params, State, Layout]:
     params, state, _, _, _ = example(NESTED, MAP, Device(), dtype=dtype)
     return params, state, Layout.of(params, state)
 
 
-def test_the_vector_holds_parameters_then_state_and_gives_them_back():
+def test_the_vector_holds_parameters_then_state_and_gives_them_back() -> None:
     params, state, layout = network()
     vector = layout.flatten(params, state)
     joined = [a.reshape(-1) for _, a in [*leaves(params), *leaves(state)]]
     np.testing.assert_array_equal(vector, np.concatenate(joined))
-    assert (vector.size, vector.nbytes, vector.dtype) == (layout.size, layout.nbytes, "float32")
+    assert (vector.size, vector.nbytes, vector.dtype) == (layout.size, layout.nbytes, np.dtype("float32"))
     assert layout.parameter_size == sum(a.size for _, a in leaves(params))
     np.testing.assert_equal(layout.views(vector), (params, state))
 
 
-def test_views_share_the_vectors_memory():
+def test_views_share_the_vectors_memory() -> None:
     params, state, layout = network()
     vector = layout.flatten(params, state)
     own, kept = layout.views(vector)
@@ -174,14 +179,14 @@ def test_views_share_the_vectors_memory():
     assert (vector[: own["conv1"]["w"].size] == 3).all()
 
 
-def test_gradients_flatten_to_the_leading_part_and_into_memory_given():
+def test_gradients_flatten_to_the_leading_part_and_into_memory_given() -> None:
     params, state, layout = network()
     out = np.empty(layout.parameter_size, "float32")
     assert layout.flatten(params, {}, out=out) is out
     np.testing.assert_array_equal(out, layout.flatten(params, state)[: layout.parameter_size])
 
 
-def test_flattening_moves_nothing_to_the_host(device):
+def test_flattening_moves_nothing_to_the_host(device: Device) -> None:
     params, state, layout = network()
     move = device.backend.from_host
     vector = layout.flatten(map_leaves(move, params), map_leaves(move, state), xp=device.xp)
@@ -190,12 +195,12 @@ def test_flattening_moves_nothing_to_the_host(device):
     assert type(own["conv1"]["w"]) is type(move(np.zeros(1)))
 
 
-def test_a_layout_is_equal_for_equal_networks():
+def test_a_layout_is_equal_for_equal_networks() -> None:
     assert network()[2] == network()[2]
     assert network()[2] != network("float64")[2]
 
 
-def test_vectors_and_arrays_of_another_network_are_refused():
+def test_vectors_and_arrays_of_another_network_are_refused() -> None:
     params, state, layout = network()
     with pytest.raises(ValueError, match="shape"):
         layout.views(np.zeros(layout.size + 1, "float32"))
@@ -205,7 +210,7 @@ def test_vectors_and_arrays_of_another_network_are_refused():
         layout.flatten({"conv1": params["conv1"]}, {})
 
 
-def test_mixed_dtypes_and_shared_names_are_refused():
+def test_mixed_dtypes_and_shared_names_are_refused() -> None:
     with pytest.raises(ValueError, match=r"float32.*float64"):
         Layout.of({"a": np.zeros(1), "b": np.zeros(1, "float32")}, {})
     with pytest.raises(ValueError, match="share one"):
@@ -213,7 +218,7 @@ def test_mixed_dtypes_and_shared_names_are_refused():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_one_step_keeps_dtype_everywhere(dtype, device):
+def test_one_step_keeps_dtype_everywhere(dtype: str, device: Device) -> None:
     params, state, x, _, ctx = example(NESTED, MAP, device, dtype=dtype)
     move, host = device.backend.from_host, device.backend.to_host
     params, state, labels = map_leaves(move, params), map_leaves(move, state), np.array([0, 3, 1])
@@ -223,7 +228,7 @@ def test_one_step_keeps_dtype_everywhere(dtype, device):
     assert host(predict(NESTED, params, state, x, ctx)).dtype == dtype
 
 
-def test_a_network_that_diverges_gives_no_warning():
+def test_a_network_that_diverges_gives_no_warning() -> None:
     params, state, x, _, ctx = example(NESTED, MAP, Device(), dtype="float32")
     huge = cast(map_leaves(lambda a: a * 1e38, params), "float32")
     loss, _, _, _ = loss_and_gradients(NESTED, huge, state, x, np.array([0, 3, 1]), LOSSES["softmax"], ctx)
@@ -232,7 +237,7 @@ def test_a_network_that_diverges_gives_no_warning():
 
 
 @pytest.mark.parametrize("name", ["quick", "4:8", "lenet5"])
-def test_training_learns_a_few_samples_by_heart(name, rng):
+def test_training_learns_a_few_samples_by_heart(name: str, rng: np.random.Generator) -> None:
     shape, N = (16, 16, 3), 12
     model, device = build_model(name, None, shape, 4), Device()
     params, state = init_network(model, 0, shape, "float32")

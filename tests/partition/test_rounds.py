@@ -65,6 +65,7 @@ class Life(RuleBasedStateMachine):
         self.losses = 0
         self.progress = 0.0  # of the latest round's beginning
         self.end: float | None = None  # of the barrier's latest round
+        self.latest: tuple[float, float] | None = None
 
     @initialize(
         partition=st.sampled_from(sorted(PARTITIONERS)),
@@ -87,7 +88,7 @@ class Life(RuleBasedStateMachine):
         passes: int,
         batch_size: int | None,
     ) -> None:
-        self.how = {"passes": passes, "batch_size": batch_size if barrier else None}
+        self.how: dict[str, Any] = {"passes": passes, "batch_size": batch_size if barrier else None}
         options: dict[str, Any] = {"total": total, "epochs": epochs, "increments": increments, "how": self.how}
         self.rounds = _rounds(partition, seconds, barrier, **options)
         self.total, self.epochs = total, epochs

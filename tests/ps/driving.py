@@ -83,6 +83,11 @@ def parabola(curvature: float, minimum: Sequence[float]) -> Gradient:
     return lambda weights: curvature * (weights - np.asarray(minimum, weights.dtype))
 
 
+def rule_of(name: str, **parameters: Any) -> UpdateRule:
+    """The rule of this name with these parameters, which `UpdateRule` itself does not declare."""
+    return RULES[name](**parameters)
+
+
 @dataclass
 class UnderWay:
     """An exchange with the server: after which step it began, the weights that were sent then, what came back."""
@@ -128,7 +133,8 @@ class Replica:
                 last = step == self.steps
                 due = rule.due(step, round_end=last)
                 if under_way and (due or last or step >= under_way.begun + late):
-                    under_way = self._take_in(under_way)
+                    self._take_in(under_way)
+                    under_way = None
                 if not due:
                     continue
                 under_way = UnderWay(step, local.weights.copy())
@@ -140,7 +146,8 @@ class Replica:
                 if Action.PULL in due:
                     under_way.replies.append((Action.PULL, (yield Pull(0, self.worker, 1))))
                 if last or not late:
-                    under_way = self._take_in(under_way)
+                    self._take_in(under_way)
+                    under_way = None
         yield Leave(self.worker, 1)
 
     def _take_in(self, exchange: UnderWay) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskcnn.ps import RULES, Code, Instruction, Join, Pull, Push, Refuse, Reply, UpdateRule
-from tests.ps.driving import every_variant
+from tests.ps.driving import every_variant, rule_of
 from tests.ps.split_here import SplitServer, WholeServer, server_of
 
 SIZE = 4
@@ -74,7 +74,7 @@ def test_a_push_whose_merge_overflows_changes_nothing_and_its_seq_may_be_used_ag
 
 @both
 def test_a_barrier_refuses_all_pushes_of_the_round_and_lets_in_who_came_late(kind: str) -> None:
-    server = server_of(kind, RULES["bsp"](combine="sum"), last(3e38))
+    server = server_of(kind, rule_of("bsp", combine="sum"), last(3e38))
     for worker in "ab":
         server.handle(Join(0, worker, 1))
     assert server.handle(push("a", last(3e38))) == []
@@ -92,7 +92,7 @@ def test_a_barrier_refuses_all_pushes_of_the_round_and_lets_in_who_came_late(kin
 @both
 def test_a_push_that_waited_is_refused_as_one_that_did_not(kind: str) -> None:
     """With bounded staleness, the slowest worker's push frees another, whose merge overflows."""
-    server = server_of(kind, RULES["downpour"](max_staleness=0), last(0.0))
+    server = server_of(kind, rule_of("downpour", max_staleness=0), last(0.0))
     for worker in "ab":
         server.handle(Join(0, worker, 1))
     assert replied(server, server.handle(push("a", last(3e38)))) == ["a"]

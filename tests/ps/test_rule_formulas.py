@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from daskcnn.nn.optimizer import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
-from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, trained, vectors, view
+from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, rule_of, trained, vectors, view
 
 
 def gamma(rule: UpdateRule, version: int, base: int, others: dict[str, int]) -> float:
@@ -50,7 +50,7 @@ attenuations = pytest.mark.parametrize("attenuation", ["paper", "staleness"])
 @attenuations
 @given(st.integers(1, 10**6), st.data())
 def test_an_older_base_counts_less(attenuation: str, version: int, data: st.DataObject) -> None:
-    rule = RULES["agwu"](attenuation=attenuation)
+    rule = rule_of("agwu", attenuation=attenuation)
     bases = st.integers(0, version)
     others = {f"w{i}": b for i, b in enumerate(data.draw(st.lists(bases, min_size=1, max_size=8)))}
     older, newer = sorted(data.draw(st.tuples(bases, bases)))
@@ -67,12 +67,12 @@ def test_an_older_base_counts_less(attenuation: str, version: int, data: st.Data
 @pytest.mark.parametrize("workers", [2, 3, 10])
 def test_of_m_current_workers_each_counts_one_by_m_minus_one(attenuation: str, version: int, workers: int) -> None:
     others = {f"w{i}": version for i in range(workers - 1)}
-    assert gamma(RULES["agwu"](attenuation=attenuation), version, version, others) == 1 / (workers - 1)
+    assert gamma(rule_of("agwu", attenuation=attenuation), version, version, others) == 1 / (workers - 1)
 
 
 @attenuations
 def test_a_worker_alone_counts_in_full(attenuation: str) -> None:
-    assert gamma(RULES["agwu"](attenuation=attenuation), 7, 3, {}) == 1.0
+    assert gamma(rule_of("agwu", attenuation=attenuation), 7, 3, {}) == 1.0
 
 
 def test_the_paper_s_formula() -> None:
@@ -83,36 +83,38 @@ def test_the_paper_s_formula() -> None:
 
 def test_the_staleness_formula() -> None:
     expected = math.exp(-6 / 3) / (math.exp(0) + math.exp(-3 / 3))
-    assert gamma(RULES["agwu"](attenuation="staleness"), 10, 4, {"a": 10, "b": 7}) == pytest.approx(expected, rel=1e-14)
+    assert gamma(rule_of("agwu", attenuation="staleness"), 10, 4, {"a": 10, "b": 7}) == pytest.approx(
+        expected, rel=1e-14
+    )
 
 
 def test_only_staleness_attenuates_late_in_the_run() -> None:
     others = {"a": 100_000, "b": 100_000}
     assert gamma(RULES["agwu"](), 100_000, 99_997, others) == pytest.approx(0.5, rel=1e-4)
-    assert gamma(RULES["agwu"](attenuation="staleness"), 100_000, 99_997, others) == pytest.approx(0.5 / math.e)
+    assert gamma(rule_of("agwu", attenuation="staleness"), 100_000, 99_997, others) == pytest.approx(0.5 / math.e)
 
 
 @attenuations
 def test_beside_a_stale_peer_it_is_capped(attenuation: str) -> None:
     """Uncapped it would be e, or e^(v/2)."""
-    assert gamma(RULES["agwu"](attenuation=attenuation), 10**9, 10**9, {"a": 0}) == 1.0
+    assert gamma(rule_of("agwu", attenuation=attenuation), 10**9, 10**9, {"a": 0}) == 1.0
 
 
 def test_age_beyond_all_exponents_counts_nothing() -> None:
-    assert gamma(RULES["agwu"](attenuation="staleness"), 10**9, 0, {"a": 10**9}) < 1e-200
+    assert gamma(rule_of("agwu", attenuation="staleness"), 10**9, 0, {"a": 10**9}) < 1e-200
 
 
 def test_accuracy_scales_the_increment_from_its_floor() -> None:
     event = push("w", np.ones(2), accuracy=0.1)
     for floor, step in ((0.0, 0.1), (0.6, 0.6)):
-        rule = RULES["agwu"](accuracy_floor=floor)
+        rule = rule_of("agwu", accuracy_floor=floor)
         np.testing.assert_allclose(rule.merge(np.full(2, 5.0), {}, [event], view(0, {"w": 0})).center, 5 + step)
 
 
 @pytest.mark.parametrize("floor", [-0.1, 1.1, math.nan])
 def test_the_floor_lies_between_0_and_1(floor: float) -> None:
     with pytest.raises(ValidationError, match="accuracy_floor"):
-        RULES["agwu"](accuracy_floor=floor)
+        rule_of("agwu", accuracy_floor=floor)
 
 
 def test_agwu_pushes_the_increment() -> None:
@@ -141,14 +143,14 @@ sgds = pytest.mark.parametrize("sgd", [SGD(), SGD(0.9), SGD(0.9, True), SGD(0.0,
 
 @sgds
 def test_bsp_s_mean_of_weights_agrees_with_the_sum_of_updates_that_carry_momentum_and_decay(sgd: SGD) -> None:
-    average, total = (_bsp(RULES["bsp"](combine=combine), sgd) for combine in ("average", "sum"))
+    average, total = (_bsp(rule_of("bsp", combine=combine), sgd) for combine in ("average", "sum"))
     np.testing.assert_allclose(average, total, rtol=1e-12)
 
 
 @sgds
 def test_bsp_s_mean_disagrees_with_a_sum_that_leaves_momentum_and_decay_out(sgd: SGD) -> None:
     """What is added up then is -lr·gradient, whatever the replicas' optimizers are."""
-    bare, carried = _bsp(RULES["bsp"](combine="sum"), SGD()), _bsp(RULES["bsp"](), sgd)
+    bare, carried = _bsp(rule_of("bsp", combine="sum"), SGD()), _bsp(RULES["bsp"](), sgd)
     assert np.allclose(bare, carried, rtol=1e-12) == (sgd == SGD())
     if sgd != SGD():
         assert np.abs(bare - carried).max() > 0.01
@@ -157,17 +159,17 @@ def test_bsp_s_mean_disagrees_with_a_sum_that_leaves_momentum_and_decay_out(sgd:
 @pytest.mark.parametrize("combine", ["average", "sum"])
 def test_unequal_minibatches_of_bsp_make_the_gradient_of_all_samples(combine: str) -> None:
     """The mean of all 35 samples' gradients, with a rate multiplied by the number of replicas."""
-    rule, sgd = RULES["bsp"](combine=combine), SGD(0.9, True, 0.1)
+    rule, sgd = rule_of("bsp", combine=combine), SGD(0.9, True, 0.1)
     gradients = [parabola(c, [m, 1.0]) for c, m in ((0.5, 1.0), (1.0, -1.0), (2.0, 4.0))]
 
     def mean(weights: Vector) -> Vector:
-        return sum(n * g(weights) for n, g in zip((10, 20, 5), gradients, strict=True)) / 35
+        return sum((n * g(weights) for n, g in zip((10, 20, 5), gradients, strict=True)), np.zeros(2)) / 35
 
     np.testing.assert_allclose(_bsp(rule, sgd), alone(np.array([3.0, -2.0]), mean, 10, lr=0.15, sgd=sgd), rtol=1e-12)
 
 
 def test_between_two_meetings_bsp_s_replicas_go_their_own_ways() -> None:
-    rule = RULES["bsp"](every=3)
+    rule = rule_of("bsp", every=3)
     cluster, replicas = trained(rule, np.zeros(1), [parabola(1.0, [1.0]), parabola(1.0, [3.0])], steps=6)
     assert len(cluster.centers) == 3
     expected = np.mean([alone(np.zeros(1), r.gradient, 3) for r in replicas], axis=0)
@@ -177,7 +179,7 @@ def test_between_two_meetings_bsp_s_replicas_go_their_own_ways() -> None:
 
 
 def test_only_bsp_s_mean_scales_the_rate() -> None:
-    assert [RULES["bsp"](combine=combine).rate(8) for combine in ("average", "sum")] == [8.0, 1.0]
+    assert [rule_of("bsp", combine=combine).rate(8) for combine in ("average", "sum")] == [8.0, 1.0]
     assert {RULES[name]().rate(8) for name in RULES if name != "bsp"} == {1.0}
 
 
@@ -189,7 +191,7 @@ def test_only_bsp_s_mean_scales_the_rate() -> None:
     st.lists(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=2), min_size=2, max_size=5),
 )
 def test_easgd_s_exchange_conserves_the_sum_of_replica_and_center(alpha: float, points: list[list[float]]) -> None:
-    rule, (center, *replicas) = RULES["easgd"](alpha=alpha), (np.array(p) for p in points)
+    rule, (center, *replicas) = rule_of("easgd", alpha=alpha), (np.array(p) for p in points)
     for x in replicas:
         local = Local(x.copy(), x)
         merge = rule.merge(center, {}, [push("w", rule.payload(local))], view(0, {"w": 0}))
@@ -204,7 +206,7 @@ def test_easgd_s_exchange_conserves_the_sum_of_replica_and_center(alpha: float, 
 def test_easgd_moves_replicas_and_center_together_by_what_was_trained_and_no_more(
     alpha: float, tau: int, late: int
 ) -> None:
-    rule, start = RULES["easgd"](alpha=alpha, tau=tau), np.array([3.0, 2.0])
+    rule, start = rule_of("easgd", alpha=alpha, tau=tau), np.array([3.0, 2.0])
     cluster, replicas = trained(rule, start, [parabola(1.0, [i, 1.0]) for i in range(3)], rounds=2, steps=5, late=late)
     total = cluster.server.snapshot().center + sum(replica.local.weights for replica in replicas)
     everything = sum(step for replica in replicas for step in replica.trained)
@@ -218,13 +220,13 @@ def test_late_answers_narrow_the_rates_that_easgd_bears(alpha: float, rate: floa
         eta = rate * factor if rate else 0.01 * grows
         late = np.array([[1 - alpha - eta, alpha], [alpha, 1 - alpha]])  # replica and center, from the minimum
         assert (np.abs(np.linalg.eigvals(late)).max() > 1 + 1e-12) == grows
-    assert RULES["easgd"](alpha=alpha).overlaps == (alpha <= 0.5)
+    assert rule_of("easgd", alpha=alpha).overlaps == (alpha <= 0.5)
 
 
 def test_an_easgd_replica_keeps_its_own_way() -> None:
     """α = 1 swaps replica and center; a smaller one draws them together and leaves them apart."""
     for alpha, replica, center in ((1.0, 2.0, 6.0), (0.5, 4.0, 4.0), (0.25, 5.0, 3.0)):
-        rule, local = RULES["easgd"](alpha=alpha), Local(np.array([6.0]), np.array([0.0]))
+        rule, local = rule_of("easgd", alpha=alpha), Local(np.array([6.0]), np.array([0.0]))
         merge = rule.merge(np.array([2.0]), {}, [push("w", rule.payload(local))], view(0, {"w": 0}))
         assert merge.replies is not None
         rule.adopt(local, merge.replies["w"], 9)
@@ -240,7 +242,7 @@ cadences = given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), st.int
 def test_downpour_pushes_every_n_push_and_pulls_every_n_fetch(
     n_push: int, n_fetch: int, steps: int, rounds: int
 ) -> None:
-    rule = RULES["downpour"](n_push=n_push, n_fetch=n_fetch)
+    rule = rule_of("downpour", n_push=n_push, n_fetch=n_fetch)
     cluster, _ = trained(rule, np.zeros(1), [parabola(1.0, [1.0])], steps=steps, rounds=rounds)
     expected = []
     for step in range(1, steps + 1):
@@ -254,7 +256,7 @@ def test_what_downpour_pushes_is_what_was_trained_nothing_lost_or_twice(
     n_push: int, n_fetch: int, steps: int, rounds: int, late: int
 ) -> None:
     """Also what was trained between a push and a pull, or while they were under way."""
-    rule = RULES["downpour"](n_push=n_push, n_fetch=n_fetch)
+    rule = rule_of("downpour", n_push=n_push, n_fetch=n_fetch)
     gradients = [parabola(0.5, [1.0, 2.0]), parabola(1.5, [-3.0, 2.0])]
     cluster, replicas = trained(rule, np.zeros(2), gradients, steps=steps, rounds=rounds, sgd=MOMENTUM, late=late)
     for replica in replicas:
@@ -265,7 +267,7 @@ def test_what_downpour_pushes_is_what_was_trained_nothing_lost_or_twice(
 
 
 def test_a_downpour_replica_goes_on_by_itself_until_it_pulls() -> None:
-    rule = RULES["downpour"](n_push=1, n_fetch=4)
+    rule = rule_of("downpour", n_push=1, n_fetch=4)
     local = Local(np.empty(1), np.empty(1))
     rule.begin(local, np.zeros(1), 3)
     local.weights += 1
@@ -279,7 +281,7 @@ def test_a_downpour_replica_goes_on_by_itself_until_it_pulls() -> None:
 
 
 def test_downpour_s_adagrad_server_divides_by_the_root_of_the_sum_of_squares() -> None:
-    rule = RULES["downpour"](server="adagrad", server_lr=0.1)
+    rule = rule_of("downpour", server="adagrad", server_lr=0.1)
     server, center, squares = ParameterServer(rule, np.zeros(3)), np.zeros(3), np.zeros(3)
     server.handle(Join(0, "w", 1))
     for seq, payload in enumerate(vectors(6, 3, "float64"), 1):
@@ -291,25 +293,26 @@ def test_downpour_s_adagrad_server_divides_by_the_root_of_the_sum_of_squares() -
 
 
 def test_a_number_that_never_moved_stays_under_adagrad() -> None:
-    server = ParameterServer(RULES["downpour"](server="adagrad"), np.array([5.0, 5.0]))
+    server = ParameterServer(rule_of("downpour", server="adagrad"), np.array([5.0, 5.0]))
     server.handle(Join(0, "w", 1))
     server.handle(push("w", np.array([0.0, 1.0])))
     np.testing.assert_allclose(server.snapshot().center, [5.0, 5.001])
 
 
 def test_a_factor_on_the_replicas_rate_changes_nothing_under_adagrad() -> None:
-    rule, centers = RULES["downpour"](server="adagrad", server_lr=0.1), []
+    rule, centers = rule_of("downpour", server="adagrad", server_lr=0.1), []
     for factor in (1.0, 100.0):
         server = ParameterServer(rule, np.zeros(7))
         server.handle(Join(0, "w", 1))
         for seq, payload in enumerate(vectors(5, dtype="float64"), 1):
             server.handle(push("w", factor * payload, seq=seq))
         centers.append(server.snapshot().center)
-    np.testing.assert_allclose(*centers, rtol=1e-5)
+    one, other = centers
+    np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_a_restored_adagrad_server_goes_on_as_if_nothing_had_been() -> None:
-    rule = RULES["downpour"](server="adagrad")
+    rule = rule_of("downpour", server="adagrad")
     one = ParameterServer(rule, np.zeros(7, "float32"))
     one.handle(Join(0, "w", 1))
     payloads = vectors(8)
@@ -332,17 +335,17 @@ JOINT = (0.5 * 1.0 + 1.0 * -1.0 + 2.0 * 4.0) / 3.5  # the minimum of the three p
 
 def test_admm_without_rho_from_the_center_every_step_is_the_paper_s_pseudo_code() -> None:
     """Alg. 3: fetch the parameters; parameters ← parameters - α·gradient; the server takes the mean of all k."""
-    rule = RULES["admm"](rho=0.0, every=1, from_center=True)
+    rule = rule_of("admm", rho=0.0, every=1, from_center=True)
     cluster, _ = trained(rule, np.array([3.0, 2.0]), DISTINCT, rounds=2, steps=5)
     parameters = np.array([3.0, 2.0])
     for _ in range(10):
-        parameters = sum(parameters - 0.1 * gradient(parameters) for gradient in DISTINCT) / 3
+        parameters = sum((parameters - 0.1 * gradient(parameters) for gradient in DISTINCT), np.zeros(2)) / 3
     np.testing.assert_allclose(cluster.server.snapshot().center, parameters, rtol=1e-14)
 
 
 def test_admm_s_step_follows_the_proximal_term() -> None:
     """The gradient of ρ/2·‖w - z + u‖², which is 0 for what comes behind the parameters."""
-    rule = RULES["admm"](rho=0.3)
+    rule = rule_of("admm", rho=0.3)
     local = Local(np.array([1.0, 2.0, 9.0]), np.array([0.5, 5.0, 1.0]))
     assert rule.local_step(np.array([10.0, 10.0]), local).tolist() == [10 + 0.3 * 0.5, 10 + 0.3 * -3.0]
     rule.adopt(local, np.array([0.0, 1.0, 4.0]), 1)  # u = w - z = (1, 1), none for the statistics
@@ -353,7 +356,7 @@ def test_admm_s_step_follows_the_proximal_term() -> None:
 
 @given(st.floats(0.01, 2.0), st.integers(0, 4), st.booleans())
 def test_admm_s_dual_variables_add_up_to_zero_after_each_merge(rho: float, every: int, again: bool) -> None:
-    rule = RULES["admm"](rho=rho, every=every, from_center=again)
+    rule = rule_of("admm", rho=rho, every=every, from_center=again)
     cluster, replicas = trained(rule, np.array([3.0, 2.0]), DISTINCT, rounds=3, steps=5)
     assert len(cluster.centers) > 3
     np.testing.assert_allclose(sum(r.local.memory["dual"] for r in replicas), 0.0, atol=1e-12)
@@ -364,7 +367,7 @@ def test_admm_s_dual_variables_add_up_to_zero_after_each_merge(rho: float, every
 @pytest.mark.parametrize("steps", [1, 10])
 def test_admm_finds_the_joint_optimum_of_distinct_parabolas(again: bool, steps: int) -> None:
     """Of which each replica knows its own only."""
-    rule = RULES["admm"](rho=1.0, from_center=again)
+    rule = rule_of("admm", rho=1.0, from_center=again)
     cluster, replicas = trained(rule, np.array([3.0, 2.0]), DISTINCT, rounds=400, steps=steps)
     np.testing.assert_allclose(cluster.server.snapshot().center, [JOINT, -JOINT], rtol=1e-6)
     if not again:
@@ -373,7 +376,7 @@ def test_admm_finds_the_joint_optimum_of_distinct_parabolas(again: bool, steps: 
 
 
 def test_admm_without_rho_or_center_never_couples_the_replicas() -> None:
-    cluster, replicas = trained(RULES["admm"](rho=0.0, every=2), np.array([3.0, 2.0]), DISTINCT, rounds=9, steps=10)
+    cluster, replicas = trained(rule_of("admm", rho=0.0, every=2), np.array([3.0, 2.0]), DISTINCT, rounds=9, steps=10)
     for replica in replicas:
         expected = alone(np.array([3.0, 2.0]), replica.gradient, 90)
         assert replica.local.weights.tobytes() == expected.tobytes()
@@ -387,14 +390,14 @@ def test_admm_without_rho_or_center_never_couples_the_replicas() -> None:
     ("rounds", "epochs", "passes"), [(1, 10, 10), (10, 10, 1), (2, 5, 3), (3, 10, 4), (4, 10, 3), (5, 10, 2), (1, 1, 1)]
 )
 def test_parallel_sgd_cuts_the_epochs_into_its_rounds(rounds: int, epochs: int, passes: int) -> None:
-    rule = RULES["parallel-sgd"](rounds=rounds)
+    rule = rule_of("parallel-sgd", rounds=rounds)
     assert rule.passes(epochs) == passes
     assert -(-epochs // passes) == rounds
     assert list(rule.problems(epochs)) == []
 
 
 def test_parallel_sgd_has_no_more_rounds_than_passes() -> None:
-    (problem,) = RULES["parallel-sgd"](rounds=11).problems(10)
+    (problem,) = rule_of("parallel-sgd", rounds=11).problems(10)
     assert problem == (
         "rule.rounds = 11: a round is at least one pass, and the run has 10; lower it, or raise train.epochs"
     )

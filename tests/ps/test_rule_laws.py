@@ -14,8 +14,31 @@ from pydantic import ValidationError
 
 from daskcnn.arrays import NUMPY, Device
 from daskcnn.nn.optimizer import SGD
-from daskcnn.ps import RULES, AccuracyWeighted, Action, Asynchronous, Join, Local, ParameterServer, Push, UpdateRule
-from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, every_variant, parabola, push, trained, vectors, view
+from daskcnn.ps import (
+    RULES,
+    AccuracyWeighted,
+    Action,
+    Asynchronous,
+    Join,
+    Local,
+    ParameterServer,
+    Push,
+    UpdateRule,
+    Vector,
+)
+from tests.ps.driving import (
+    MOMENTUM,
+    Cluster,
+    Replica,
+    alone,
+    every_variant,
+    parabola,
+    push,
+    rule_of,
+    trained,
+    vectors,
+    view,
+)
 
 every = pytest.mark.parametrize("name", RULES)
 accuracies = st.lists(st.floats(0, 1), min_size=1, max_size=6)
@@ -70,7 +93,7 @@ def test_a_barrier_s_merge_does_not_depend_on_who_came_first(rule: UpdateRule, q
 def test_a_parabola_converges(rule: UpdateRule) -> None:
     """Three replicas, each with its own noise-free parabola around the same minimum, and its own curvature."""
     if rule == RULES["admm"]():  # its dual variables forget the beginning by about ρ/curvature a round
-        rule = RULES["admm"](rho=1.0)
+        rule = rule_of("admm", rho=1.0)
     minimum = [3.0, -2.0]
     gradients = [parabola(curvature, minimum) for curvature in (1.0, 2.0, 3.0)]
     for late in (0, 2):
@@ -171,13 +194,15 @@ def test_the_replica_s_side_keeps_the_dtype(rule: UpdateRule, dtype: str) -> Non
 @every_variant
 @pytest.mark.parametrize("late", [0, 1])
 def test_the_replica_s_side_works_where_the_replica_computes(rule: UpdateRule, late: int, device: Device) -> None:
-    centers, how = [], {"rounds": 2, "steps": 7, "sgd": MOMENTUM, "late": late}
+    centers: list[Vector] = []
+    how: dict[str, Any] = {"rounds": 2, "steps": 7, "sgd": MOMENTUM, "late": late}
     for backend in (NUMPY, device.backend):
         replicas = [Replica(rule, f"w{i}", lambda w: 0.5 * (w - 2.0), backend=backend, **how) for i in range(2)]
         cluster = Cluster(ParameterServer(rule, np.array([3.0, -1.0])), replicas)
         cluster.run()
         centers.append(cluster.server.snapshot().center)
-    np.testing.assert_allclose(*centers, rtol=1e-12)
+    here, there = centers
+    np.testing.assert_allclose(here, there, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -207,19 +232,20 @@ def test_no_rule_that_makes_replicas_wait_lets_them_go_on_meanwhile(rule: Update
 @every
 def test_unknown_parameters_are_refused(name: str) -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
-        RULES[name](no_such_parameter=1)
+        RULES[name](no_such_parameter=1)  # type: ignore[call-arg]
 
 
 @every
 def test_rules_do_not_change(name: str) -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        RULES[name]().anything = 1
+        RULES[name]().anything = 1  # type: ignore[attr-defined]
 
 
 @every
 def test_a_parameter_is_not_taken_for_one_of_another_type(name: str) -> None:
+    others: tuple[Any, ...] = ([], "7", math.nan, math.inf)
     for key in RULES[name].model_fields:
-        for value in ([], "7", math.nan, math.inf):
+        for value in others:
             with pytest.raises(ValidationError, match=key):
                 RULES[name](**{key: value})
 
@@ -234,10 +260,11 @@ def test_a_rule_s_defaults_fit_every_run(name: str) -> None:
 
 @every
 def test_where_q_is_measured_is_checked(name: str) -> None:
-    if issubclass(RULES[name], AccuracyWeighted):
-        assert RULES[name](accuracy_on="train").accuracy_on == "train"
+    kind = RULES[name]
+    if issubclass(kind, AccuracyWeighted):
+        assert kind(accuracy_on="train").accuracy_on == "train"
         with pytest.raises(ValidationError, match="accuracy_on"):
-            RULES[name](accuracy_on="test")
+            kind(accuracy_on="test")  # type: ignore[arg-type]
 
 
 # --- bounded staleness ---
@@ -249,7 +276,7 @@ def test_nobody_s_push_is_merged_while_it_is_further_ahead_than_allowed(
     name: str, turns: list[int], bound: int
 ) -> None:
     gradients = [parabola(1.0, [i]) for i in range(4)]
-    cluster, replicas = trained(RULES[name](max_staleness=bound), np.zeros(1), gradients, turns=turns, rounds=6)
+    cluster, replicas = trained(rule_of(name, max_staleness=bound), np.zeros(1), gradients, turns=turns, rounds=6)
     merged = {replica.worker: 0 for replica in replicas}
     for reply in cluster.replies:
         if reply.n_samples:  # of a push
@@ -261,7 +288,7 @@ def test_nobody_s_push_is_merged_while_it_is_further_ahead_than_allowed(
 @given(turns=turns)
 def test_no_staleness_at_all_is_lockstep(turns: list[int]) -> None:
     gradients = [parabola(1.0, [i]) for i in range(3)]
-    cluster, _ = trained(RULES["agwu"](max_staleness=0), np.zeros(1), gradients, turns=turns, rounds=5)
+    cluster, _ = trained(rule_of("agwu", max_staleness=0), np.zeros(1), gradients, turns=turns, rounds=5)
     pushers = [reply.worker for reply in cluster.replies if reply.n_samples]
     assert [set(pushers[i : i + 3]) for i in range(0, 15, 3)] == [{"w0", "w1", "w2"}] * 5
 

@@ -26,6 +26,7 @@ from daskcnn.ps import (
     Snapshot,
     UpdateRule,
 )
+from tests.ps.driving import rule_of
 
 
 def server(name: str, *workers: str, rule: dict[str, Any] | None = None) -> ParameterServer:
@@ -184,6 +185,8 @@ def test_no_one_can_write_into_the_center(name: str) -> None:
     (joined,) = s.handle(Join(0, "a", 1))
     start += 9
     (pushed,) = s.handle(push("a", payload=payload))
+    assert isinstance(joined, Reply)
+    assert isinstance(pushed, Reply)
     center, answer = s.snapshot().center.copy(), pushed.weights.copy()
     payload += 9
     np.testing.assert_array_equal(joined.weights, 0)
@@ -208,7 +211,7 @@ def test_a_reply_brings_what_the_rule_says(name: str) -> None:
         case "difference":
             np.testing.assert_array_equal(answered.weights, s.snapshot().center)  # which was 0
         case "nothing":
-            assert (answered.weights.shape, answered.weights.dtype) == ((0,), np.float32)
+            assert (answered.weights.shape, answered.weights.dtype) == ((0,), np.dtype(np.float32))
 
 
 def test_a_downpour_push_brings_nothing_and_its_base_stays_what_was_pulled() -> None:
@@ -449,7 +452,7 @@ def test_a_restored_server_goes_on_as_a_new_epoch() -> None:
 
 
 def test_a_snapshot_without_state_begins_with_the_rule_s_own() -> None:
-    s = ParameterServer.restore(RULES["downpour"](server="adagrad"), Snapshot(np.zeros(2, "float32"), state={}))
+    s = ParameterServer.restore(rule_of("downpour", server="adagrad"), Snapshot(np.zeros(2, "float32"), state={}))
     handle(s, Join(1, "a", 1))
     assert handle(s, push("a", epoch=1)) == [merged("a", 1, 1, base=0, epoch=1)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from hypothesis import settings
@@ -169,7 +170,7 @@ class Machine(RuleBasedStateMachine):
             ]
         ),
     )
-    def push_wrong(self, data: st.DataObject, wrong: dict[str, object]) -> None:
+    def push_wrong(self, data: st.DataObject, wrong: dict[str, Any]) -> None:
         worker = data.draw(st.sampled_from(sorted(w for w, c in self.clients.items() if c.base is not None)))
         client, before = self.clients[worker], self.server.snapshot()
         assert client.base is not None

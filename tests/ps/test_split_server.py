@@ -45,6 +45,7 @@ from daskcnn.ps.split import (
     Vote,
     spans,
 )
+from tests.ps.driving import rule_of
 from tests.ps.split_here import SplitServer, ranges_of
 
 SIZE, PARTS = 7, 3
@@ -342,7 +343,7 @@ def test_a_session_that_is_over_leaves_nothing_behind() -> None:
 
 
 def test_restored_split_server_goes_on_from_state_and_center() -> None:
-    update = RULES["downpour"](server="adagrad")
+    update = rule_of("downpour", server="adagrad")
     whole = ParameterServer(update, np.zeros(SIZE))
     whole.handle(Join(0, "a", 1))
     whole.handle(Push(0, "a", 1, 1, 0, np.ones(SIZE), 1, 1.0))

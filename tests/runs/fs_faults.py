@@ -52,7 +52,10 @@ def intercepted(before: Callable[[int, str], None]) -> Iterator[None]:
 
 def checkpoint(step: int, score: float | None = None) -> Checkpoint:
     """A checkpoint every part of which tells its step."""
-    arrays = {"weights": np.full(40, step, np.float32), "momentum": np.full((3, 4), step, np.float64)}
+    arrays: dict[str, np.ndarray] = {
+        "weights": np.full(40, step, np.float32),
+        "momentum": np.full((3, 4), step, np.float64),
+    }
     return Checkpoint(arrays, {"version": step, "sizes": [step, 0.1]}, step, score)
 
 

@@ -74,7 +74,8 @@ def test_state_score_and_path_come_back(tmp_path: Path) -> None:
 
 
 def test_what_json_cannot_hold_is_kept_as_documented(tmp_path: Path) -> None:
-    found = load(save(tmp_path, Checkpoint({}, {"loss": np.float32(np.nan), 3: (1, 2)}, 0, float("nan"))))
+    state: dict[Any, Any] = {"loss": np.float32(np.nan), 3: (1, 2)}
+    found = load(save(tmp_path, Checkpoint({}, state, 0, float("nan"))))
     assert found.state == {"loss": None, "3": [1, 2]}
     assert found.score is None
 

@@ -36,7 +36,9 @@ def kept(folder: Path, raw: dict[str, Any], state: TrainingState) -> Checkpoint:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("validation", [None, Score(12.5, 11, 20), Score(float("nan"), 0, 20)])
-def test_a_state_comes_back_from_disk(tmp_path: Path, raw: dict[str, Any], dtype: str, validation: Score | None):
+def test_a_state_comes_back_from_disk(
+    tmp_path: Path, raw: dict[str, Any], dtype: str, validation: Score | None
+) -> None:
     raw["model"]["dtype"] = dtype
     job = resolve(raw)
     state = random_state(job, validation=validation)
@@ -52,20 +54,20 @@ def test_a_state_comes_back_from_disk(tmp_path: Path, raw: dict[str, Any], dtype
     assert checkpoint.state["seconds"] == 12.5
 
 
-def test_the_validation_score_comes_back(tmp_path: Path, raw: dict[str, Any]):
+def test_the_validation_score_comes_back(tmp_path: Path, raw: dict[str, Any]) -> None:
     job = resolve(raw)
     score = Score(12.5, 11, 20)
     assert to_state(kept(tmp_path, raw, random_state(job, validation=score)), job).validation == score
 
 
-def test_the_restored_vectors_may_be_written(tmp_path: Path, raw: dict[str, Any]):
+def test_the_restored_vectors_may_be_written(tmp_path: Path, raw: dict[str, Any]) -> None:
     job = resolve(raw)
     back = to_state(kept(tmp_path, raw, random_state(job)), job)
     for array in (back.weights, *back.velocities.values()):
         array += 1
 
 
-def test_arrays_have_the_names_of_the_network(tmp_path: Path, raw: dict[str, Any]):
+def test_arrays_have_the_names_of_the_network(tmp_path: Path, raw: dict[str, Any]) -> None:
     """Other programs read the weights by these, and by safetensors alone."""
     arrays = kept(tmp_path, raw, random_state(resolve(raw))).arrays
     assert {"velocity:w0", "velocity:w1"} < arrays.keys()
@@ -73,7 +75,7 @@ def test_arrays_have_the_names_of_the_network(tmp_path: Path, raw: dict[str, Any
     assert sum(name.startswith("batchnorm1") for name in arrays) == 4  # scale, shift; mean, variance
 
 
-def test_a_checkpoint_says_what_the_images_are(tmp_path: Path, raw: dict[str, Any]):
+def test_a_checkpoint_says_what_the_images_are(tmp_path: Path, raw: dict[str, Any]) -> None:
     facts = facts_of(kept(tmp_path, raw, random_state(resolve(raw))))
     dataset = open_dataset(raw["data"]["path"])
     assert (facts.classes, facts.shape, facts.deviation) == (CLASSES, (8, 8, 3), dataset.deviation)
@@ -95,7 +97,7 @@ def other_networks() -> list[tuple[str, dict[str, Any]]]:
 @pytest.mark.parametrize("read", [to_state, to_classifier])
 def test_the_checkpoint_of_another_network_is_refused(
     tmp_path: Path, raw: dict[str, Any], read: Any, name: str, model: dict[str, Any]
-):
+) -> None:
     checkpoint = kept(tmp_path, raw, random_state(resolve(raw)))
     other: Job = resolve(raw | {"model": model})
     with pytest.raises(DataError, match=name) as caught:
@@ -104,7 +106,7 @@ def test_the_checkpoint_of_another_network_is_refused(
     assert "use the job and the checkpoint of one run" in str(caught.value)
 
 
-def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]):
+def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]) -> None:
     job = resolve(raw)
     checkpoint = kept(tmp_path, raw, random_state(job))
     name = next(name for name in checkpoint.arrays if name.startswith("dense1"))
@@ -116,7 +118,7 @@ def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]):
 @pytest.mark.parametrize(
     "change", [{"shape": [8, 8]}, {"shape": "8x8"}, {"mean": None}, {"deviation": "x"}, {"classes": 3}]
 )
-def test_a_damaged_description_of_the_images_is_refused(change: dict[str, Any]):
+def test_a_damaged_description_of_the_images_is_refused(change: dict[str, Any]) -> None:
     facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), 60.0)
     record = json.loads(json.dumps(facts.to_dict()))
     assert Facts.from_dict(record).to_dict() == record

@@ -69,8 +69,8 @@ def two(
 ) -> ShareSearch:
     """Two equal workers."""
     workers = "a", "b"
-    compute, links, least = (dict.fromkeys(workers, each) for each in (SECONDS, link, fixed or {}))
-    return ShareSearch(stages, IN_SHAPE, "a", compute, links, fixed=least)
+    compute, links = dict.fromkeys(workers, SECONDS), dict.fromkeys(workers, link)
+    return ShareSearch(stages, IN_SHAPE, "a", compute, links, fixed=dict.fromkeys(workers, fixed or {}))
 
 
 def test_shards_of_samples_travel_as_many_numbers_as_shards_of_kernels() -> None:

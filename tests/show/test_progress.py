@@ -257,7 +257,7 @@ def test_a_plain_layer_sharded_run_shows_its_steps() -> None:
 def test_a_stream_of_few_characters_gets_question_marks() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
     PlainProgress(stream).handle(Warned(message="γ is 0"))
-    assert stream.buffer.getvalue() == b"warning: ? is 0\n"  # type: ignore[attr-defined]
+    assert stream.buffer.getvalue() == b"warning: ? is 0\n"
 
 
 class FullDisk(io.StringIO):

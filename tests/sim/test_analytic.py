@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.events import RoundEnded
-from daskcnn.ps import RULES, Push
+from daskcnn.ps import RULES, Instruction, Push, Request
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
 from tests.sim.sim_cases import cluster, of, run, seconds, workload
@@ -100,9 +100,9 @@ def test_downpour_is_saturated_at_t_by_tau(overlap: bool, limit: dict[str, float
         simulation = Simulation(work, cluster(*[10] * workers, server=limit, evaluations_per_second=AT_ONCE))
         handle, pushes = simulation.server.handle, list[float]()
 
-        def recorded(event: Any) -> Any:
-            pushes.extend([event.at] if isinstance(event, Push) else [])
-            return handle(event)
+        def recorded(request: Request) -> list[Instruction]:
+            pushes.extend([request.at] if isinstance(request, Push) else [])
+            return handle(request)
 
         simulation.server.handle = recorded  # type: ignore[method-assign]
         simulation.run()

@@ -12,7 +12,7 @@ from daskcnn.arrays import Device
 from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.ps import RULES
+from daskcnn.ps import RULES, UpdateRule
 from daskcnn.sim.learners import Learner, Learnt, Training
 from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
@@ -113,6 +113,8 @@ def test_half_precision_on_the_wire_changes_the_numbers_a_little() -> None:
 class Parabola:
     """Half the squared distance to a minimum; a step goes a tenth of the way there."""
 
+    _rule: UpdateRule
+
     def __init__(self, minimum: np.ndarray) -> None:
         self.weights, self._minimum, self._adjust = np.zeros(2), minimum, lambda grads: grads
         self._taken = 0
@@ -131,13 +133,13 @@ class Parabola:
         return None
 
 
-def parabolas(rule: Any, *minima: tuple[float, float]) -> Callable[[], Learner]:
+def parabolas(rule: UpdateRule, *minima: tuple[float, float]) -> Callable[[], Learner]:
     """A worker for each minimum, in turn."""
     left = [np.array(minimum) for minimum in minima]
 
     def made() -> Learner:
         parabola = Parabola(left.pop(0))
-        parabola._rule = rule  # type: ignore[attr-defined]
+        parabola._rule = rule
         return parabola
 
     return made

@@ -170,7 +170,7 @@ def test_a_log_s_breakdown_is_the_step_s() -> None:
 def test_what_was_measured_at_home_is_what_stays_there_and_a_step_s_noise_does_not() -> None:
     """A whole step of a second, of which its parts explain 0.81: with two workers they take 0.405 and the rest."""
     seconds = {"conv1": 0.2 / BATCH, "conv2": 0.6 / BATCH}
-    own = {"images_per_second": BATCH, "conv_seconds": seconds, "conv_fixed": {"conv1": 0.0}}
+    own: dict[str, Any] = {"images_per_second": BATCH, "conv_seconds": seconds, "conv_fixed": {"conv1": 0.0}}
     found = direct(1.0, 1.0, given=HALVES)
     workers = tuple(Worker(name=f"w{i}", rest_seconds=0.01 / BATCH, **own) for i in range(2))
     measured = replace(found, workers=workers)

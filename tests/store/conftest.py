@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pytest
 
 from daskcnn.store.cache import CACHE
-from daskcnn.store.manifest import Source, describe
+from daskcnn.store.manifest import Images, Source, describe
 from daskcnn.store.writer import write
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+BatchesOf: TypeAlias = Callable[[int], dict[str, bytes]]
+Member: TypeAlias = tuple[tarfile.TarInfo | str, bytes]
+MakeTar: TypeAlias = Callable[[Path, Sequence[Member]], Path]
+MakeCifarTar: TypeAlias = Callable[[Path, dict[str, bytes]], Path]
+
 NAMES = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
 
 
 @pytest.fixture(autouse=True)
-def fresh_cache():
+def fresh_cache() -> Iterator[None]:
     CACHE.clear()
     yield
     CACHE.clear()
 
 
-def random_part(rng: np.random.Generator, count: int, shape: tuple[int, int, int] = (32, 32, 3)):
+def random_part(
+    rng: np.random.Generator, count: int, shape: tuple[int, int, int] = (32, 32, 3)
+) -> tuple[Images, Images]:
     labels = rng.permutation(np.arange(count) % 10).astype(np.uint8)
     return rng.integers(0, 256, (count, *shape), dtype=np.uint8), labels
 
@@ -46,7 +54,7 @@ def toy(source: Source, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def batches_of() -> Callable[[int], dict[str, bytes]]:
+def batches_of() -> BatchesOf:
     """The files of a CIFAR-10 archive with so many records a batch."""
 
     def make(count: int) -> dict[str, bytes]:
@@ -61,7 +69,7 @@ def batches_of() -> Callable[[int], dict[str, bytes]]:
     return make
 
 
-def tar_gz(path: Path, members: list[tuple[tarfile.TarInfo | str, bytes]]) -> Path:
+def tar_gz(path: Path, members: Sequence[Member]) -> Path:
     """An archive with these members; a name alone is a plain file."""
     with tarfile.open(path, "w:gz", compresslevel=1) as tar:
         for member, content in members:
@@ -80,10 +88,10 @@ def cifar_tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 @pytest.fixture
-def make_tar() -> Callable[[Path, list[tuple[tarfile.TarInfo | str, bytes]]], Path]:
+def make_tar() -> MakeTar:
     return tar_gz
 
 
 @pytest.fixture
-def make_cifar_tar() -> Callable[[Path, dict[str, bytes]], Path]:
+def make_cifar_tar() -> MakeCifarTar:
     return cifar_tar

@@ -5,33 +5,35 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store.archive import file_sha256, read_gzip_or_plain, read_tar_gz
+from tests.store.conftest import MakeTar, Member
 
 EXPECTED = {"a.bin": 100, "b.bin": 100}
 
 
-def read(path):
+def read(path: Path) -> dict[str, bytes]:
     return read_tar_gz(path, "set", EXPECTED, lambda done, total: None)
 
 
-def member(name, kind, link=""):
+def member(name: str, kind: bytes, link: str = "") -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, link
     return info
 
 
-def test_expected_members_are_read(tmp_path, make_tar):
+def test_expected_members_are_read(tmp_path: Path, make_tar: MakeTar) -> None:
     seen = []
     path = make_tar(tmp_path / "x.tar.gz", [("set/a.bin", b"one"), ("./set/b.bin", b"two")])
     assert read_tar_gz(path, "set", EXPECTED, lambda *at: seen.append(at)) == {"a.bin": b"one", "b.bin": b"two"}
     assert seen[-1] == (path.stat().st_size,) * 2
 
 
-HOSTILE = {
+HOSTILE: dict[str, tuple[Member, str]] = {
     "dots": (("set/../../etc/passwd", b"x"), "leads out of the archive"),
     "absolute": (("/etc/passwd", b"x"), "leads out of the archive"),
     "symbolic link": ((member("set/a.bin", tarfile.SYMTYPE, "/etc/passwd"), b""), "is a link to '/etc/passwd'"),
@@ -49,7 +51,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.parametrize("behind", [False, True])
-def test_hostile_members_are_refused(tmp_path, make_tar, kind, behind):
+def test_hostile_members_are_refused(tmp_path: Path, make_tar: MakeTar, kind: str, behind: bool) -> None:
     bad, message = HOSTILE[kind]
     members = [("set/b.bin", b"good"), bad] if behind else [bad]
     path = make_tar(tmp_path / "x.tar.gz", members)
@@ -60,12 +62,12 @@ def test_hostile_members_are_refused(tmp_path, make_tar, kind, behind):
     assert [p.name for p in tmp_path.iterdir()] == ["x.tar.gz"]
 
 
-def test_a_member_twice_is_refused(tmp_path, make_tar):
+def test_a_member_twice_is_refused(tmp_path: Path, make_tar: MakeTar) -> None:
     with pytest.raises(DataError, match="comes twice"):
         read(make_tar(tmp_path / "x.tar.gz", [("set/a.bin", b"1"), ("set/a.bin", b"2")]))
 
 
-def test_a_header_that_promises_much_is_not_believed(tmp_path):
+def test_a_header_that_promises_much_is_not_believed(tmp_path: Path) -> None:
     """A PAX header is read whole by `tarfile`: its size is the archive's word, bounded by us."""
     info = tarfile.TarInfo("set/a.bin")
     info.type, info.size = tarfile.XHDTYPE, 1 << 30
@@ -77,7 +79,7 @@ def test_a_header_that_promises_much_is_not_believed(tmp_path):
         read(tmp_path / "x.tar.gz")
 
 
-def test_a_long_chain_of_headers_is_refused(tmp_path):
+def test_a_long_chain_of_headers_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("x")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
     with gzip.open(tmp_path / "x.tar.gz", "wb", compresslevel=1) as file:
@@ -89,14 +91,14 @@ def test_a_long_chain_of_headers_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"not an archive", gzip.compress(b"not a tar", mtime=0), gzip.compress(b"x" * 99999)]
 )
-def test_what_is_no_archive(tmp_path, content):
+def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tar.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"damaged or not a \.tar\.gz"):
         read(tmp_path / "x.tar.gz")
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_truncated_archives(tmp_path, make_tar, keep):
+def test_truncated_archives(tmp_path: Path, make_tar: MakeTar, keep: float) -> None:
     import random
 
     path = make_tar(tmp_path / "x.tar.gz", [("set/a.bin", random.Random(0).randbytes(100))])
@@ -106,7 +108,7 @@ def test_truncated_archives(tmp_path, make_tar, keep):
         read(path)
 
 
-def test_files_that_are_not_there(tmp_path):
+def test_files_that_are_not_there(tmp_path: Path) -> None:
     for function in (read, file_sha256, lambda path: read_gzip_or_plain(path, 1)):
         with pytest.raises(DataError, match="No such file"):
             function(tmp_path / "nothing")
@@ -114,7 +116,7 @@ def test_files_that_are_not_there(tmp_path):
         file_sha256(tmp_path)
 
 
-def test_gzip_or_plain_is_bounded(tmp_path):
+def test_gzip_or_plain_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(gzip.compress(bytes(11)))
     (tmp_path / "y").write_bytes(bytes(11))
     assert read_gzip_or_plain(tmp_path / "x", 11) == read_gzip_or_plain(tmp_path / "y", 11) == bytes(11)
@@ -123,7 +125,7 @@ def test_gzip_or_plain_is_bounded(tmp_path):
             read_gzip_or_plain(tmp_path / name, 10)
 
 
-def test_the_stream_is_never_asked_for_more_than_a_block():
+def test_the_stream_is_never_asked_for_more_than_a_block() -> None:
     from daskcnn.store.archive import _BLOCK, _Bounded
 
     with gzip.open(io.BytesIO(gzip.compress(bytes(3 * _BLOCK)))) as unpacked:

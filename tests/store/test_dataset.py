@@ -7,9 +7,11 @@ import pickle
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,30 +21,30 @@ from hypothesis import strategies as st
 from daskcnn.errors import DataError
 from daskcnn.store import Split, open_dataset, verify
 from daskcnn.store.cache import CACHE, ChunkCache
-from daskcnn.store.manifest import Manifest, describe
+from daskcnn.store.manifest import Images, Manifest, Source, describe
 from daskcnn.store.writer import write
 
 
-def test_reads_back_what_was_written(toy, source):
+def test_reads_back_what_was_written(toy: str, source: Source) -> None:
     data = open_dataset(toy)
     assert (data.name, data.shape, len(data.train), len(data.test)) == ("toy", (32, 32, 3), 230, 60)
     for split, (images, labels) in ((data.train, source.train), (data.test, source.test)):
         x, y = split.read(0, len(split))
         np.testing.assert_array_equal(x, images)
         np.testing.assert_array_equal(y, labels)
-        assert (x.dtype, y.dtype) == (np.uint8, np.int64)
+        assert (x.dtype, y.dtype) == (np.dtype(np.uint8), np.dtype(np.int64))
     np.testing.assert_array_equal(data.train.labels(), source.train[1])
     verify(data)
 
 
-def test_statistics_are_those_of_the_training_pixels(toy, source):
+def test_statistics_are_those_of_the_training_pixels(toy: str, source: Source) -> None:
     data, pixels = open_dataset(toy), source.train[0].astype(np.float64)
     np.testing.assert_allclose(data.mean, pixels.mean((0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(data.deviation, (pixels - pixels.mean((0, 1, 2))).std(), rtol=1e-12)
 
 
 @pytest.fixture(scope="module")
-def train(tmp_path_factory):
+def train(tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, Images, Images]:
     from daskcnn.store.manifest import Source
 
     rng = np.random.default_rng(1)
@@ -55,7 +57,7 @@ def train(tmp_path_factory):
 
 @given(indices=st.lists(st.integers(0, 36), max_size=20))
 @settings(max_examples=50, deadline=None)
-def test_gather_is_indexing(train, indices):
+def test_gather_is_indexing(train: tuple[Split, Images, Images], indices: list[int]) -> None:
     split, images, labels = train
     at = np.array(indices, np.int64)
     x, y = split.gather(at)
@@ -64,12 +66,12 @@ def test_gather_is_indexing(train, indices):
 
 
 @pytest.mark.parametrize(("lo", "hi", "named"), [(-1, 3, -1), (30, 38, 37)])
-def test_indices_outside_are_refused(train, lo, hi, named):
+def test_indices_outside_are_refused(train: tuple[Split, Images, Images], lo: int, hi: int, named: int) -> None:
     with pytest.raises(IndexError, match=f"sample {named}: train has samples 0 to 36"):
         train[0].read(lo, hi)
 
 
-def test_limit_keeps_the_first_samples_of_each_part(toy, source):
+def test_limit_keeps_the_first_samples_of_each_part(toy: str, source: Source) -> None:
     data = open_dataset(toy, limit=70)
     assert (len(data.train), len(data.test)) == (70, 60)
     np.testing.assert_array_equal(data.train.read(60, 70)[0], source.train[0][60:70])
@@ -78,19 +80,19 @@ def test_limit_keeps_the_first_samples_of_each_part(toy, source):
     verify(data)
 
 
-def test_limits_that_leave_nothing_to_learn_are_refused(toy):
+def test_limits_that_leave_nothing_to_learn_are_refused(toy: str) -> None:
     with pytest.raises(DataError, match="limit=0"):
         open_dataset(toy, limit=0)
     with pytest.raises(DataError, match="limit=1 leaves training samples of one class only"):
         open_dataset(toy, limit=1)
 
 
-def test_an_opened_data_set_travels(toy):
+def test_an_opened_data_set_travels(toy: str) -> None:
     there = pickle.loads(pickle.dumps(open_dataset(toy)))  # noqa: S301
     np.testing.assert_array_equal(there.train.read(0, 9)[0], open_dataset(toy).train.read(0, 9)[0])
 
 
-def test_stores_by_url(source):
+def test_stores_by_url(source: Source) -> None:
     url = "memory://daskcnn-tests/toy.zarr"
     write(source, describe(source, chunk=50, order="stored", seed=0), url, lambda part: None)
     data = open_dataset(url)
@@ -99,7 +101,7 @@ def test_stores_by_url(source):
 
 
 @pytest.mark.parametrize("url", ["nosuch://bucket/x.zarr", "memory://daskcnn-tests/nothing.zarr"])
-def test_urls_that_lead_nowhere(url):
+def test_urls_that_lead_nowhere(url: str) -> None:
     with pytest.raises(DataError, match=url):
         open_dataset(url)
 
@@ -116,7 +118,7 @@ def _chunk(path: str, array: str, index: int) -> Path:
     [("train/images", 1, "50 to 99"), ("train/images", 4, "200 to 229"), ("test/labels", 0, "0 to 49")],
 )
 @pytest.mark.parametrize("harm", ["flip", "missing", "truncated", "longer"])
-def test_a_damaged_chunk_is_named(toy, array, index, samples, harm):
+def test_a_damaged_chunk_is_named(toy: str, array: str, index: int, samples: str, harm: str) -> None:
     file = _chunk(toy, array, index)
     content = bytearray(file.read_bytes())
     if harm == "missing":
@@ -136,7 +138,7 @@ def test_a_damaged_chunk_is_named(toy, array, index, samples, harm):
         split.read(0, len(split))
 
 
-def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source, tmp_path):
+def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source: Source, tmp_path: Path) -> None:
     images = source.train[0].copy()
     images[50:100] = 0
     source, path = replace(source, train=(images, source.train[1])), str(tmp_path / "dark.zarr")
@@ -146,26 +148,36 @@ def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source, tmp_path):
         verify(open_dataset(path))
 
 
-def test_chunks_beyond_the_limit_are_not_read(toy, monkeypatch):
+def test_chunks_beyond_the_limit_are_not_read(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _chunk(toy, "train/images", 3).unlink()
     _chunk(toy, "test/labels", 1).unlink()
-    read, load = [], Split.load
-    monkeypatch.setattr(Split, "load", lambda split, *which: read.append((split.name, *which)) or load(split, *which))
+    read, load = list[tuple[str, str, int]](), Split.load
+
+    def noted(split: Split, array: str, index: int) -> Images:
+        read.append((split.name, array, index))
+        return load(split, array, index)
+
+    monkeypatch.setattr(Split, "load", noted)
     verify(open_dataset(toy, limit=50))
     assert {*read} == {(part, array, 0) for part in ("train", "test") for array in ("images", "labels")}
     with pytest.raises(DataError, match=r"chunk 3 .* is missing"):
         verify(open_dataset(toy, limit=151))
 
 
-def test_every_chunk_is_read_once(toy, monkeypatch):
-    read, load = Counter(), Split.load
-    monkeypatch.setattr(Split, "load", lambda split, *which: read.update([(split.name, *which)]) or load(split, *which))
+def test_every_chunk_is_read_once(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, load = Counter[tuple[str, str, int]](), Split.load
+
+    def noted(split: Split, array: str, index: int) -> Images:
+        read[split.name, array, index] += 1
+        return load(split, array, index)
+
+    monkeypatch.setattr(Split, "load", noted)
     verify(open_dataset(toy))
     assert set(read.values()) == {1}
     assert len(read) == 2 * (5 + 2)
 
 
-def test_padding_of_the_last_chunk_is_not_data(toy):
+def test_padding_of_the_last_chunk_is_not_data(toy: str) -> None:
     file = _chunk(toy, "train/images", 4)
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -173,7 +185,7 @@ def test_padding_of_the_last_chunk_is_not_data(toy):
     verify(open_dataset(toy))
 
 
-def test_a_label_that_is_no_class_is_named(source, tmp_path):
+def test_a_label_that_is_no_class_is_named(source: Source, tmp_path: Path) -> None:
     labels = source.train[1].copy()
     manifest = describe(source, chunk=50, order="stored", seed=0)
     labels[123] = 10
@@ -191,7 +203,7 @@ def test_a_label_that_is_no_class_is_named(source, tmp_path):
         verify(open_dataset(path))
 
 
-def test_class_counts_are_checked(source, tmp_path):
+def test_class_counts_are_checked(source: Source, tmp_path: Path) -> None:
     manifest = describe(source, chunk=50, order="stored", seed=0)
     counts = (22, 24, *manifest.train.class_counts[2:])
     wrong = manifest.model_copy(update={"train": manifest.train.model_copy(update={"class_counts": counts})})
@@ -203,13 +215,17 @@ def test_class_counts_are_checked(source, tmp_path):
 # --- metadata ---
 
 
-def _edit(path: Path, change) -> None:
+Edit = Callable[[dict[str, Any]], object]
+"""A change in place."""
+
+
+def _edit(path: Path, change: Edit) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
 
 
-HOSTILE_ARRAYS = {
+HOSTILE_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "huge shape": ({"shape": [1 << 50, 32, 32, 3]}, "shape"),
     "huge chunk": (
         {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1 << 40, 32, 32, 3]}}},
@@ -225,17 +241,17 @@ HOSTILE_ARRAYS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_ARRAYS)
-def test_hostile_arrays_are_refused_unread(toy, kind):
+def test_hostile_arrays_are_refused_unread(toy: str, kind: str) -> None:
     change, named = HOSTILE_ARRAYS[kind]
     _edit(Path(toy, "train/images/zarr.json"), lambda meta: meta.update(change))
     with pytest.raises(DataError, match=f"train/images has {named}"):
         open_dataset(toy)
 
 
-def _signed(change):
+def _signed(change: Edit) -> Edit:
     """An edit of the manifest whose checksum is right all the same."""
 
-    def edit(root):
+    def edit(root: dict[str, Any]) -> None:
         body = root["attributes"]["daskcnn"]["manifest"]
         change(body)
         canonical = Manifest.model_validate_json(json.dumps(body))
@@ -266,7 +282,7 @@ HOSTILE_MANIFESTS = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE_MANIFESTS)
-def test_bad_manifests_are_refused(toy, kind):
+def test_bad_manifests_are_refused(toy: str, kind: str) -> None:
     change, message = HOSTILE_MANIFESTS[kind]
     _edit(Path(toy, "zarr.json"), change)
     with pytest.raises(DataError) as caught:
@@ -277,19 +293,19 @@ def test_bad_manifests_are_refused(toy, kind):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "[" * 100_000, "\x00"])
-def test_metadata_that_are_no_json_object(toy, content):
+def test_metadata_that_are_no_json_object(toy: str, content: str) -> None:
     Path(toy, "zarr.json").write_text(content)
     with pytest.raises(DataError, match=r"zarr\.json"):
         open_dataset(toy)
 
 
-def test_huge_metadata_are_not_read(toy, monkeypatch):
+def test_huge_metadata_are_not_read(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daskcnn.store.files._MAX_METADATA", 1000)
     with pytest.raises(DataError, match="bytes of metadata, more than 1000"):
         open_dataset(toy)
 
 
-def test_what_is_not_there(tmp_path, toy):
+def test_what_is_not_there(tmp_path: Path, toy: str) -> None:
     with pytest.raises(DataError, match=r"no data set here.*daskcnn data prepare NAME --out PATH"):
         open_dataset(str(tmp_path / "nothing.zarr"))
     (tmp_path / "file").write_text("x")
@@ -307,11 +323,15 @@ def test_what_is_not_there(tmp_path, toy):
 # --- cache ---
 
 
-def test_the_cache_forgets_what_was_not_used_longest():
-    cache, loads = ChunkCache(250), []
+def test_the_cache_forgets_what_was_not_used_longest() -> None:
+    cache, loads = ChunkCache(250), list[str]()
 
-    def get(key):
-        return cache.get(key, lambda: loads.append(key) or np.zeros(100, np.uint8))
+    def get(key: str) -> Images:
+        def load() -> Images:
+            loads.append(key)
+            return np.zeros(100, np.uint8)
+
+        return cache.get(key, load)
 
     for key in "abacab":
         get(key)
@@ -319,13 +339,15 @@ def test_the_cache_forgets_what_was_not_used_longest():
     assert cache.nbytes == 200
 
 
-def test_an_array_larger_than_the_cache_is_not_kept():
+def test_an_array_larger_than_the_cache_is_not_kept() -> None:
     cache = ChunkCache(10)
     assert cache.get("a", lambda: np.zeros(11, np.uint8)).size == 11
     assert cache.nbytes == 0
 
 
-def test_held_chunks_cannot_be_written_to_and_are_shared_between_openings(toy, monkeypatch):
+def test_held_chunks_cannot_be_written_to_and_are_shared_between_openings(
+    toy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     open_dataset(toy).train.read(0, 230)
     again = open_dataset(toy).train
     monkeypatch.setattr(type(again), "load", lambda *_: pytest.fail("read twice"))
@@ -335,7 +357,7 @@ def test_held_chunks_cannot_be_written_to_and_are_shared_between_openings(toy, m
         block[0] = 0
 
 
-def test_threads_share_the_cache(toy, source):
+def test_threads_share_the_cache(toy: str, source: Source) -> None:
     data, start = open_dataset(toy), threading.Barrier(8)
 
     def read(seed: int) -> bool:

@@ -6,8 +6,10 @@ import fcntl
 import hashlib
 import random
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +33,7 @@ class Behaviour:
 class Handler(BaseHTTPRequestHandler):
     behaviour: Behaviour
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         b = self.behaviour
         wanted = self.headers.get("Range")
         b.asked.append(wanted)
@@ -46,12 +48,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b.content[start : b.stop_after])
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[tuple[Behaviour, Download]]:
     """A server, its behaviour, and the download of its one file."""
     behaviour = Behaviour()
     handler = type("OurHandler", (Handler,), {"behaviour": behaviour})
@@ -64,11 +66,11 @@ def server():
         thread.join()
 
 
-def nothing(done, total):
+def nothing(done: int, total: int) -> None:
     pass
 
 
-def test_downloads_once_with_progress(server, tmp_path):
+def test_downloads_once_with_progress(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     behaviour, download = server
     seen = []
     path = download.fetch(tmp_path / "data", lambda *at: seen.append(at))
@@ -82,7 +84,7 @@ def test_downloads_once_with_progress(server, tmp_path):
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_goes_on_where_it_stopped(server, tmp_path, ranges):
+def test_goes_on_where_it_stopped(server: tuple[Behaviour, Download], tmp_path: Path, ranges: bool) -> None:
     behaviour, download = server
     behaviour.stop_after = 300_000
     with pytest.raises(DataError, match="stopped after 300000 of 700000 bytes"):
@@ -93,7 +95,7 @@ def test_goes_on_where_it_stopped(server, tmp_path, ranges):
     assert behaviour.asked == [None, "bytes=300000-"]
 
 
-def test_a_part_that_is_whole_is_only_verified(server, tmp_path):
+def test_a_part_that_is_whole_is_only_verified(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     behaviour, download = server
     (tmp_path / "set.tar.gz.part").write_bytes(CONTENT)
     assert download.fetch(tmp_path, nothing).read_bytes() == CONTENT
@@ -101,7 +103,7 @@ def test_a_part_that_is_whole_is_only_verified(server, tmp_path):
 
 
 @pytest.mark.parametrize("part", [CONTENT[:1000][::-1], bytes(700_000)])
-def test_a_wrong_beginning_is_dropped(server, tmp_path, part):
+def test_a_wrong_beginning_is_dropped(server: tuple[Behaviour, Download], tmp_path: Path, part: bytes) -> None:
     _, download = server
     (tmp_path / "set.tar.gz.part").write_bytes(part)
     with pytest.raises(DataError, match=r"what came has SHA-256 .*try again"):
@@ -110,41 +112,41 @@ def test_a_wrong_beginning_is_dropped(server, tmp_path, part):
     assert download.fetch(tmp_path, nothing).read_bytes() == CONTENT
 
 
-def test_a_part_that_is_too_long_starts_again(server, tmp_path):
+def test_a_part_that_is_too_long_starts_again(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     _, download = server
     (tmp_path / "set.tar.gz.part").write_bytes(bytes(700_001))
     assert download.fetch(tmp_path, nothing).read_bytes() == CONTENT
 
 
-def test_more_than_promised_is_refused(server, tmp_path):
+def test_more_than_promised_is_refused(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     behaviour, download = server
     behaviour.content = CONTENT + b"!"
     with pytest.raises(DataError, match="more than 700000 bytes"):
         download.fetch(tmp_path, nothing)
 
 
-def test_a_server_that_refuses(server, tmp_path):
+def test_a_server_that_refuses(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     behaviour, download = server
     behaviour.status = 404
     with pytest.raises(DataError, match=r"answered 404 .*give --archive"):
         download.fetch(tmp_path, nothing)
 
 
-def test_no_server(tmp_path):
+def test_no_server(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         port = http.server_port
     with pytest.raises(DataError, match="stopped after 0 of 10 bytes"):
         Download(f"http://127.0.0.1:{port}/set.tar.gz", 10, "0" * 64).fetch(tmp_path, nothing)
 
 
-def test_a_file_that_is_there_is_verified(server, tmp_path):
+def test_a_file_that_is_there_is_verified(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     _, download = server
     (tmp_path / "set.tar.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match="remove it to download it again"):
         download.fetch(tmp_path, nothing)
 
 
-def test_two_downloads_of_one_file(server, tmp_path):
+def test_two_downloads_of_one_file(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     _, download = server
     with (tmp_path / "set.tar.gz.part").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -153,7 +155,7 @@ def test_two_downloads_of_one_file(server, tmp_path):
     assert download.fetch(tmp_path, nothing).read_bytes() == CONTENT
 
 
-def test_a_folder_that_cannot_be_written(server, tmp_path):
+def test_a_folder_that_cannot_be_written(server: tuple[Behaviour, Download], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         replace(server[1], size=1).fetch(tmp_path / "file" / "data", nothing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ import pytest
 from daskcnn.errors import DataError
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.synthetic import gratings
+from daskcnn.store.manifest import Images, Source
+from tests.store.conftest import BatchesOf, MakeCifarTar
 
 
-def load(name, archive):
+def load(name: str, archive: Path | None) -> Source:
     return DATASETS[name].load(archive, lambda *_: None, lambda _: None)
 
 
@@ -21,10 +25,12 @@ def load(name, archive):
 
 
 @pytest.fixture(params=["archive", "folder", "folder around it"])
-def cifar(request, tmp_path, make_cifar_tar):
+def cifar(
+    request: pytest.FixtureRequest, tmp_path: Path, make_cifar_tar: MakeCifarTar
+) -> Callable[[dict[str, bytes]], Path]:
     """Writes the files in one of the accepted forms, and gives the path to import."""
 
-    def make(files):
+    def make(files: dict[str, bytes]) -> Path:
         if request.param == "archive":
             return make_cifar_tar(tmp_path / "c.tar.gz", files)
         folder = tmp_path / "cifar-10-batches-bin"
@@ -36,7 +42,7 @@ def cifar(request, tmp_path, make_cifar_tar):
     return make
 
 
-def test_cifar10_records_become_images(cifar, batches_of):
+def test_cifar10_records_become_images(cifar: Callable[[dict[str, bytes]], Path], batches_of: BatchesOf) -> None:
     files = batches_of(20)
     source = load("cifar10", cifar(files))
     assert source.train[0].shape == (100, 32, 32, 3)
@@ -47,19 +53,23 @@ def test_cifar10_records_become_images(cifar, batches_of):
     assert set(source.sources) >= set(files)
 
 
-def test_cifar10_the_official_archive_may_hold_a_readme(tmp_path, batches_of, make_cifar_tar):
+def test_cifar10_the_official_archive_may_hold_a_readme(
+    tmp_path: Path, batches_of: BatchesOf, make_cifar_tar: MakeCifarTar
+) -> None:
     load("cifar10", make_cifar_tar(tmp_path / "c.tar.gz", batches_of(2) | {"readme.html": b"<html>"}))
 
 
-def _with(name, change):
-    def edit(files):
+def _with(
+    name: str, change: Callable[[bytearray], bytes | bytearray]
+) -> Callable[[dict[str, bytes]], dict[str, bytes]]:
+    def edit(files: dict[str, bytes]) -> dict[str, bytes]:
         content = bytearray(files[name])
         return files | {name: bytes(change(content))}
 
     return edit
 
 
-def _label(content):
+def _label(content: bytearray) -> bytearray:
     content[3 * 3073] = 10
     return content
 
@@ -78,14 +88,16 @@ BAD_CIFAR = {
 
 
 @pytest.mark.parametrize("kind", BAD_CIFAR)
-def test_cifar10_bad_content_is_named(cifar, batches_of, kind):
+def test_cifar10_bad_content_is_named(
+    cifar: Callable[[dict[str, bytes]], Path], batches_of: BatchesOf, kind: str
+) -> None:
     change, message = BAD_CIFAR[kind]
     with pytest.raises(DataError) as caught:
         load("cifar10", cifar(change(batches_of(20))))
     assert message in str(caught.value)
 
 
-def test_cifar10_in_a_folder_that_is_none(tmp_path):
+def test_cifar10_in_a_folder_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="missing; give the official archive"):
         load("cifar10", tmp_path)
 
@@ -98,7 +110,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 @pytest.fixture
-def digits(tmp_path):
+def digits(tmp_path: Path) -> tuple[Path, dict[str, Images]]:
     """A folder of four IDX files, and what is in them."""
     rng, arrays = np.random.default_rng(0), {}
     for name, count in (("train", 30), ("t10k", 10)):
@@ -110,7 +122,7 @@ def digits(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_mnist_files_gzip_or_not(digits, packed):
+def test_mnist_files_gzip_or_not(digits: tuple[Path, dict[str, Images]], packed: bool) -> None:
     folder, arrays = digits
     for name in arrays if packed else ():
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
@@ -122,7 +134,7 @@ def test_mnist_files_gzip_or_not(digits, packed):
 
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-BAD_MNIST = {
+BAD_MNIST: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "magic": (IMAGES, lambda c: b"\x00\x00\x0d\x03" + c[4:], "starts with 00000d03 instead of 00000803"),
     "empty": (IMAGES, lambda c: b"", "starts with  instead of"),
     "header cut": (IMAGES, lambda c: c[:10], "10 bytes, less than its header's 16"),
@@ -141,7 +153,7 @@ BAD_MNIST = {
 
 
 @pytest.mark.parametrize("kind", BAD_MNIST)
-def test_mnist_bad_content_is_named(digits, kind):
+def test_mnist_bad_content_is_named(digits: tuple[Path, dict[str, Images]], kind: str) -> None:
     name, change, message = BAD_MNIST[kind]
     file = digits[0] / name
     file.write_bytes(change(file.read_bytes()))
@@ -151,7 +163,7 @@ def test_mnist_bad_content_is_named(digits, kind):
     assert name in str(caught.value)
 
 
-def test_mnist_missing_file(digits):
+def test_mnist_missing_file(digits: tuple[Path, dict[str, Images]]) -> None:
     (digits[0] / LABELS).unlink()
     with pytest.raises(DataError, match=rf"{LABELS} or {LABELS}\.gz missing"):
         load("mnist", digits[0])
@@ -160,7 +172,7 @@ def test_mnist_missing_file(digits):
 # --- synthetic ---
 
 
-def test_gratings_are_the_same_on_every_machine():
+def test_gratings_are_the_same_on_every_machine() -> None:
     from daskcnn.store.manifest import sha256
 
     assert sha256(gratings(20, 3)[0])[:16] == "5170fb456b9107de"
@@ -168,7 +180,7 @@ def test_gratings_are_the_same_on_every_machine():
     assert (gratings(20, 3)[0] != gratings(20, 4)[0]).any()
 
 
-def test_a_linear_model_does_not_solve_it():
+def test_a_linear_model_does_not_solve_it() -> None:
     """Softmax regression by gradient descent on all pixels: below 40 % where chance is 10 %.
 
     As an image and its inversion about the ground are equally likely, no weighing of pixels is right on both.
@@ -183,7 +195,7 @@ def test_a_linear_model_does_not_solve_it():
     assert ((z @ weights).argmax(1) == truth).mean() < 0.4
 
 
-def test_orientation_and_spacing_tell_the_classes_apart():
+def test_orientation_and_spacing_tell_the_classes_apart() -> None:
     """The strongest frequency of an image is its class's: nearest of ten, over 95 %."""
     images, labels = gratings(500, 12)
     spectrum = np.abs(np.fft.fft2(images.mean(-1) - images.mean((1, 2, 3))[:, None, None])) ** 2

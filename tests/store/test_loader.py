@@ -5,24 +5,29 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskcnn.arrays import Array
 from daskcnn.errors import DataError
-from daskcnn.store import BatchPlan, batches, load_batch, normalise, open_dataset, sample_keys
+from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
 from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror
-from daskcnn.store.loader import DEPTH, batch_edges, sample_order
+from daskcnn.store.dataset import Indices
+from daskcnn.store.loader import DEPTH, Batch, batch_edges, sample_order
+from daskcnn.store.manifest import Source
 
 
 @pytest.fixture
-def data(toy):
+def data(toy: str) -> Dataset:
     return open_dataset(toy)
 
 
-def loader_threads():
+def loader_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("daskcnn-loader")]
 
 
@@ -33,7 +38,9 @@ ranges = cuts.map(lambda c: tuple(zip(c[::2], c[1::2], strict=False)))
 
 
 @given(ranges=ranges, window=st.integers(1, 300), presentation=st.integers(0, 3), shuffle=st.booleans())
-def test_an_order_holds_each_sample_once(ranges, window, presentation, shuffle):
+def test_an_order_holds_each_sample_once(
+    ranges: tuple[tuple[int, int], ...], window: int, presentation: int, shuffle: bool
+) -> None:
     plan = BatchPlan(ranges, 8, seed=5, presentation=presentation, shuffle=shuffle)
     order = sample_order(plan, 50, window)
     expected = [i for lo, hi in ranges for i in range(lo, hi)]
@@ -42,14 +49,14 @@ def test_an_order_holds_each_sample_once(ranges, window, presentation, shuffle):
 
 
 @given(window=st.integers(50, 300))
-def test_a_window_touches_few_chunks(window):
+def test_a_window_touches_few_chunks(window: int) -> None:
     order = sample_order(BatchPlan(((0, 1000),), 8, seed=5), 50, window)
     whole = window // 50 * 50
     for lo in range(0, 1000, whole):
         assert len(set((order[lo : lo + whole] // 50).tolist())) == len(order[lo : lo + whole]) // 50
 
 
-def test_orders_differ_by_seed_and_presentation_only():
+def test_orders_differ_by_seed_and_presentation_only() -> None:
     plan = BatchPlan(((0, 200), (300, 400)), 8, seed=5)
     order = sample_order(plan, 50, 1000).tolist()
     assert order == sample_order(BatchPlan(((0, 200), (300, 400)), 64, seed=5), 50, 1000).tolist()
@@ -57,7 +64,7 @@ def test_orders_differ_by_seed_and_presentation_only():
     assert order != sample_order(BatchPlan(((0, 200), (300, 400)), 8, seed=5, presentation=1), 50, 1000).tolist()
 
 
-def test_limit_is_the_beginning_of_the_order():
+def test_limit_is_the_beginning_of_the_order() -> None:
     whole = sample_order(BatchPlan(((0, 200),), 8, seed=5), 50, 100)
     np.testing.assert_array_equal(sample_order(BatchPlan(((0, 200),), 8, seed=5, limit=33), 50, 100), whole[:33])
     assert sample_order(BatchPlan(((0, 200),), 8, seed=5, limit=0), 50, 100).size == 0
@@ -73,15 +80,16 @@ def test_limit_is_the_beginning_of_the_order():
         ({"steps": 0}, "steps=0"),
     ],
 )
-def test_plans_without_sense_are_refused(change, message):
+def test_plans_without_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"ranges": ((0, 10),), "batch_size": 4, "seed": 0} | change
     with pytest.raises(ValueError, match=message):
-        BatchPlan(**({"ranges": ((0, 10),), "batch_size": 4, "seed": 0} | change))
+        BatchPlan(**arguments)
 
 
 # --- batches ---
 
 
-def test_batches_hold_what_was_stored(data, source):
+def test_batches_hold_what_was_stored(data: Dataset, source: Source) -> None:
     plan = BatchPlan(((10, 120), (200, 230)), 32, seed=1)
     with batches(data, data.train, plan, np.float64) as stream:
         got = list(stream)
@@ -96,7 +104,7 @@ def test_batches_hold_what_was_stored(data, source):
 
 
 @given(samples=st.integers(0, 500), batch_size=st.integers(1, 600))
-def test_batches_are_of_the_size_and_the_last_one_is_the_rest(samples, batch_size):
+def test_batches_are_of_the_size_and_the_last_one_is_the_rest(samples: int, batch_size: int) -> None:
     edges = list(batch_edges(BatchPlan((), batch_size, seed=0), samples))
     sizes = [hi - lo for lo, hi in edges]
     assert sizes == [batch_size] * (samples // batch_size) + [samples % batch_size] * bool(samples % batch_size)
@@ -104,7 +112,7 @@ def test_batches_are_of_the_size_and_the_last_one_is_the_rest(samples, batch_siz
 
 
 @given(samples=st.integers(0, 500), steps=st.integers(1, 600), batch_size=st.integers(1, 600))
-def test_so_many_steps_are_equal_within_one_sample_and_none_is_empty(samples, steps, batch_size):
+def test_so_many_steps_are_equal_within_one_sample_and_none_is_empty(samples: int, steps: int, batch_size: int) -> None:
     edges = list(batch_edges(BatchPlan((), batch_size, seed=0, steps=steps), samples))
     sizes = [hi - lo for lo, hi in edges]
     assert len(edges) == min(steps, samples)
@@ -113,7 +121,7 @@ def test_so_many_steps_are_equal_within_one_sample_and_none_is_empty(samples, st
     assert not sizes or 1 <= min(sizes) <= max(sizes) <= min(sizes) + 1
 
 
-def test_so_many_steps_show_the_same_samples_in_the_same_order(data):
+def test_so_many_steps_show_the_same_samples_in_the_same_order(data: Dataset) -> None:
     whole = BatchPlan(((10, 120), (200, 230)), 32, seed=1, limit=101)
     with batches(data, data.train, whole) as stream:
         keys = np.concatenate([b.keys for b in stream])
@@ -125,16 +133,16 @@ def test_so_many_steps_show_the_same_samples_in_the_same_order(data):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_layout_and_type(data, dtype, augment):
+def test_layout_and_type(data: Dataset, dtype: str, augment: Literal["none", "crop-mirror"]) -> None:
     with batches(data, data.test, BatchPlan(((0, 60),), 25, seed=1, augment=augment), dtype) as stream:
         first = next(stream)
     assert first.x.shape == (32, 32, 25, 3)
     assert first.x.dtype == dtype
     assert first.x.flags.c_contiguous
-    assert (first.labels.dtype, first.keys.dtype) == (np.int64, np.uint64)
+    assert (first.labels.dtype, first.keys.dtype) == (np.dtype(np.int64), np.dtype(np.uint64))
 
 
-def test_small_windows_show_the_same_samples(data, monkeypatch):
+def test_small_windows_show_the_same_samples(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("daskcnn.store.loader.WINDOW_BYTES", 60 * 32 * 32 * 3)
     plan = BatchPlan(((0, 230),), 32, seed=1)
     with batches(data, data.train, plan) as stream:
@@ -142,12 +150,12 @@ def test_small_windows_show_the_same_samples(data, monkeypatch):
     assert set(keys.tolist()) == set(sample_keys(plan, np.arange(230)).tolist())
 
 
-def test_nothing_to_show(data):
+def test_nothing_to_show(data: Dataset) -> None:
     with batches(data, data.train, BatchPlan((), 8, seed=0)) as stream:
         assert list(stream) == []
 
 
-def test_keys_are_of_seed_presentation_and_sample():
+def test_keys_are_of_seed_presentation_and_sample() -> None:
     at = np.arange(1000)
     plans = [BatchPlan((), 8, seed=s, presentation=p) for s in range(3) for p in range(3)]
     keys = np.concatenate([sample_keys(plan, at) for plan in plans])
@@ -155,10 +163,10 @@ def test_keys_are_of_seed_presentation_and_sample():
     np.testing.assert_array_equal(sample_keys(plans[0], at[::-1]), sample_keys(plans[0], at)[::-1])
 
 
-def test_reading_goes_ahead_by_two_and_no_more(data, monkeypatch):
-    loaded, third = [], threading.Event()
+def test_reading_goes_ahead_by_two_and_no_more(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, third = list[int](), threading.Event()
 
-    def load(dataset, split, plan, dtype, indices):
+    def load(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
         loaded.append(len(loaded))
         if len(loaded) == 1 + DEPTH:
             third.set()
@@ -171,15 +179,15 @@ def test_reading_goes_ahead_by_two_and_no_more(data, monkeypatch):
     assert len(loaded) == 1 + DEPTH
 
 
-def test_leaving_early_stops_the_thread(data):
+def test_leaving_early_stops_the_thread(data: Dataset) -> None:
     with batches(data, data.train, BatchPlan(((0, 230),), 10, seed=0)) as stream:
         next(stream)
         assert loader_threads()
     assert not loader_threads()
 
 
-def test_an_error_in_the_loop_stops_the_thread(data):
-    def train():
+def test_an_error_in_the_loop_stops_the_thread(data: Dataset) -> None:
+    def train() -> None:
         with batches(data, data.train, BatchPlan(((0, 230),), 10, seed=0)) as stream:
             next(stream)
             raise RuntimeError("mine")
@@ -189,7 +197,7 @@ def test_an_error_in_the_loop_stops_the_thread(data):
     assert not loader_threads()
 
 
-def test_a_damaged_chunk_reaches_the_consumer(data, toy):
+def test_a_damaged_chunk_reaches_the_consumer(data: Dataset, toy: str) -> None:
     Path(toy, "train/images/c/2/0/0/0").write_bytes(b"")
     plan = BatchPlan(((0, 230),), 50, seed=0, shuffle=False)
     with batches(data, data.train, plan) as stream:
@@ -199,7 +207,7 @@ def test_a_damaged_chunk_reaches_the_consumer(data, toy):
     assert not loader_threads()
 
 
-def test_normalise(data):
+def test_normalise(data: Dataset) -> None:
     images = np.zeros((2, 32, 32, 3), np.uint8)
     images[1, 4, 5] = (10, 20, 30)
     x = normalise(data, images, np.float64)
@@ -209,7 +217,7 @@ def test_normalise(data):
 # --- augmentation ---
 
 
-def _one(x, row, column, mirrored):
+def _one(x: Array, row: int, column: int, mirrored: bool) -> Array:
     """The same for one image (H, W, C), by slicing."""
     h, w, _ = x.shape
     crop = np.pad(x, ((PAD, PAD), (PAD, PAD), (0, 0)))[row : row + h, column : column + w]
@@ -217,7 +225,7 @@ def _one(x, row, column, mirrored):
 
 
 @pytest.mark.parametrize("shape", [(32, 32, 3), (28, 28, 1), (5, 7, 2)])
-def test_every_image_is_a_shift_and_perhaps_a_mirror_image(shape):
+def test_every_image_is_a_shift_and_perhaps_a_mirror_image(shape: tuple[int, int, int]) -> None:
     h, w, c = shape
     rng = np.random.default_rng(0)
     x, keys = rng.normal(size=(h, w, 300, c)), rng.integers(0, 1 << 63, 300).astype(np.uint64)
@@ -239,7 +247,7 @@ def test_every_image_is_a_shift_and_perhaps_a_mirror_image(shape):
     assert 110 < sum(m for _, _, m in seen) < 190
 
 
-def test_augmentation_is_of_the_sample_not_of_its_batch(data):
+def test_augmentation_is_of_the_sample_not_of_its_batch(data: Dataset) -> None:
     plan = BatchPlan(((0, 230),), 16, seed=3, augment="crop-mirror")
     alone = load_batch(data, data.train, plan, "float32", np.array([77]))
     among = load_batch(data, data.train, plan, "float32", np.array([3, 200, 77, 5]))
@@ -249,7 +257,7 @@ def test_augmentation_is_of_the_sample_not_of_its_batch(data):
     assert (shown != load_batch(data, data.train, plan, "float32", np.arange(20)).x).any()
 
 
-def test_augmentation_leaves_its_input(data):
+def test_augmentation_leaves_its_input(data: Dataset) -> None:
     x = np.ones((8, 8, 2, 1), np.float32)
     crop_mirror(x, np.arange(2, dtype=np.uint64))
     assert (x == 1).all()

@@ -5,23 +5,25 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store import open_dataset, prepare, verify
-from daskcnn.store.manifest import describe
+from daskcnn.store.manifest import Order, Source, describe
 from daskcnn.store.writer import Occupied, write
+from tests.store.conftest import BatchesOf, MakeCifarTar
 
 
 @pytest.fixture
-def archive(tmp_path, batches_of, make_cifar_tar) -> Path:
+def archive(tmp_path: Path, batches_of: BatchesOf, make_cifar_tar: MakeCifarTar) -> Path:
     return make_cifar_tar(tmp_path / "a.tar.gz", batches_of(20))
 
 
-def test_shuffled_is_a_permutation_set_by_the_seed(archive, tmp_path):
-    def labelled(order, seed):
+def test_shuffled_is_a_permutation_set_by_the_seed(archive: Path, tmp_path: Path) -> None:
+    def labelled(order: Order, seed: int) -> list[tuple[bytes, int]]:
         out = tmp_path / f"{order}{seed}.zarr"
         prepare("cifar10", archive=archive, out=out, order=order, seed=seed)
         data = open_dataset(str(out))
@@ -34,7 +36,7 @@ def test_shuffled_is_a_permutation_set_by_the_seed(archive, tmp_path):
     assert len({tuple(stored), tuple(first), tuple(second)}) == 3
 
 
-def test_the_same_again_is_left_as_it_is(archive, tmp_path):
+def test_the_same_again_is_left_as_it_is(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "d" / "x.zarr"
     assert prepare("cifar10", archive=archive, out=out).startswith(f"wrote {out}")
     before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
@@ -44,7 +46,7 @@ def test_the_same_again_is_left_as_it_is(archive, tmp_path):
     assert [p.name for p in out.parent.iterdir()] == ["x.zarr"]
 
 
-def test_the_same_from_folder_and_archive_is_the_same(archive, tmp_path, batches_of):
+def test_the_same_from_folder_and_archive_is_the_same(archive: Path, tmp_path: Path, batches_of: BatchesOf) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     for name, content in batches_of(20).items():
@@ -54,7 +56,9 @@ def test_the_same_from_folder_and_archive_is_the_same(archive, tmp_path, batches
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"order": "stored"}, {"archive": "other"}])
-def test_something_else_is_never_overwritten(archive, tmp_path, batches_of, make_cifar_tar, changed):
+def test_something_else_is_never_overwritten(
+    archive: Path, tmp_path: Path, batches_of: BatchesOf, make_cifar_tar: MakeCifarTar, changed: dict[str, Any]
+) -> None:
     out = tmp_path / "x.zarr"
     prepare("cifar10", archive=archive, out=out)
     if "archive" in changed:
@@ -64,7 +68,7 @@ def test_something_else_is_never_overwritten(archive, tmp_path, batches_of, make
     verify(open_dataset(str(out)))
 
 
-def test_a_damaged_one_is_not_called_the_same(archive, tmp_path):
+def test_a_damaged_one_is_not_called_the_same(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.zarr"
     prepare("cifar10", archive=archive, out=out)
     (out / "test" / "labels" / "c" / "0").write_bytes(b"")
@@ -72,7 +76,7 @@ def test_a_damaged_one_is_not_called_the_same(archive, tmp_path):
         prepare("cifar10", archive=archive, out=out)
 
 
-def test_files_and_foreign_folders_are_left_alone(archive, tmp_path):
+def test_files_and_foreign_folders_are_left_alone(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("mine")
     (tmp_path / "g").mkdir()
     (tmp_path / "g" / "notes").write_text("mine")
@@ -83,13 +87,13 @@ def test_files_and_foreign_folders_are_left_alone(archive, tmp_path):
     assert (tmp_path / "g" / "notes").read_text() == "mine"
 
 
-def test_an_empty_folder_is_used(archive, tmp_path):
+def test_an_empty_folder_is_used(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "x.zarr").mkdir()
     assert prepare("cifar10", archive=archive, out=tmp_path / "x.zarr").startswith("wrote")
 
 
-def test_failing_midway_leaves_nothing(source, tmp_path):
-    def fail_at_test(part):
+def test_failing_midway_leaves_nothing(source: Source, tmp_path: Path) -> None:
+    def fail_at_test(part: str) -> None:
         if part == "test":
             raise RuntimeError("disk on fire")
 
@@ -98,15 +102,15 @@ def test_failing_midway_leaves_nothing(source, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made(archive, tmp_path):
+def test_a_folder_that_cannot_be_made(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be written .*choose another --out"):
         prepare("cifar10", archive=archive, out=archive / "x.zarr")
 
 
-def test_the_slower_writer_gives_way(source, tmp_path):
+def test_the_slower_writer_gives_way(source: Source, tmp_path: Path) -> None:
     manifest, out = describe(source, chunk=50, order="stored", seed=0), str(tmp_path / "x")
 
-    def overtake(part):
+    def overtake(part: str) -> None:
         if part == "test":
             write(source, manifest, out, lambda part: None)
 
@@ -116,7 +120,7 @@ def test_the_slower_writer_gives_way(source, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_two_processes_at_once(archive, tmp_path):
+def test_two_processes_at_once(archive: Path, tmp_path: Path) -> None:
     code = (
         "import sys; from daskcnn.store import prepare; print(prepare('cifar10', archive=sys.argv[1], out=sys.argv[2]))"
     )
@@ -129,10 +133,10 @@ def test_two_processes_at_once(archive, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"a.tar.gz", "x.zarr"}
 
 
-def test_by_url_the_manifest_comes_last(source, archive):
+def test_by_url_the_manifest_comes_last(source: Source, archive: Path) -> None:
     url = "memory://daskcnn-tests/half.zarr"
 
-    def stop(part):
+    def stop(part: str) -> None:
         if part == "test":
             raise RuntimeError
 
@@ -144,7 +148,7 @@ def test_by_url_the_manifest_comes_last(source, archive):
         prepare("cifar10", archive=archive, out=url)
 
 
-def test_by_url(archive):
+def test_by_url(archive: Path) -> None:
     url = "memory://daskcnn-tests/whole.zarr"
     assert prepare("cifar10", archive=archive, out=url).startswith("wrote")
     assert "already holds it" in prepare("cifar10", archive=archive, out=url)
@@ -162,13 +166,13 @@ def test_by_url(archive):
         ({"name": "cifar10", "archive": "nowhere.tar.gz"}, "nowhere.tar.gz: No such file"),
     ],
 )
-def test_wrong_arguments(tmp_path, arguments, message):
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         prepare(**({"out": tmp_path / "x.zarr"} | arguments))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_class_or_plain_images_are_refused_at_import(source):
+def test_one_class_or_plain_images_are_refused_at_import(source: Source) -> None:
     images, labels = source.train
     from dataclasses import replace
 
@@ -178,8 +182,8 @@ def test_one_class_or_plain_images_are_refused_at_import(source):
         describe(replace(source, train=(np.full_like(images, 7), labels)), chunk=50, order="stored", seed=0)
 
 
-def test_progress_and_warnings_are_passed_on(archive, tmp_path):
-    stages, warnings, out = [], [], tmp_path / "x.zarr"
+def test_progress_and_warnings_are_passed_on(archive: Path, tmp_path: Path) -> None:
+    stages, warnings, out = list[str](), list[str](), tmp_path / "x.zarr"
     prepare(
         "cifar10",
         archive=archive,

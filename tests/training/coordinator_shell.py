@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from daskcnn.events import CalibratedWorker
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.coordinator.orders import End, Order, StartRound
 from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.reports import RoundReport
 
+T = TypeVar("T")
+
 
 def report_of(round_: Round, *, version: int = 1, busy: float = 1.0, center: Score | None = None) -> RoundReport:
     """A round's report in which only what the coordinator looks at means anything."""
     score = Score(2.0 * round_.samples, round_.samples // 2, round_.samples)
-    seconds = {"busy": busy, "load": 0.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0}
+    seconds: dict[str, Any] = {"busy": busy, "load": 0.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0}
     return RoundReport(
         round_, score, 0.1, **seconds, bytes_up=0, bytes_down=0, pushes=1, version=version, base_version=version - 1,
         gamma=1.0, q=0.5, staleness=0, judged=center.samples if center else 0, center=center, velocity=None,
@@ -89,21 +92,27 @@ class Shell:
                 return self.answer(i)
         raise AssertionError(f"no {kind.__name__} of {replica} among {[order for order, _ in self.pending]}")
 
-    def finish(self, most: int = 2000) -> orders.End:
+    def finish(self, most: int = 2000) -> End:
         """Answer all orders in turn until the end."""
         for _ in range(most):
             if self.coordinator.ended:
                 break
             assert self.pending, f"nobody goes on; phase {self.coordinator.phase}, last orders {self.orders[-5:]}"
             self.answer(0)
+        return self.end
+
+    @property
+    def end(self) -> End:
+        """The last order so far, which is to be the run's end."""
         end = self.orders[-1]
-        assert isinstance(end, orders.End), f"no end after {most} answers"
+        assert isinstance(end, End), f"no end after {len(self.facts)} facts"
         return end
 
-    def of(self, kind: type) -> list:
+    def of(self, kind: type[T]) -> list[T]:
         """All orders of a kind so far; of a kind of event, what was logged."""
         logged = [order.event for order in self.orders if isinstance(order, orders.Log)]
-        return [each for each in [*self.orders, *logged] if isinstance(each, kind)]
+        every: list[object] = [*self.orders, *logged]
+        return [each for each in every if isinstance(each, kind)]
 
     # --- what a cluster would do ---
 
@@ -149,7 +158,7 @@ class Shell:
         self.server = life
         return facts.ServerReady(life, "ps", at)
 
-    def _round_done(self, order: orders.StartRound, at: float) -> Fact:
+    def _round_done(self, order: StartRound, at: float) -> Fact:
         self.version += 1
         center = None
         if order.score is not None:
@@ -157,6 +166,15 @@ class Shell:
             center = Score(float(hi - lo), round(self.accuracy * (hi - lo)), hi - lo)
         report = report_of(order.round, version=self.version, center=center)
         return facts.RoundDone(order.round.worker, order.life, order.session, report, at)
+
+
+def begun(found: Sequence[Order]) -> list[Round]:
+    """The rounds that these orders start, which are all of that kind."""
+    rounds = []
+    for order in found:
+        assert isinstance(order, StartRound)
+        rounds.append(order.round)
+    return rounds
 
 
 def name_of(order: Order) -> str | None:

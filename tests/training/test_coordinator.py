@@ -22,7 +22,7 @@ from daskcnn.partition.allocation import Ranges
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Log, Order
-from tests.training.coordinator_shell import Shell, report_of
+from tests.training.coordinator_shell import Shell, begun, report_of
 from tests.training.test_coordinator_machine import STALL, settings_of
 
 PEERS = ("bsp", {"exchange": "asa"})
@@ -143,6 +143,7 @@ def test_no_calibration_succeeds() -> None:
     shell.tell(facts.WorkerReady("cpu-0", "cpu", 0.0))
     *_, cancelled, end = shell.tell(facts.CalibrationFailed("cpu-0", "no device", "plug it in", 2.0))
     assert cancelled == orders.CancelAll()
+    assert isinstance(end, orders.End)
     assert end.status == "unusable"
     assert isinstance(end.error, ClusterError)
 
@@ -202,7 +203,7 @@ def test_a_worker_comes_to_a_synchronous_run() -> None:
         orders.Join("cpu-2", 1, 1),
     ]
     started = shell.answer_to(orders.Join)
-    assert [order.round.worker for order in started] == ["cpu-0", "cpu-1", "cpu-2"]
+    assert [each.worker for each in begun(started)] == ["cpu-0", "cpu-1", "cpu-2"]
 
 
 def test_early_stopping() -> None:
@@ -244,9 +245,9 @@ def test_a_worker_is_lost_in_mid_round() -> None:
         allocated(cpu_1=30, cpu_2=30),
     ]
     assert len(shell.answer_to(orders.StartRound)) == 1
-    *_, first, second = shell.answer_to(orders.StartRound)
-    assert first.round == a_round("cpu-1", 1, ((0, 10), (20, 40)), (40 / 180, 100 / 180))
-    assert second.round == a_round("cpu-2", 1, ((10, 20), (40, 60)), (40 / 180, 100 / 180))
+    first, second = begun(shell.answer_to(orders.StartRound)[-2:])
+    assert first == a_round("cpu-1", 1, ((0, 10), (20, 40)), (40 / 180, 100 / 180))
+    assert second == a_round("cpu-2", 1, ((10, 20), (40, 60)), (40 / 180, 100 / 180))
 
 
 def test_the_last_worker_is_lost() -> None:
@@ -257,7 +258,7 @@ def test_the_last_worker_is_lost() -> None:
         orders.CancelAll(),
         orders.End("lost", ANY),
     ]
-    error = shell.orders[-1].error
+    error = shell.end.error
     assert isinstance(error, Lost)
     assert "cpu-0 (tcp://cpu-0): gone, and it was the last" in str(error)
 
@@ -265,11 +266,11 @@ def test_the_last_worker_is_lost() -> None:
 def test_an_overdue_worker_is_asked_for_and_given_up() -> None:
     """A round of 30 samples at 0.02 s should take 0.6 s: the worker has five times that and the stall timeout."""
     shell = training("sgwu")
-    begun = shell.now
+    start = shell.now
     shell.answer_to(orders.StartRound, "cpu-0")
     limit = STALL + 5 * 0.6
-    assert shell.tell(facts.Tick(begun + limit)) == []
-    now = begun + limit + 0.1
+    assert shell.tell(facts.Tick(start + limit)) == []
+    now = start + limit + 0.1
     assert shell.tell(facts.Tick(now)) == [orders.AskWaiting(("cpu-1",))]
     assert shell.tell(facts.Tick(now)) == [], "asked once"
     assert shell.tell(facts.Waits(frozenset(), now)) == [
@@ -378,7 +379,7 @@ def test_interrupted() -> None:
     assert shell.tell(facts.Interrupted(15, 9.0)) == [orders.Save(0.0, ANY, ("cpu-0", "cpu-1"), None)]
     assert shell.answer_to(orders.StartRound) == [], "a report that comes meanwhile"
     assert shell.answer_to(orders.Save) == [orders.CancelAll(), orders.End("interrupted", ANY)]
-    error = shell.orders[-1].error
+    error = shell.end.error
     assert isinstance(error, Interrupted)
     assert str(error) == "interrupted by signal 15"
 

@@ -27,7 +27,7 @@ from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
-from daskcnn.training.replica import Replica, Stopped, evaluation_batch
+from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -63,7 +63,7 @@ def _replica(dataset: Dataset, dtype: str = "float64", device: Device | None = N
     return Replica(_job(dtype, **train), dataset, device or Device(), clock=lambda: float(next(ticks)))
 
 
-def _round(replica: Replica, samples: int = 200, **changes: Any):
+def _round(replica: Replica, samples: int = 200, **changes: Any) -> Trained:
     return replica.train(((0, 200),), samples, **{"presentation": 0, "progress": (0.0, 1 / 3), **changes})
 
 
@@ -240,8 +240,12 @@ def test_weights_put_in_place_after_a_step_are_those_of_the_next(dataset: Datase
     def after(so_far: Any, last: bool) -> None:
         replica.weights[...] = start
 
+    def adjust(grads: Array) -> Array:
+        seen.append(replica.host_weights().tobytes())
+        return grads
+
     seen: list[bytes] = []
-    _round(replica, 64, adjust=lambda grads: seen.append(replica.host_weights().tobytes()) or grads, after=after)
+    _round(replica, 64, adjust=adjust, after=after)
     params = replica.layout.parameter_size * start.itemsize
     assert [weights[:params] for weights in seen] == [start.tobytes()[:params]] * 2
     np.testing.assert_array_equal(replica.host_weights(), start)
@@ -431,11 +435,11 @@ def _loader_threads() -> list[threading.Thread]:
 
 
 def test_a_stop_ends_a_round_before_its_next_step(dataset: Dataset) -> None:
-    replica, steps = _replica(dataset), []
-    replica.rate = Recorder([])
+    replica, steps, recorder = _replica(dataset), list[int](), Recorder([])
+    replica.rate = recorder
 
     def stop() -> bool:
-        steps.append(len(replica.rate.asked))
+        steps.append(len(recorder.asked))
         return len(steps) == 3
 
     with pytest.raises(Stopped):

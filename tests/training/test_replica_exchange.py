@@ -20,6 +20,7 @@ from daskcnn.training.cadence import Cadence, JudgeLocal, Train
 from daskcnn.training.exchange import (
     CERTAIN,
     Await,
+    Gain,
     JudgeCenter,
     Order,
     Phase,
@@ -86,6 +87,19 @@ class Facts(RuleBasedStateMachine):
     """One worker. `order` is what it is to do; `calls` is a Send that is not answered yet."""
 
     of: UpdateRule
+
+    # of the latest order, exchange and round
+    stop: Train
+    sent: Local
+    payload: Vector
+    center: Vector
+    last_push: Gain
+    last_reply: Reply
+    range: tuple[int, int] | None
+    score: Score | None
+    q: float | None
+    exchanged: dict[int, set[Action]]
+    pushed: int
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +180,7 @@ class Facts(RuleBasedStateMachine):
         self.rounds += 1
         self.round = Round("a", self.rounds, ((0, whole),), whole * passes, (0.0, 1.0), steps)
         self.range, self.score, self.exchanged = score, None, dict[int, set[Action]]()
-        self.q: float | None = None
+        self.q = None
         self.pushed = self.answered = self.staleness = 0
         self.communication = self.waited = self.evaluation = self.busy = 0.0
         self.last_version = self.local.base_version

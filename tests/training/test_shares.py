@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from daskcnn.events import Spent
@@ -48,7 +50,7 @@ def test_kernels_move_when_a_worker_takes_three_times_as_long() -> None:
     move = found.move()
     assert move is not None
     assert move.balance.kernels() == [{"a": 30, "b": 10}]
-    assert (move.now, move.then) == (pytest.approx(1.5), pytest.approx(0.75))
+    assert (move.now, move.then) == pytest.approx((1.5, 0.75))
 
 
 def test_what_saves_less_than_a_tenth_moves_nothing() -> None:
@@ -92,7 +94,7 @@ def test_reports_of_a_moment_without_steps_say_nothing() -> None:
 
 
 def test_a_worker_that_has_become_slower_is_slower_where_it_has_no_kernels_too() -> None:
-    spec = [
+    spec: list[dict[str, Any]] = [
         {"layer": "conv", "kernels": 4, "size": 3},
         {"layer": "conv", "kernels": 4, "size": 3},
         {"layer": "flatten"},

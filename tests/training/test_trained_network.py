@@ -25,7 +25,7 @@ def images(count: int) -> np.ndarray:
     return np.random.default_rng(2).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
 
 
-def test_probabilities(network: Classifier):
+def test_probabilities(network: Classifier) -> None:
     found = network.predict(images(7))
     assert found.shape == (7, len(CLASSES))
     assert found.min() >= 0
@@ -33,24 +33,24 @@ def test_probabilities(network: Classifier):
     assert len(np.unique(found.round(4), axis=0)) == 7  # different images are different
 
 
-def test_an_image_is_judged_alike_in_any_company(network: Classifier, monkeypatch: pytest.MonkeyPatch):
+def test_an_image_is_judged_alike_in_any_company(network: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
     together = network.predict(images(7))
     monkeypatch.setattr(module, "BATCH", 3)
     np.testing.assert_allclose(network.predict(images(7)), together, rtol=1e-5)
     np.testing.assert_allclose(network.predict(images(7)[4:5]), together[4:5], rtol=1e-5)
 
 
-def test_no_images_no_probabilities(network: Classifier):
+def test_no_images_no_probabilities(network: Classifier) -> None:
     assert network.predict(images(0)).shape == (0, len(CLASSES))
 
 
-def test_large_scores_do_not_overflow(network: Classifier):
+def test_large_scores_do_not_overflow(network: Classifier) -> None:
     network.weights[...] *= 1e4
     found = network.predict(images(3))
     assert np.isfinite(found).all()
 
 
-def test_it_agrees_with_the_evaluation_of_training(network: Classifier):
+def test_it_agrees_with_the_evaluation_of_training(network: Classifier) -> None:
     dataset = open_dataset(str(network.job.data.path))
     pictures, labels = dataset.test.read(0, len(dataset.test))
     replica = Replica(network.job, dataset, Device(), clock=lambda: 0.0)
@@ -66,7 +66,7 @@ def test_it_agrees_with_the_evaluation_of_training(network: Classifier):
     [images(2)[0], images(2)[:, :, :, :1], images(2)[:, :4], images(2).astype(np.float32), images(2).astype(np.int64)],
     ids=["one image", "grey", "small", "float", "int"],
 )
-def test_other_images_are_refused(network: Classifier, wrong: np.ndarray):
+def test_other_images_are_refused(network: Classifier, wrong: np.ndarray) -> None:
     with pytest.raises(ValueError, match=r"the network wants uint8 \(N, 8, 8, 3\)") as caught:
         network.predict(wrong)
     assert str(wrong.dtype) in str(caught.value)
