@@ -23,7 +23,7 @@ STEP_TASKS = ("-fwd", "-bwd", "head", "score", "take-edges")
 """Ends of the labels of a step's tasks."""
 
 
-class Ran(SchedulerPlugin):
+class Ran(SchedulerPlugin):  # type: ignore[misc]
     """Notes each task that has run: its key, its worker, the keys of its inputs."""
 
     name = "ran"
