@@ -214,7 +214,7 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
         losses.append(found[0])
         return found
 
-    replica.step = noted  # type: ignore[method-assign]
+    replica.step = noted  # type: ignore[method-assign,assignment]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):
