@@ -22,14 +22,11 @@ from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch import training as runner
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
 
-runner.SETTLE = 0.0  # the clusters made here are complete
-
-LAYERS = [
+LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "relu"},
     {"layer": "maxpool", "size": 4},
@@ -41,16 +38,26 @@ LAYERS = [
 
 
 def small_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a job that takes seconds; `sections` are merged over them."""
+    """The tables of a job that takes seconds; `sections` are merged over them.
+
+    The clusters made here are complete. Networks that train in seconds are not worth a transfer, or what any shard
+    takes: kernels are shared out by speed alone, unless a section says otherwise.
+    """
     job: dict[str, Any] = {
         "data": {"path": path, "limit": 900, "validation": 100},
         "model": {"layers": LAYERS},
         "train": {"epochs": 2, "batch_size": 32, "lr": 0.01},
+        "cluster": {"settle": 0.0},
         "run": {"dir": runs},
     }
     for name, keys in sections.items():
         job[name] = job.get(name, {}) | keys
-    return job
+    return sharded_by_speed(job) if job["train"].get("strategy") == "layer" else job
+
+
+def sharded_by_speed(job: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """The same job by strategy `layer`, unless `train` has another; a job of another strategy has no shares."""
+    return job | {"train": {"strategy": "layer", "kernel_shares": "speeds"} | job["train"] | train}
 
 
 class Watch:
@@ -149,12 +156,12 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
     return train_job(resolve(job), client=client, progress=watch or Watch(), **more)
 
 
-def count_seconds() -> None:
-    """On a worker: whatever is measured there takes a second, but for its throttle."""
+def count_seconds(tick: float = 1.0) -> None:
+    """On a worker: whatever is measured there takes so many seconds, but for its throttle."""
     from daskcnn.cluster.session import session as worker
 
     ticks = count()
-    worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: tick * next(ticks), sleep=lambda seconds: None)
 
 
 def set_throttle(factor: float) -> None:
@@ -163,12 +170,17 @@ def set_throttle(factor: float) -> None:
 
 
 @contextmanager
-def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[None]:
-    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled."""
+def counted_seconds(client: Client, throttles: dict[str, float], *, calibrated_alike: bool = False) -> Iterator[None]:
+    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled.
+
+    calibrated_alike: only when it trains, not when it is calibrated, is it to be seen that a worker is throttled.
+    """
     addresses = addresses_of(client)
     client.run(count_seconds)
     for name, factor in throttles.items():
         client.run(set_throttle, factor, workers=[addresses[name]])
+        if calibrated_alike:
+            client.run(count_seconds, 1 / factor, workers=[addresses[name]])
     try:
         yield
     finally:
@@ -180,7 +192,7 @@ def measure_seconds() -> None:
     """On a worker: it has its clock again."""
     from daskcnn.cluster.session import session as worker
 
-    worker.time = time
+    vars(worker)["time"] = time
 
 
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:
@@ -196,7 +208,13 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     replica = Replica(job, dataset, Device(), clock=time.perf_counter)
     losses: list[float] = []
     step = replica.step
-    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
+
+    def noted(*args: Any) -> tuple[float, int]:
+        found = step(*args)
+        losses.append(found[0])
+        return found
+
+    replica.step = noted  # type: ignore[method-assign,assignment]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):
