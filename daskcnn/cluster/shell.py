@@ -88,19 +88,17 @@ class Shell:
             self._look()
             self._take_result()
             while self._facts and self.end is None:
-                self._tell(self._facts.popleft())
+                fact = self._facts.popleft()
+                found = self._coordinator.handle(fact)
+                if self._heard is not None:
+                    self._heard(fact, found)
+                with self._losses_told():
+                    self.carry_out(found)
         return self.end
 
     def tell(self, fact: Fact) -> None:
         """A fact that the coordinator is told in its turn."""
         self._facts.append(fact)
-
-    def _tell(self, fact: Fact) -> None:
-        found = self._coordinator.handle(fact)
-        if self._heard is not None:
-            self._heard(fact, found)
-        with self._losses_told():
-            self.carry_out(found)
 
     def carry_out(self, found: list[Order]) -> None:
         """Do what was ordered, in turn."""

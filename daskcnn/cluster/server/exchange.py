@@ -49,12 +49,12 @@ class ServerExchange:
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
 
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
-        return {each.round.worker: self._round(each) for each in started}
-
-    def _round(self, order: orders.StartRound) -> Work:
-        replica = order.round.worker
-        sent = replace(self._order(replica, order), round=order.round, score=order.score, replicas=order.replicas)
-        return self._replicas.start(sent, self._watch)
+        found = {}
+        for order in started:
+            joined = self._order(order.round.worker, order)
+            sent = replace(joined, round=order.round, score=order.score, replicas=order.replicas)
+            found[order.round.worker] = self._replicas.start(sent, self._watch)
+        return found
 
     def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
         assert self._hosted is not None, "started"

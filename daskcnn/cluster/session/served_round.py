@@ -16,7 +16,7 @@ from daskcnn.nn.score import Score
 from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.half import cast
 from daskcnn.training.cadence import Cadence, JudgeLocal, Train
-from daskcnn.training.exchange import Answer, Await, Gain, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
+from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
 from daskcnn.training.replica import Replica, Trained
 from daskcnn.training.reports import RoundReport
 from daskcnn.training.round_steps import steps_of_round
@@ -118,7 +118,11 @@ class ServedRound:
                 return self._taken_in(calls.result())
 
     def _send(self, order: Send) -> Order:
-        push = None if order.push is None else self._push(order.push)
+        push, asked = None, self.asked
+        if (gain := order.push) is not None:
+            payload, count = self._replica.device.backend.to_host(gain.payload), gain.samples
+            sender = asked.epoch, asked.worker, asked.session
+            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
         if order.meanwhile is None:
             return self._taken_in(self._made(push, order.pull))
         self._calls = self._session.sender.submit(self._made, push, order.pull)
@@ -135,19 +139,6 @@ class ServedRound:
         """Make the calls; on the session's own thread where the replica trains on meanwhile."""
         pushed = [self._link.call(push)] if push else []
         return [*pushed, *([self._link.call(self._pull())] if pull else [])]
-
-    def _push(self, gain: Gain) -> Push:
-        asked, payload = self.asked, self._replica.device.backend.to_host(gain.payload)
-        return Push(
-            asked.epoch,
-            asked.worker,
-            asked.session,
-            gain.seq,
-            gain.base_version,
-            payload,
-            gain.samples,
-            gain.accuracy,
-        )
 
     def _pull(self) -> Pull:
         return Pull(self.asked.epoch, self.asked.worker, self.asked.session)

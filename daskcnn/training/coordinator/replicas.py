@@ -226,7 +226,9 @@ class Coordinator:
 
     def _on_joined(self, fact: facts.Joined) -> None:
         if self._is_training(fact.life):
-            self._alive.joined(fact)
+            sessions = self._alive.sessions
+            if sessions.has_joined(fact.replica, fact.session) and not sessions.joining:
+                self._alive.all_joined(fact.at)
             self._finish_if_over()
 
     def _on_progress(self, fact: facts.Progress) -> None:
