@@ -20,7 +20,7 @@ from daskcnn.cluster.run_context import NotYet, RunContext, ServerLost, WorkersL
 from daskcnn.cluster.server.exchange import ServerExchange
 from daskcnn.cluster.session.replicas import WorkerReplicas
 from daskcnn.cluster.shell import Heard, Shell
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
@@ -184,7 +184,7 @@ class DataParallel(Shell):
             return error
         raise error
 
-    def take(self, name: str, work: Work, future: Future, result: Any) -> None:
+    def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
         """Go on with a result, or with the error that came in its place."""
         if isinstance(result, Exception):
             self.tell(self._fact_of(name, result))

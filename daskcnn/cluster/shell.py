@@ -13,7 +13,7 @@ from distributed import Future
 
 from daskcnn.cluster.calibration import lost_while_calibrated
 from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
-from daskcnn.cluster.work import Work
+from daskcnn.cluster.work import PendingWork
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
@@ -75,7 +75,7 @@ class Shell:
         self.life = 0
         self._facts: deque[Fact] = deque()
         self._ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
-        self._work: dict[str, Work] = {}
+        self._work: dict[str, PendingWork] = {}
         self._carry_out: Mapping[type, Callable[[Any], None]] = {}
 
     def watch(self, name: str, future: Future) -> None:
@@ -153,7 +153,7 @@ class Shell:
         """The result of a task. Raises NotYet, WorkersLost, ServerLost."""
         return self.context.fetch(future)
 
-    def take(self, name: str, work: Work, future: Future, result: Any) -> None:
+    def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
         """Go on with a result."""
         self._facts += work.take(future, result, self.now)
 

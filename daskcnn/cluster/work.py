@@ -10,7 +10,7 @@ from distributed import Future
 from daskcnn.training.coordinator.facts import Fact
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """Tasks whose results a shell waits for."""
 
     def expects(self, future: Future) -> bool:

@@ -7,11 +7,11 @@ decides nothing.
 
     fact                       orders that may follow
     joined                     none: a round may begin
-    begin                      Train
+    begin                      TrainSteps
     trained                    JudgeLocal, Send, Await; after a last stop without exchange as after its reply
     judged_local               Send
     judged_center              Report
-    replied (Send)             Train, PullCenter, JudgeCenter, Report
+    replied (Send)             TrainSteps, PullCenter, JudgeCenter, Report
     replied (Send, overlapped) none: training goes on
     replied (Await)            JudgeLocal, Send
     replied (PullCenter)       JudgeCenter
@@ -50,7 +50,7 @@ from daskcnn.arrays import Array
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, UpdateRule, Vector
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.reports import RoundReport
 
 CERTAIN = 1.0
@@ -77,7 +77,7 @@ class Send(NamedTuple):
 
     push: Gain | None
     pull: bool
-    meanwhile: Train | None
+    meanwhile: TrainSteps | None
 
 
 class Await(NamedTuple):
@@ -102,14 +102,14 @@ class Report(NamedTuple):
 
 Meet: TypeAlias = JudgeLocal | Send | Await
 """Orders within a round, around an exchange."""
-Order: TypeAlias = Train | Meet | PullCenter | JudgeCenter | Report
+Order: TypeAlias = TrainSteps | Meet | PullCenter | JudgeCenter | Report
 Answer: TypeAlias = tuple[Reply, Vector]
 """A reply, and the vector that it brings, where the replica computes."""
 
 _AWAIT, _PULL_CENTER, _REPORT = Await(), PullCenter(), Report()
 
 
-class Phase(Enum):
+class ExchangePhase(Enum):
     """What the machine waits for."""
 
     APART = "a session"
@@ -124,9 +124,18 @@ class Phase(Enum):
 
 
 # the module's own names: looking up a member of an enum takes ten times as long
-_APART, _IDLE, _TRAINING, _AWAITING = Phase.APART, Phase.IDLE, Phase.TRAINING, Phase.AWAITING
-_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = Phase.JUDGING_LOCAL, Phase.SENDING, Phase.PULLING_CENTER
-_JUDGING_CENTER, _REPORTING = Phase.JUDGING_CENTER, Phase.REPORTING
+_APART, _IDLE, _TRAINING, _AWAITING = (
+    ExchangePhase.APART,
+    ExchangePhase.IDLE,
+    ExchangePhase.TRAINING,
+    ExchangePhase.AWAITING,
+)
+_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = (
+    ExchangePhase.JUDGING_LOCAL,
+    ExchangePhase.SENDING,
+    ExchangePhase.PULLING_CENTER,
+)
+_JUDGING_CENTER, _REPORTING = ExchangePhase.JUDGING_CENTER, ExchangePhase.REPORTING
 
 
 class Arithmetic(Protocol):
@@ -150,7 +159,7 @@ class _Tally:
 
     round: Round
     center_range: tuple[int, int] | None
-    stops: tuple[Train, ...]
+    stops: tuple[TrainSteps, ...]
     version: int
     base_version: int
     told: int = 0
@@ -214,7 +223,7 @@ class ReplicaExchange:
         self._sent: Vector | None = None  # set aside during an exchange that overlaps training
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ExchangePhase:
         """What the machine waits for."""
         return self._phase
 
@@ -226,7 +235,7 @@ class ReplicaExchange:
         self.rule.begin(self.local, center, version)
         self._phase, self._seq = _IDLE, 0
 
-    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> Train:
+    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> TrainSteps:
         """A round begins. center_range: the samples of the training part to judge the center on afterwards."""
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
@@ -375,7 +384,7 @@ class ReplicaExchange:
             self.rule.pulled(self.local, brought, reply.version)
             tally.version = reply.version
 
-    def _go_on(self, tally: _Tally) -> Train | PullCenter | JudgeCenter | Report:
+    def _go_on(self, tally: _Tally) -> TrainSteps | PullCenter | JudgeCenter | Report:
         """Train the next stretch, or end the round."""
         if tally.told < len(tally.stops):
             self._phase = _TRAINING

@@ -21,7 +21,7 @@ from daskcnn.cluster.layers.balance import fastest
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import Work
+from daskcnn.cluster.work import PendingWork
 from daskcnn.errors import Diverged
 from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
 from daskcnn.job.network import initial_weights, network_of
@@ -189,7 +189,7 @@ class GroupReplicas:
         self._generation += 1
         return self._groups[order.worker].graph.join(order, self._generation)
 
-    def start(self, order: RoundOrder, watch: Watch) -> Work:
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         job, rule, round_ = self._context.job, self._rule, order.round
         assert round_ is not None, "the order of a round"
         passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)

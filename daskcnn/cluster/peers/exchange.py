@@ -19,7 +19,7 @@ from daskcnn.cluster.exchange import Momenta, Watch
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.job.network import initial_weights
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
@@ -51,7 +51,7 @@ class PeerExchange:
 
     # --- joining ---
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
         """Give the worker the present center, unless it has it already."""
         if order.life != self._peers.life:
             self._begin_life(order.life, state)
@@ -84,7 +84,7 @@ class PeerExchange:
 
     # --- rounds ---
 
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         """The meetings of one round of these workers, who all make the same number of steps."""
         names = tuple(sorted(order.round.worker for order in started))
         self._peers, self._holders = replace(self._peers, names=names), names

@@ -23,7 +23,7 @@ from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
-from daskcnn.training.cadence import Cadence, Train
+from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.exchange import JudgeCenter, Order, ReplicaExchange, Report, Send
 from daskcnn.training.replica import Stopped, Trained
 from daskcnn.training.reports import RoundReport
@@ -176,7 +176,7 @@ def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[A
     _adopt(peers, session, peer, version, sums)
     if start is not None:
         _begin_round(session, peer, start, replicas=len(peers.names))
-    if not isinstance(peer.now.order, Train):
+    if not isinstance(peer.now.order, TrainSteps):
         raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
     try:
         with single_threaded_blas():
@@ -291,7 +291,7 @@ def _begin_round(session: Session, peer: Peer, start: RoundStart, *, replicas: i
     peer.round = RoundUnderWay(exchange.begin(start.round, start.score), steps)
 
 
-def _steps(session: Session, peer: Peer, order: Train) -> Stepped:
+def _steps(session: Session, peer: Peer, order: TrainSteps) -> Stepped:
     now = peer.now
     so_far = next(each for each in now.training if each.score.samples == order.samples)
     busy = so_far.load + so_far.compute

@@ -12,7 +12,7 @@ from daskcnn.cluster.exchange import Momenta, Replicas, Watch
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext, ServerLost
 from daskcnn.cluster.server.hosts import Hosted, host_server
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -42,13 +42,13 @@ class ServerExchange:
         """Make groups of workers. Raises WorkersLost."""
         self._replicas.form(order)
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
         sent = replace(self._order(order.replica, order), velocity=momenta.get(order.replica))
         future = self._replicas.join(sent)
         future.add_done_callback(lambda done: self._watch(order.replica, done))
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
 
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         found = {}
         for order in started:
             joined = self._order(order.round.worker, order)

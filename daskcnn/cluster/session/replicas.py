@@ -8,7 +8,7 @@ from daskcnn.cluster.exchange import Watch
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext, WorkersLost
 from daskcnn.cluster.session.tasks import join_run, train_round
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.reports import RoundReport
 
@@ -25,7 +25,7 @@ class WorkerReplicas:
     def join(self, order: RoundOrder) -> Future:
         return self._context.submit("join", join_run, order, worker=order.worker)
 
-    def start(self, order: RoundOrder, watch: Watch) -> Work:
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         future = self._context.submit("round", train_round, order, worker=order.worker)
         future.add_done_callback(lambda done: watch(order.worker, done))
 

@@ -15,7 +15,7 @@ from daskcnn.cluster.session.stopping import stopped
 from daskcnn.nn.score import Score
 from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.half import cast
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
 from daskcnn.training.replica import Replica, Trained
 from daskcnn.training.reports import RoundReport
@@ -66,7 +66,7 @@ class ServedRound:
             self._replica, exchange.rule, asked.round, exchange.local, replicas=asked.replicas, stop=stopped
         )
         with closing(steps):
-            while isinstance(self.order, Train):
+            while isinstance(self.order, TrainSteps):
                 self.trained(self._stretch(steps, self.order))
         return self.end()
 
@@ -94,7 +94,7 @@ class ServedRound:
 
     # --- orders ---
 
-    def _stretch(self, steps: Iterator[Trained], order: Train) -> Trained:
+    def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> Trained:
         """Make these steps; hand in replies that come meanwhile."""
         for so_far in steps:
             if so_far.score.samples == order.samples:

@@ -37,7 +37,7 @@ class Counters:
     bytes_down: int = 0
 
 
-class Kept:
+class TaskMemory:
     """What tasks leave on a worker for later tasks: one object of a class."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Session:
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
     exchange: ReplicaExchange | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: TaskMemory = field(default_factory=TaskMemory)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
 
 

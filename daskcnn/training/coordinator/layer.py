@@ -52,7 +52,7 @@ GO_BACK = 5
 """Times on end that tasks out of step take a run back to the same snapshot before it ends."""
 
 
-class Phase(Enum):
+class LayerPhase(Enum):
     """What the run does now."""
 
     CALIBRATING = auto()
@@ -87,7 +87,7 @@ class LayerCoordinator:
         self.settings, self.snapshot = settings, snapshot or LayerSnapshot()
         self.roster = Roster(settings.wanted)
         self.calibration = CalibrationPhase(self.roster, settings.stall_timeout)
-        self.phase = Phase.CALIBRATING
+        self.phase = LayerPhase.CALIBRATING
         self.life = 0
         self.saved = self.snapshot.step  # the step of the last checkpoint
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
@@ -129,7 +129,7 @@ class LayerCoordinator:
 
     def handle(self, fact: Fact) -> list[Order]:
         """Take a fact in; returns what is to be done now, in order."""
-        if self.phase is Phase.ENDED:
+        if self.phase is LayerPhase.ENDED:
             return []
         self._out, self._now = [], fact.at
         self._handlers[type(fact)](fact)
@@ -138,7 +138,7 @@ class LayerCoordinator:
     @property
     def ended(self) -> bool:
         """Whether the last order was `End`."""
-        return self.phase is Phase.ENDED
+        return self.phase is LayerPhase.ENDED
 
     # --- workers come ---
 
@@ -175,7 +175,7 @@ class LayerCoordinator:
         """Share out the network over the workers that are left, once their links are known."""
         self._fewer = False
         if self.settings.measures_links and self.links is None and len(self.roster.alive) > 1:
-            self._enter(Phase.MEASURING)
+            self._enter(LayerPhase.MEASURING)
             self.life += 1
             self._out.append(orders.MeasureLinks(self.life, self._fastest))
         else:
@@ -187,7 +187,7 @@ class LayerCoordinator:
         return min(seconds, key=seconds.__getitem__)
 
     def _on_links_measured(self, fact: facts.LinksMeasured) -> None:
-        if self.phase is Phase.MEASURING and fact.life == self.life:
+        if self.phase is LayerPhase.MEASURING and fact.life == self.life:
             self.links = fact.links
             self._share_out()
 
@@ -207,7 +207,7 @@ class LayerCoordinator:
         assert shares is not None
         self.life += 1
         self.done, self.end = self.snapshot.step, self._segment_end()
-        self._enter(Phase.STEPPING)
+        self._enter(LayerPhase.STEPPING)
         self._out += [
             orders.Place(self.life, self.done, shares),
             orders.RunSegment(self.life, self.done, self.end),
@@ -218,13 +218,13 @@ class LayerCoordinator:
         epoch_end = (step // settings.steps_per_epoch + 1) * settings.steps_per_epoch
         return min(step + settings.snapshot_every, epoch_end, max(step + 1, self.saved + settings.between_checkpoints))
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: LayerPhase) -> None:
         """The shell has something new to carry out; how long that takes is none of the workers' silence."""
         self.phase, self._stopping = phase, False
         self.silence.restart()
 
     def _on_step_done(self, fact: facts.StepDone) -> None:
-        if self.phase is not Phase.STEPPING or fact.life != self.life or fact.number != self.done:
+        if self.phase is not LayerPhase.STEPPING or fact.life != self.life or fact.number != self.done:
             return
         if not math.isfinite(fact.score.loss_sum):
             message = f"loss = {fact.score.loss} at step {fact.number}: training diverged; lower train.lr"
@@ -272,11 +272,11 @@ class LayerCoordinator:
     # --- a snapshot ---
 
     def _collect(self) -> None:
-        self._enter(Phase.COLLECTING)
+        self._enter(LayerPhase.COLLECTING)
         self._out.append(orders.Collect(self.life, self.done))
 
     def _on_pieces_collected(self, fact: facts.PiecesCollected) -> None:
-        if self.phase is not Phase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
+        if self.phase is not LayerPhase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
             return
         if not fact.finite:  # the last step may have spoilt what its own loss does not show yet
             message = f"weights after step {fact.step}: not finite, training diverged; lower train.lr"
@@ -297,18 +297,18 @@ class LayerCoordinator:
         self._out.append(orders.Keep(kept.step, kept.epoch, book, validation))
 
     def _judge(self) -> None:
-        self._enter(Phase.JUDGING)
+        self._enter(LayerPhase.JUDGING)
         lo = self.settings.samples
         self._out.append(orders.Judge(lo, lo + self.settings.validation))
 
     def _on_judged(self, fact: facts.Judged) -> None:
-        if self.phase is not Phase.JUDGING:
+        if self.phase is not LayerPhase.JUDGING:
             return
         if fact.score is not None:
             self.looks.scored(fact.score)
         self._look = self.looks.look(fact.at)
         self._keep(fact.score)
-        self._enter(Phase.COUNTING)
+        self._enter(LayerPhase.COUNTING)
         self._last_ask = False
         if self._fewer:
             self._end_epoch()
@@ -380,7 +380,7 @@ class LayerCoordinator:
             return
         watch.take(fact.spent)  # of the shares that there were when it was asked
         self._move_if_worth_it()
-        if self.phase is not Phase.COUNTING:
+        if self.phase is not LayerPhase.COUNTING:
             return
         if self._last_ask:
             self._end_epoch()
@@ -393,7 +393,7 @@ class LayerCoordinator:
         if self._ending or self._interrupted is not None or not self.sharing.seek(self.done):
             return
         self._warn(f"after step {self.done}: {self.sharing.move}")
-        if self.phase is Phase.STEPPING:
+        if self.phase is LayerPhase.STEPPING:
             self._stop_segment()
 
     # --- workers go, and tasks out of step ---
@@ -417,9 +417,9 @@ class LayerCoordinator:
                 self._give_up(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))
                 return
         self._fewer = True
-        if self.phase in (Phase.JUDGING, Phase.COUNTING):
+        if self.phase in (LayerPhase.JUDGING, LayerPhase.COUNTING):
             self._out.append(orders.CancelAll())
-            self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
+            self._judge() if self.phase is LayerPhase.JUDGING else self._end_epoch()
         elif self._interrupted is not None:
             self._end_interrupted()
         else:
@@ -434,7 +434,7 @@ class LayerCoordinator:
         self._go_on_from_snapshot()
 
     def _on_out_of_step(self, fact: facts.OutOfStep) -> None:
-        if self.phase not in (Phase.STEPPING, Phase.COLLECTING) or fact.life != self.life:
+        if self.phase not in (LayerPhase.STEPPING, LayerPhase.COLLECTING) or fact.life != self.life:
             return
         if self._interrupted is not None:
             self._end_interrupted()
@@ -455,7 +455,7 @@ class LayerCoordinator:
             self._out += self.calibration.overdue(fact.at)
             if self._out:
                 self._begin_if_calibrated()
-        elif self.phase is Phase.MEASURING:  # each transfer has a limit of its own
+        elif self.phase is LayerPhase.MEASURING:  # each transfer has a limit of its own
             return
         elif self.silence.overdue(fact.at, self._limit):
             self._out.append(orders.AskWaiting((REPLICA,)))
@@ -464,7 +464,7 @@ class LayerCoordinator:
     def _limit(self) -> float:
         """Seconds after which nothing more is expected."""
         limit = self.settings.stall_timeout
-        if self.phase is Phase.JUDGING:
+        if self.phase is LayerPhase.JUDGING:
             limit += PATIENCE * self.settings.validation / sum(1 / each for each in self.roster.seconds.values())
         return limit
 
@@ -473,10 +473,10 @@ class LayerCoordinator:
         if not asked or not self.silence.longer(fact.at, self._limit):
             return
         awaited = {
-            Phase.STEPPING: f"step {self.done}",
-            Phase.COLLECTING: f"weights after step {self.done}",
-            Phase.JUDGING: f"score of step {self.done}",
-            Phase.COUNTING: "counters",
+            LayerPhase.STEPPING: f"step {self.done}",
+            LayerPhase.COLLECTING: f"weights after step {self.done}",
+            LayerPhase.JUDGING: f"score of step {self.done}",
+            LayerPhase.COUNTING: "counters",
         }[self.phase]
         names = ", ".join(fact.stuck.get(REPLICA, ())) or "the scheduler"
         self._give_up(Lost(f"{awaited}: no progress for {self._limit:g} s, waiting for {names}"))
@@ -487,14 +487,14 @@ class LayerCoordinator:
         if self._interrupted is not None:
             return
         self._interrupted = errors.Interrupted(f"interrupted by signal {fact.signum}", fact.signum)
-        if self.phase is Phase.STEPPING:
+        if self.phase is LayerPhase.STEPPING:
             self._stop_segment()
-        elif self.phase is not Phase.COLLECTING:
+        elif self.phase is not LayerPhase.COLLECTING:
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
         """The snapshot is saved; where training has not begun there is none."""
-        if self.phase not in (Phase.CALIBRATING, Phase.MEASURING) or self.snapshot.step > self.saved:
+        if self.phase not in (LayerPhase.CALIBRATING, LayerPhase.MEASURING) or self.snapshot.step > self.saved:
             self._save()
         self._end("interrupted", self._interrupted)
 
@@ -512,7 +512,7 @@ class LayerCoordinator:
 
     def _end(self, status: orders.Status, error: UserError | None) -> None:
         self._out += [orders.CancelAll(), orders.End(status, error)]
-        self.phase = Phase.ENDED
+        self.phase = LayerPhase.ENDED
 
     # --- parts of all that ---
 
@@ -530,20 +530,20 @@ class LayerCoordinator:
         settings, snapshot, alive = self.settings, self.snapshot, self.roster.alive
         assert alive, "a run without workers goes on"
         assert self.saved <= snapshot.step <= self.done <= self.end <= settings.steps
-        assert not self._stopping or self.phase is Phase.STEPPING
-        assert self._interrupted is None or self.phase in (Phase.STEPPING, Phase.COLLECTING)
-        if self.phase is Phase.STEPPING:
+        assert not self._stopping or self.phase is LayerPhase.STEPPING
+        assert self._interrupted is None or self.phase in (LayerPhase.STEPPING, LayerPhase.COLLECTING)
+        if self.phase is LayerPhase.STEPPING:
             assert self.done < self.end, "a segment that has ended goes on"
             begun, last = (step // settings.steps_per_epoch for step in (snapshot.step, self.end - 1))
             assert begun == last, "a segment goes over an epoch's end"
-        if self.phase in (Phase.STEPPING, Phase.COLLECTING):
+        if self.phase in (LayerPhase.STEPPING, LayerPhase.COLLECTING):
             shares = self.sharing.shares
             assert shares is not None
             assert not self._fewer
             assert self.end - snapshot.step <= settings.snapshot_every
             assert shares.balance.compute.keys() == alive.keys(), "shares of other workers"
             shares.validate()
-        if self.phase in (Phase.JUDGING, Phase.COUNTING):
+        if self.phase in (LayerPhase.JUDGING, LayerPhase.COUNTING):
             assert snapshot.step == self.done
             assert self.done % settings.steps_per_epoch == 0, "judged within an epoch"
-        assert (self._look is not None) == (self.phase is Phase.COUNTING)
+        assert (self._look is not None) == (self.phase is LayerPhase.COUNTING)
