@@ -74,7 +74,7 @@ def _measured(client: Client, sharded: Sharded, seconds: float) -> dict[str, Any
     first, begun, scheduler = sharded.number, client.run(moved), client.run_on_scheduler(time.process_time)
     steps, counters, count = sharded.seconds(seconds)
     ended, scheduler = client.run(moved), client.run_on_scheduler(time.process_time) - scheduler
-    members, all_of_them = sharded.context.alive.values(), sharded.number - first
+    members, all_of_them = sharded.context.workers.alive.values(), sharded.number - first
     return {
         "steps": steps,
         "home": sharded.graph.home,

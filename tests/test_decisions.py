@@ -35,7 +35,6 @@ LIMIT = "how long one call or transfer may take; what follows is the coordinator
 ALLOWED = {
     ("cluster/layers/driver.py", "self.settings.stall_timeout"): "who has been silent is named; the coordinator asked",
     ("cluster/layers/transfers.py", "session_at(context).replica.job.cluster.stall_timeout"): LIMIT,
-    ("cluster/run_context.py", "self.job.cluster.stall_timeout"): LIMIT,
     ("cluster/server/hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
     ("cluster/peers/tasks.py", "isinstance(rule, BSP)"): "narrows a type for the checker",
     ("sim/measured.py", "workload.rule.barrier"): "reads logs: where a gap comes from, nothing follows from it",

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from distributed import Future
 
 from daskcnn.cluster.calibration import lost_while_calibrated
-from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import LOOK
 from daskcnn.cluster.work import PendingWork
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders
@@ -35,13 +37,13 @@ def facts_of(context: RunContext, broken: WorkersLost | Interrupted | Lost, at: 
     if isinstance(broken, WorkersLost):
         return _of_lost(context, broken.names, at)
     if isinstance(broken, Interrupted):
-        context.ignore_signals()
+        context.connection.ignore_signals()
         return [facts.Interrupted(broken.signum, at)]
     return [facts.SchedulerGone(broken, at)]
 
 
 def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]:
-    calibrating = [name for name in names if name in context.alive and name not in context.calibrations]
+    calibrating = [name for name in names if name in context.workers.alive and name not in context.calibrations]
     gone = tuple(name for name in names if name not in calibrating)
     found: list[Fact] = [lost_while_calibrated(context, name, at) for name in calibrating]
     return [*found, *([facts.WorkerGone(gone, "connection lost", at)] if gone else [])]
@@ -50,7 +52,7 @@ def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]
 def look_round(context: RunContext, at: float) -> list[Fact]:
     """What has become of workers and scheduler since the last look."""
     try:
-        context.look_round()
+        context.workers.look_round()
     except BROKEN as broken:
         return facts_of(context, broken, at)
     return []
@@ -123,7 +125,7 @@ class Shell:
 
     def _look(self) -> None:
         with self._losses_told():
-            if self.context.look_round():
+            if self.context.workers.look_round():
                 self.tell(facts.Tick(self.now))
 
     # --- results ---
@@ -151,7 +153,7 @@ class Shell:
 
     def fetch(self, name: str, future: Future) -> Any:
         """The result of a task. Raises NotYet, WorkersLost, ServerLost."""
-        return self.context.fetch(future)
+        return self.context.results.fetch(future)
 
     def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
         """Go on with a result."""

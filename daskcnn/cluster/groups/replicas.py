@@ -45,11 +45,11 @@ class Group:
 
     @property
     def members(self) -> tuple[str, ...]:
-        return tuple(self.context.alive)
+        return tuple(self.context.workers.alive)
 
     def row(self) -> FormedGroup:
         """Of the log."""
-        kinds = [member.kind for member in self.context.alive.values()]
+        kinds = [member.kind for member in self.context.workers.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return FormedGroup(
             name=self.name,
@@ -179,7 +179,7 @@ class GroupReplicas:
         self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=graphs[0].of()))
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:
-        part = self._context.within(members)
+        part = self._context.only(members)
         if self._context.job.train.kernel_shares == "measured":
             part.links = measure_links(part, fastest(part))
         seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
@@ -201,6 +201,6 @@ class GroupReplicas:
     def stuck(self, replica: str) -> tuple[str, ...]:
         """Members that have tasks to do; all of them where none has."""
         context, group = self._context, self._groups[replica].context
-        processing = context.processing()
-        members = {name: member for name, member in group.alive.items() if name in context.alive}
+        processing = context.connection.processing()
+        members = {name: member for name, member in group.workers.alive.items() if name in context.workers.alive}
         return tuple([name for name, member in members.items() if processing.get(member.address)] or members)

@@ -55,8 +55,8 @@ class PeerExchange:
         """Give the worker the present center, unless it has it already."""
         if order.life != self._peers.life:
             self._begin_life(order.life, state)
-        submit, worker = self._context.submit, order.replica
-        center = self._context.send(self._center(), [worker])
+        submit, worker = self._context.dispatch.submit, order.replica
+        center = self._context.dispatch.send(self._center(), [worker])
         given = self._peers, worker, momenta.get(worker), self._version, center
         future = submit("begin", begin_life, *given, worker=worker)
         future.add_done_callback(lambda done: self._watch(worker, done))
@@ -64,7 +64,7 @@ class PeerExchange:
 
     def _begin_life(self, life: int, state: TrainingState) -> None:
         """From the center that was rescued, or else from the state kept last."""
-        self._context.needs_server = False
+        self._context.workers.needs_server = False
         if self._rescued:
             self._center()  # its holders know it by their old life
         else:
@@ -77,8 +77,10 @@ class PeerExchange:
         version, center = self._kept
         if version != self._version:
             first = self._holders[0]
-            future = self._context.submit("center", center_of, self._peers, worker=first)
-            center = self._context.gather({first: future}, within=self._context.job.cluster.stall_timeout)[first]
+            future = self._context.dispatch.submit("center", center_of, self._peers, worker=first)
+            center = self._context.results.gather({first: future}, within=self._context.job.cluster.stall_timeout)[
+                first
+            ]
             self._kept = self._version, center
         return center
 
@@ -88,7 +90,7 @@ class PeerExchange:
         """The meetings of one round of these workers, who all make the same number of steps."""
         names = tuple(sorted(order.round.worker for order in started))
         self._peers, self._holders = replace(self._peers, names=names), names
-        graph = PeerGraph(self._context, self._peers)
+        graph = PeerGraph(self._context.dispatch, self._peers)
         chain = self._context.job.cluster.chain
         self._round = PeerRound(graph, started, self._version, self._period, chain, self._watch, self._met)
         self._round.advance()
@@ -104,7 +106,7 @@ class PeerExchange:
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
         """Replicas that give a sign of life and whose tasks ended as the others' did not wait for others."""
         late = self._round.late() if self._round is not None else ()
-        silent = self._context.silent(self._context.job.cluster.stall_timeout)
+        silent = self._context.workers.unheard(self._context.job.cluster.stall_timeout)
         blamed = silent or (late if len(late) < len(self._peers.names) else ())
         return frozenset(overdue) - frozenset(blamed), {}
 
@@ -116,9 +118,9 @@ class PeerExchange:
     def rescue(self, momenta: dict[str, Array]) -> int | None:
         """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
         context = self._context
-        left = [worker for worker in self._holders if worker in context.alive]
-        asked = {worker: context.submit("rescue", rescue, self._peers, worker=worker) for worker in left}
-        found: dict[str, Rescued] = context.gather(asked, within=context.job.cluster.stall_timeout)
+        left = [worker for worker in self._holders if worker in context.workers.alive]
+        asked = {worker: context.dispatch.submit("rescue", rescue, self._peers, worker=worker) for worker in left}
+        found: dict[str, Rescued] = context.results.gather(asked, within=context.job.cluster.stall_timeout)
         if not found:
             return None
         momenta |= {worker: rescued.velocity for worker, rescued in found.items()}

@@ -9,8 +9,9 @@ from typing import Any
 from daskcnn.arrays import Array
 from daskcnn.cluster.calls import answer_of_actor
 from daskcnn.cluster.exchange import Momenta, Replicas, Watch
+from daskcnn.cluster.lost import ServerLost
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext, ServerLost
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.ps import Snapshot, UpdateRule
@@ -29,14 +30,14 @@ class ServerExchange:
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
         context = self._context
-        context.needs_server = True
+        context.workers.needs_server = True
         if order.moved:
-            context.new_host()
+            context.workers.new_host()
         rule_state = dict(state.rule_state) or None
         snapshot = Snapshot(state.weights, version=state.step, epoch=order.life - 1, state=rule_state)
         self._hosted = host_server(context, self._rule, snapshot, epoch=order.life)
-        context.hosts = self._hosted.hosts
-        return context.members.server.name
+        context.workers.hosts = self._hosted.hosts
+        return context.workers.members.server.name
 
     def form(self, order: orders.FormGroups) -> None:
         """Make groups of workers. Raises WorkersLost."""
@@ -86,6 +87,6 @@ class ServerExchange:
             raise ServerLost
         try:
             answer = getattr(self._hosted.handle, method)(*args)
-            return answer_of_actor(answer, within=CALL, check=self._context.heed)
+            return answer_of_actor(answer, within=CALL, check=self._context.connection.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error
