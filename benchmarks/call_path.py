@@ -65,8 +65,8 @@ MADE_OF = ("Members", "ServerAt", "Round", "StartRound")
 PUSHED = ("Gain", "Push", "Merge", "Reply")
 """What is handed on from a push to its answer."""
 ON_THE_WAY = {name for each in (facts, orders) for name, kind in vars(each).items() if isinstance(kind, type)}
-TAKEN_IN = "Sequencer._on_push"
-"""Where the server takes a push in: nothing is made there."""
+TAKEN_IN, GIVEN_OUT = "Sequencer._on_push", "Callers.tell"
+"""Where the server takes a push in, and gives the answer out: nothing is made there."""
 ACTOR_CALL, ACTOR_ANSWER = "Actor.__getattr__.<locals>.func", "ActorFuture.result"
 
 Function = tuple[str, str]
@@ -141,8 +141,6 @@ class Recorder:
             return
         if event == "call":
             self._called(frame)
-        elif event == "c_call" and self.state == "pushing" and argument.__name__ == "set_result":
-            self._hand_on(self.push, frame)
         elif event == "return" and frame is self._adopting:
             self.state = "over"
 
@@ -162,7 +160,7 @@ class Recorder:
         elif self.state == "pushing" and not on_driver:
             self.push.entered[function] = None
             module, name = function
-            if name == TAKEN_IN:
+            if name in (TAKEN_IN, GIVEN_OUT):
                 self._hand_on(self.push, frame)
             if module.startswith("ps.") and name.endswith(".adopt") and "local" in frame.f_locals:
                 self.push.stack = self._functions.stack(frame)

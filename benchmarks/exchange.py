@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from daskcnn.cluster.peers.driver import AHEAD
 from distributed import Client
 from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import advertised, present, wait_for_members
+from daskcnn.cluster.peers.exchange import AHEAD
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, RoundStart
 from daskcnn.cluster.run_context import RunContext

@@ -74,18 +74,18 @@ class RunContext:
         ----------
         interrupted : gives the number of the signal that came, if one did.
         """
-        limit, calibrations = job.cluster.stall_timeout, dict[str, Calibration]()
-        connection = Connection(client, interrupted)
+        connection, cluster = Connection(client, interrupted), job.cluster
         workers = RunWorkers(connection, members, emit)
-        dispatch, results = Dispatch(name, workers, limit), Results(workers, limit)
-        scoring = Scoring(name, dispatch, results, limit, calibrations)
+        dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
+        calibrations = dict[str, Calibration]()
+        scoring = Scoring(name, dispatch, results, cluster.stall_timeout, calibrations)
         return cls(name, job, dataset, emit, save, connection, workers, dispatch, results, calibrations, scoring)
 
     def only(self, names: Iterable[str]) -> RunContext:
         """The same surroundings with these workers only. What becomes of them is told to the whole one."""
-        workers, limit = self.workers.only(names), self.job.cluster.stall_timeout
-        dispatch, results = self.dispatch.only(workers), Results(workers, limit)
-        scoring = Scoring(self.name, dispatch, results, limit, self.calibrations)
+        workers, cluster = self.workers.only(names), self.job.cluster
+        dispatch, results = self.dispatch.only(workers), Results(workers, cluster.stall_timeout)
+        scoring = Scoring(self.name, dispatch, results, cluster.stall_timeout, self.calibrations)
         return replace(self, workers=workers, dispatch=dispatch, results=results, scoring=scoring)
 
     @property
