@@ -79,6 +79,10 @@ class Cadence:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
 
+    def exchanges(self, round_: Round) -> frozenset[int]:
+        """The steps of a round, counted from 1, after which the rule wants an exchange."""
+        return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
+
     def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[TrainSteps]:
         made = before = 0
         for step, done in enumerate(self._samples_after(samples, whole, steps), 1):

@@ -28,6 +28,7 @@ from daskcnn.job.network import initial_weights, network_of
 from daskcnn.nn.score import Score
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import stages_of
+from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone
 from daskcnn.training.coordinator.settings import STEPS_AHEAD
@@ -71,14 +72,13 @@ class GroupRound:
         self,
         graph: GroupGraph,
         order: RoundOrder,
-        rule: UpdateRule,
         steps: Iterator[RoundStep],
         watch: Watch,
         chain: int,
     ) -> None:
-        self._graph, self._order, self._rule, self._steps, self._told = graph, order, rule, steps, watch
+        self._graph, self._order, self._steps, self._told = graph, order, steps, watch
         self._chain = chain
-        self._made, self._begun = 0, time.monotonic()
+        self._begun = time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
         self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
         self._met: Future | None = None  # held: others hang on it
@@ -149,8 +149,7 @@ class GroupRound:
         score = self._graph.submit(step)
         self._flight[score.key] = step, score
         self._watch(score)
-        self._made += 1
-        if self._rule.due(self._made, round_end=step.last):
+        if step.meets:
             meeting = GroupMeeting(self._order, step.last, self._score, step.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
@@ -163,6 +162,7 @@ class GroupReplicas:
 
     def __init__(self, context: RunContext, rule: UpdateRule) -> None:
         self._context, self._rule = context, rule
+        self._cadence = Cadence(rule, context.job.train.batch_size)
         self._layout, _ = initial_weights(context.job, context.dataset)
         self._stages = stages_of(network_of(context.job, context.dataset))
         self._groups: dict[str, Group] = {}
@@ -193,8 +193,9 @@ class GroupReplicas:
         job, rule, round_ = self._context.job, self._rule, order.round
         assert round_ is not None, "the order of a round"
         passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)
-        steps = round_steps(job, round_, passes=passes, scale=scale)
-        work = GroupRound(self._groups[order.worker].graph, order, rule, steps, watch, job.cluster.chain)
+        exchanges = self._cadence.exchanges(round_)
+        steps = round_steps(job, round_, passes=passes, scale=scale, exchanges=exchanges)
+        work = GroupRound(self._groups[order.worker].graph, order, steps, watch, job.cluster.chain)
         work.advance()
         return work
 

@@ -19,7 +19,6 @@ from daskcnn.errors import Diverged
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, Vector
 from daskcnn.ps.asa import ASA
-from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
@@ -146,14 +145,12 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     """Start as the worker of this name, from the center (size,), which stays untouched, and from this momentum."""
     session = session_of(peers.run)
     replica = session.replica
-    rule = replica.job.rule
-    assert isinstance(rule, BSP), "no other rule is serverless"
-    wire = rule.wire(replica.job.cluster.wire)
+    asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
     end_life(session)
     replica.adopt_velocity(velocity)
-    asa = ASA(rule, np.dtype(wire))
     local = Local(replica.weights, replica.weights)
-    exchange = ReplicaExchange(rule, local, Cadence(rule, replica.job.train.batch_size), overlap=False, via=Pieces(asa))
+    cadence = Cadence(asa.rule, replica.job.train.batch_size)
+    exchange = ReplicaExchange(asa.rule, local, cadence, overlap=False, via=Pieces(asa))
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
     exchange.joined(own, version)
     session.kept.put(Peer(name, peers.life, asa, exchange))
