@@ -23,8 +23,10 @@ from daskcnn.events import (
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.layer import GO_BACK, LayerPhase, LayerSnapshot
+from daskcnn.training.coordinator.layer import GO_BACK
+from daskcnn.training.coordinator.layer_records import LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.coordinator.phase import LayerPhase
 from daskcnn.training.coordinator.shares import REPORTS
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
@@ -760,7 +762,7 @@ class Machine(RuleBasedStateMachine):
     def steps_add_up(self) -> None:
         shell, coordinator = self.shell, self.coordinator
         assert coordinator.snapshot.step == shell.kept
-        assert coordinator.saved == shell.saved <= shell.kept
+        assert coordinator.records.saved == shell.saved <= shell.kept
         assert coordinator.snapshot.epoch == shell.kept / 30
         if coordinator.phase is LayerPhase.STEPPING:
             assert coordinator.done == shell.trained
@@ -788,7 +790,7 @@ class Machine(RuleBasedStateMachine):
         assert sum(isinstance(order, orders.End) for order in shell.orders) == 1
         assert (end.error is None) == (end.status == "done")
         if end.status == "done":
-            assert shell.kept == 60 or self.coordinator.looks.stopping
+            assert shell.kept == 60 or self.coordinator.records.looks.stopping
         if end.status in ("done", "lost", "interrupted"):
             assert shell.saved == shell.kept, "a snapshot is lost"
 

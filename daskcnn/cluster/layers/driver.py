@@ -36,7 +36,8 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, eq2_elements, stage_shapes, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, LayerSnapshot
+from daskcnn.training.coordinator.layer import LayerCoordinator
+from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings

@@ -16,3 +16,15 @@ class Phase(Enum):
     STOPPING = auto()  # the last state is kept after a signal
     CLOSING = auto()  # the last state is kept at the end
     ENDED = auto()
+
+
+class LayerPhase(Enum):
+    """What a layer-sharded run does now."""
+
+    CALIBRATING = auto()
+    MEASURING = auto()  # links
+    STEPPING = auto()
+    COLLECTING = auto()  # the pieces, behind a segment
+    JUDGING = auto()  # the snapshot at an epoch's end
+    COUNTING = auto()  # what the epoch cost the workers
+    ENDED = auto()
