@@ -39,6 +39,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
+        """Whether all the time has passed."""
         return time.monotonic() >= self._deadline
 
     @property
@@ -80,6 +81,7 @@ class Member:
 
     @property
     def resource(self) -> dict[str, float]:
+        """The resource that pins a task to the worker."""
         return {RESOURCES[self.kind]: 1}
 
 

@@ -25,7 +25,9 @@ from daskcnn.training.coordinator.orders import Order
 class Decider(Protocol):
     """A coordinator."""
 
-    def handle(self, fact: Any) -> list[Any]: ...
+    def handle(self, fact: Any) -> list[Any]:
+        """Take a fact in; returns the orders that follow."""
+        ...
 
 
 BROKEN = (WorkersLost, Interrupted, Lost)

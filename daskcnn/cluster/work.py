@@ -33,10 +33,13 @@ class TaskWork:
         self._future, self._fact = future, fact
 
     def expects(self, future: Future) -> bool:
+        """Whether this is the task."""
         return future is self._future
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """The fact that the result stands for."""
         return [self._fact(result, now)]
 
     def cancel(self) -> None:
+        """Cancel the task."""
         self._future.cancel()

@@ -46,6 +46,7 @@ class Images:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
+        """Zero for each channel."""
         return np.zeros(self.shape[-1])
 
 
@@ -62,6 +63,7 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
+        """Whether the job is of strategy `layer`."""
         return self.job.train.strategy == LAYER
 
     @property

@@ -61,7 +61,8 @@ class Silent:
         return None
 
     def handle(self, event: Event) -> None:
-        return None
+        """Show nothing of the event."""
+        return
 
 
 class Signals:

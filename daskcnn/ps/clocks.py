@@ -36,6 +36,7 @@ class Clocks:
         self._one_less_at(self._counts.pop(worker))
 
     def as_dict(self) -> dict[str, int]:
+        """The count of each worker."""
         return dict(self._counts)
 
     def _one_less_at(self, count: int) -> None:

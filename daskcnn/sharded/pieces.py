@@ -50,6 +50,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its weights and its momentum."""
         return self.layout.nbytes + self.velocity.nbytes
 
     def on(self, device: Device) -> Piece:

@@ -162,14 +162,17 @@ class Share:
 
     @property
     def own(self) -> slice:
+        """The channels that belong to the worker."""
         return slice(self.start, self.stop)
 
     @property
     def graded(self) -> slice:
+        """The channels whose gradients the worker is given."""
         return self._widened(self.reach)
 
     @property
     def held(self) -> slice:
+        """The channels that the worker computes."""
         return self._widened(2 * self.reach)
 
     @property

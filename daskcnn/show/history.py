@@ -60,6 +60,7 @@ class RoundRow:
 
     @property
     def worker(self) -> str:
+        """The worker or group that made the round."""
         return self.numbers.worker
 
     def value(self, name: str) -> Any:

@@ -31,6 +31,7 @@ class Row:
 
     @property
     def pays(self) -> bool:
+        """Whether the added worker gains enough to pay for itself."""
         return self.gain is None or self.gain >= PAYS
 
 
@@ -54,6 +55,7 @@ class WorkerPlan:
     verdicts: tuple[Verdict, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for JSON."""
         return {**asdict(self), "pays": PAYS}
 
 

@@ -104,6 +104,7 @@ class Worker(Options):
         return 1 / (self.evaluations_per_second or 3 * self.images_per_second)
 
     def link(self) -> Link:
+        """The worker's link to the server."""
         return Link(self.bandwidth or math.inf, self.latency)
 
     def with_threads(self, threads: int) -> Worker:

@@ -54,12 +54,15 @@ class TimingOnly:
         self.weights = np.zeros(1, np.float32)
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        return None
+        """Do nothing."""
+        return
 
     def train(self, steps: int) -> Learnt:
+        """Learn nothing."""
         return NOTHING
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        """No score is known."""
         return None
 
 
@@ -74,11 +77,13 @@ class Training:
         self._learnt = NOTHING
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
+        """Take up a round; the one before ends."""
         self.close()
         self._steps = steps_of_round(self._replica, self._rule, round_, local, replicas=replicas)
         self._taken, self._samples = 0, round_.samples
 
     def train(self, steps: int) -> Learnt:
+        """Make the steps up to this one of the round."""
         assert self._steps is not None, "begun"
         while self._taken < steps:
             trained = next(self._steps)
@@ -88,6 +93,7 @@ class Training:
         return self._learnt
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        """Judge these weights, or the replica's own, on samples lo…hi of the training part."""
         whole = None if weights is None else self._replica.job.data.validation
         return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights, whole=whole)
 

@@ -54,6 +54,7 @@ class ShardedStep:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole step."""
         return self.comm + self.conv + self.comp
 
 
@@ -74,6 +75,7 @@ class Sharding:
 
     @property
     def batch(self) -> int:
+        """Samples of a minibatch."""
         return self.specs[0].N
 
     @property

@@ -132,6 +132,7 @@ class Direct(Sharding):
 
     @property
     def parts(self) -> int:
+        """Parts that a minibatch is cut into."""
         return min(self.sub_batches, self.batch)
 
     def step(self) -> ShardedStep:

@@ -29,6 +29,7 @@ class Constant(Options):
     kind: Literal["constant"] = "constant"
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The nominal speed throughout."""
         return Steady()
 
 
@@ -40,6 +41,7 @@ class Drift(Options):
     seconds: float = Field(gt=0)
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, which is not random."""
         return Drifting(self.to, self.seconds)
 
 
@@ -56,6 +58,7 @@ class Walk(Options):
     highest: float = Field(default=1.0, ge=1)
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, drawn from this generator."""
         return Wandering(self, rng)
 
 
@@ -74,6 +77,7 @@ class Stall(Options):
         return self
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, with pauses drawn from this generator."""
         return Stalling(self, rng)
 
 
@@ -84,6 +88,7 @@ class Steady:
     """The nominal speed."""
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the nominal speed."""
         return begin + work
 
 
@@ -94,6 +99,7 @@ class Drifting:
         self._to, self._until, self._slope = to, seconds, (to - 1) / seconds
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the drifting speed."""
         if begin >= self._until:
             return begin + work / self._to
         speed = 1 + self._slope * begin
@@ -112,6 +118,7 @@ class Wandering:
         self._interval, self._turn, self._speed = 1, walk.every, 1.0
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the speeds drawn for its time."""
         while True:
             while begin >= self._turn:
                 self._go_on()
@@ -139,6 +146,7 @@ class Stalling:
         self._next(0.0)
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done, pauses included."""
         while True:
             while self._until <= begin:
                 self._next(self._until)

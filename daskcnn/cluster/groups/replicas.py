@@ -46,6 +46,7 @@ class Group:
 
     @property
     def members(self) -> tuple[str, ...]:
+        """The workers of the group that are left."""
         return tuple(self.context.workers.alive)
 
     def row(self) -> FormedGroup:
@@ -186,10 +187,12 @@ class GroupReplicas:
         return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
 
     def join(self, order: RoundOrder) -> Future:
+        """Let a group join the server; ends when its members hold the center."""
         self._generation += 1
         return self._groups[order.worker].graph.join(order, self._generation)
 
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
+        """Submit the first steps of a group's round."""
         job, rule, round_ = self._context.job, self._rule, order.round
         assert round_ is not None, "the order of a round"
         passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)

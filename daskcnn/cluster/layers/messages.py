@@ -131,6 +131,7 @@ def packed(array: Array, wire: str) -> Packed:
 
 
 def unpacked(array: Array, dtype: str, factor: float) -> Array:
+    """The array in its own dtype, as `packed` was given it, rounded by the wire's dtype."""
     if array.dtype.name == dtype:
         return array
     whole: Array = cast(array, dtype)

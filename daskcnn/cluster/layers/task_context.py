@@ -98,6 +98,7 @@ def gradient(stage: int, context: TaskContext) -> tuple[str, int, int]:
 
 
 def session_at(context: TaskContext) -> Session:
+    """This worker's session of the task's run."""
     return session_of(context.run)
 
 
@@ -130,10 +131,12 @@ def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
 
 
 def stage_of(replica: Replica, part: StagePart) -> Stage:
+    """The stage that the part belongs to, divided as the plan has it."""
     return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
 
 
 def stage_name(context: TaskContext, part: StagePart) -> str | None:
+    """The name of the part's stage; None for one without a convolution."""
     return stages_of(session_at(context).replica.model)[part.stage].name
 
 

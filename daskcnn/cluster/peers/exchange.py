@@ -44,9 +44,11 @@ class PeerExchange:
         self._round: PeerRound | None = None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Fail: peers need no server."""
         raise AssertionError("peers have no server")
 
     def form(self, order: orders.FormGroups) -> None:
+        """Fail: peers are a worker each."""
         raise AssertionError("peers are a worker each")
 
     # --- joining ---
@@ -113,6 +115,7 @@ class PeerExchange:
     # --- the center ---
 
     def snapshot(self) -> Snapshot:
+        """The center of the last meeting. Raises WorkersLost."""
         return Snapshot(self._center(), version=self._version, epoch=self._peers.life)
 
     def rescue(self, momenta: dict[str, Array]) -> int | None:
@@ -130,6 +133,7 @@ class PeerExchange:
         return self._version
 
     def close(self) -> None:
+        """Give up the round under way."""
         if self._round is not None:
             self._round.cancel()
             self._round = None
@@ -167,6 +171,7 @@ class PeerRound:
         self._reports: dict[str, RoundReport] = {}
 
     def expects(self, future: Future) -> bool:
+        """Whether the round waits for this task now."""
         return future.key in self._awaited()
 
     def _awaited(self) -> dict[Any, str]:
@@ -215,6 +220,7 @@ class PeerRound:
             future.add_done_callback(lambda done, worker=worker: self._watch(worker, done))
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """Go on with the result of a step, a settled chain or a report."""
         worker = self._awaited()[future.key]
         found: list[Fact] = []
         if worker in self._ending:

@@ -25,6 +25,7 @@ class Meeting:
     sums: Mapping[str, Future]
 
     def cancel(self) -> None:
+        """Cancel all tasks of the meeting."""
         for future in (*self.steps.values(), *self.cuts, *self.sums.values()):
             future.cancel()
 

@@ -48,6 +48,7 @@ class Callers:
 
     @property
     def workers(self) -> list[str]:
+        """The workers that wait, one entry a request."""
         return [worker for worker, _, _ in self._waiting]
 
     def expect(self, request: Request) -> asyncio.Future[Any]:

@@ -29,6 +29,7 @@ class ServerExchange:
         self._hosted: Hosted | None = None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         context = self._context
         context.workers.needs_server = True
         if order.moved:
@@ -44,12 +45,14 @@ class ServerExchange:
         self._replicas.form(order)
 
     def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
+        """Let a replica begin a session with the server."""
         sent = replace(self._order(order.replica, order), velocity=momenta.get(order.replica))
         future = self._replicas.join(sent)
         future.add_done_callback(lambda done: self._watch(order.replica, done))
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
 
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
+        """Start these rounds; returns what is under way, by replica."""
         found = {}
         for order in started:
             joined = self._order(order.round.worker, order)
@@ -62,17 +65,21 @@ class ServerExchange:
         return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at)
 
     def leave(self, order: orders.Leave) -> None:
+        """Free a replica's place at the server's barrier. Raises ServerLost."""
         self._call("leave", order.replica, order.session)
 
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+        """Replicas that wait at the server, and the workers that an overdue replica waits for. Raises ServerLost."""
         waiting = frozenset(self._call("waiting"))
         return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
 
     def snapshot(self) -> Snapshot:
+        """The server's center and rule state. Raises ServerLost."""
         snapshot: Snapshot = self._call("snapshot")
         return snapshot
 
     def rescue(self, momenta: dict[str, Array]) -> int | None:
+        """Fail: the server has the center."""
         raise AssertionError("a run with a server goes on from its snapshot")
 
     def close(self) -> None:

@@ -76,6 +76,7 @@ class Hosted:
     hosts: frozenset[str]
 
     def close(self) -> None:
+        """Cancel the server's actors."""
         for future in self.futures:
             future.cancel()
 

@@ -21,12 +21,15 @@ class WorkerReplicas:
         self._submit = dispatch.submit
 
     def form(self, order: orders.FormGroups) -> None:
+        """Fail: replicas of one worker are in no groups."""
         raise AssertionError("replicas of one worker are in no groups")
 
     def join(self, order: RoundOrder) -> Future:
+        """Let the worker join the server; ends when it holds the center."""
         return self._submit("join", join_run, order, worker=order.worker)
 
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
+        """Submit the worker's round as one task."""
         future = self._submit("round", train_round, order, worker=order.worker)
         future.add_done_callback(lambda done: watch(order.worker, done))
 
@@ -38,4 +41,5 @@ class WorkerReplicas:
         return TaskWork(future, done)
 
     def stuck(self, replica: str) -> tuple[str, ...]:
+        """The worker itself."""
         return (replica,)

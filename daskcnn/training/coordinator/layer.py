@@ -256,8 +256,7 @@ class LayerCoordinator:
 
     def _end_epoch(self) -> None:
         """Report the epoch that was judged, and go on."""
-        better = self.records.end_epoch(self._now)
-        self._go_on(better=better)
+        self._go_on(better=self.records.end_epoch(self._now))
 
     def _go_on(self, *, better: bool) -> None:
         """Behind a snapshot: save it if that is due, and train on, with other shares where these are worth it."""
