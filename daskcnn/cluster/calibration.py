@@ -25,7 +25,7 @@ def submit_calibration(context: RunContext, worker: str) -> Future:
 
 
 def calibrated(context: RunContext, worker: str, future: Future, at: float) -> Fact:
-    """What a worker's calibration came to, which the context then knows.
+    """Take the result of a worker's calibration; the context knows it from then on.
 
     Raises NotYet, and WorkersLost, ServerLost, Lost or Interrupted where that is found meanwhile.
     """
@@ -60,7 +60,7 @@ def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
 
 
 def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
-    """What the log says of a calibrated worker."""
+    """A calibrated worker as the log has it."""
     return CalibratedWorker(
         name=member.name,
         address=member.address,

@@ -35,7 +35,7 @@ class Connection:
         self._interrupted = lambda: None
 
     def workers(self) -> dict[str, dict[str, Any]]:
-        """What the scheduler knows of each of its workers, by address. Raises Lost where the scheduler is gone."""
+        """The scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
         try:
             found = present(self.client, self.heed)
         except OSError as error:

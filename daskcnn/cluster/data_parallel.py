@@ -248,7 +248,7 @@ class DataParallel(Shell):
 
 
 def _refusal(error: PushRefused) -> UserError:
-    """What a refused push is to the user. Raises the refusal where it is a mistake of ours."""
+    """The user's error that a refused push stands for. Raises the refusal where it is a mistake of ours."""
     if error.code == Code.FINITE:
         return Diverged(f"push of {error}")
     raise error

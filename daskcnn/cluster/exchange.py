@@ -1,4 +1,4 @@
-"""What a data-parallel run is composed of: what a replica is made of, and how merges travel."""
+"""The two values that a data-parallel run is composed of: its replicas, and the way that merges travel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Exchange(Protocol):
 
 
 class Replicas(Protocol):
-    """What a replica is made of: a worker, or a group of workers."""
+    """Replicas of one kind: a worker each, or a group of workers each."""
 
     def form(self, order: orders.FormGroups) -> None:
         """Make groups. Raises WorkersLost."""

@@ -1,4 +1,4 @@
-"""What it takes to use a worker: its link, measured with results as training sends them, and the scheduler a task."""
+"""Measures workers' links, with results as training sends them, and the scheduler's time a task."""
 
 from __future__ import annotations
 

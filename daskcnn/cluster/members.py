@@ -1,4 +1,4 @@
-"""Who is in the cluster and what each worker says it can do, before anything is sent to it."""
+"""The cluster's workers and the resources that each advertises, before anything is sent to them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Member:
 
     @property
     def declared(self) -> str:
-        """What it advertises, in words."""
+        """The resources that it advertises, in words."""
         return " and ".join(RESOURCES[kind] for kind in (self.kind, *self.also))
 
     def named(self, name: str) -> Member:

@@ -27,7 +27,7 @@ FREED = 20.0  # seconds at most that workers may take to free what a run keeps: 
 
 @dataclass
 class RunContext:
-    """What the parts of a run share.
+    """The values that the parts of a run share.
 
     Attributes
     ----------

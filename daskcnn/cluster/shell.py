@@ -52,7 +52,7 @@ def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]
 
 
 def look_round(context: RunContext, at: float) -> list[Fact]:
-    """What has become of workers and scheduler since the last look."""
+    """Look at workers and scheduler; returns what has become of them since the last look."""
     try:
         context.workers.look_round()
     except BROKEN as broken:
@@ -112,7 +112,7 @@ class Shell:
 
     @contextmanager
     def _losses_told(self) -> Iterator[None]:
-        """What is found lost meanwhile becomes a fact."""
+        """Turn losses that are found meanwhile into facts."""
         try:
             yield
         except ServerLost:
@@ -162,6 +162,6 @@ class Shell:
         self._facts += work.take(future, result, self.now)
 
     def give_up(self, name: str) -> None:
-        """What this worker or replica has under way is no longer waited for."""
+        """Stop waiting for what this worker or replica has under way."""
         if (work := self._work.pop(name, None)) is not None:
             work.cancel()

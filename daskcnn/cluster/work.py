@@ -1,4 +1,4 @@
-"""What a worker or a replica of the run has under way: tasks, and the facts that their results stand for."""
+"""Work that a worker or a replica of the run has under way: tasks, and the facts that their results stand for."""
 
 from __future__ import annotations
 

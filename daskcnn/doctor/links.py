@@ -49,7 +49,7 @@ def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
 
 
 def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
-    """Every pair once, in rounds in which nobody is twice: a tournament by the circle method."""
+    """Every pair once, in rounds in which none is twice: a tournament by the circle method."""
     circle: list[Member | None] = [*members, *([None] if len(members) % 2 else [])]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):

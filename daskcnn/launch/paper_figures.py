@@ -173,7 +173,7 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
 
 
 def equal_devices(pattern: Worker, link: float, devices: int) -> SimulatedCluster:
-    """So many workers like this one, each behind a link of so many bytes a second."""
+    """A cluster of workers like this one. link: bytes a second of each worker's link."""
     update = {"count": 1, "bandwidth": None if link == inf else link}
     return SimulatedCluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
 

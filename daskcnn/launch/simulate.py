@@ -68,7 +68,7 @@ class Scenario:
 
     @property
     def workload(self) -> Workload:
-        """Of a data-parallel job."""
+        """The workload of a data-parallel job."""
         return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
 
     @property

@@ -31,7 +31,7 @@ class ParallelSGD(UpdateRule):
     )
 
     def passes(self, epochs: int) -> int:
-        """As many as cut the run's epochs into so many rounds."""
+        """As many passes as cut the run's epochs into `rounds` rounds."""
         return -(-epochs // self.rounds)
 
     def problems(self, epochs: int) -> Iterator[str]:

@@ -37,7 +37,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one kind. stops: the first of its workers that does not pay; None where there is none as far as was tried.
+    """The verdict on one kind of worker. stops: the first of its workers that does not pay; None where there is none
+    as far as was tried.
 
     further: how many more than asked for would pay; None where none were tried.
     """

@@ -41,7 +41,7 @@ class Server(Options):
     merge_rate: float | None = Field(default=None, gt=0)
 
     def split(self, hosts: int) -> Server:
-        """Several such hosts, each with a range of the vector: together they are so many times as fast."""
+        """Several such hosts, each with a range of the vector: together they are as many times as fast."""
         update = {
             key: value and value * hosts
             for key, value in (("bandwidth", self.bandwidth), ("merge_rate", self.merge_rate))
@@ -108,7 +108,7 @@ class Worker(Options):
         return Link(self.bandwidth or math.inf, self.latency)
 
     def with_threads(self, threads: int) -> Worker:
-        """The same processor with so many threads, by Amdahl's law."""
+        """The same processor with this number of threads, by Amdahl's law."""
         now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
         faster = now / then
         return self.model_copy(
@@ -151,7 +151,7 @@ class SimulatedCluster(Options):
         return self.model_copy(update={"worker": [*self.worker, pattern.model_copy(update={"name": name, "count": 1})]})
 
     def of_size(self, workers: int) -> SimulatedCluster:
-        """The first so many workers, and patterns repeated in turn where there are fewer."""
+        """A cluster of this size: the first workers, and patterns repeated in turn where there are fewer."""
         members = self.members()
         more = [
             members[i % len(members)].model_copy(
@@ -202,7 +202,7 @@ _TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker":
 
 
 def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
-    """What the models refuse, each with its remedy."""
+    """Problems that the models find, each with its remedy."""
     try:
         SimulatedCluster.model_validate(raw)
     except ValidationError as error:
@@ -232,7 +232,7 @@ def _known(loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the workers together."""
+    """Problems of the workers together."""
     workers = [w for w in raw.get("worker", ()) if isinstance(w, dict)] if isinstance(raw.get("worker"), list) else []
     for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
         if times > 1:

@@ -1,4 +1,4 @@
-"""What a replica learns in a simulation: nothing, where only time matters, or the very numbers."""
+"""Learners of a simulation: nothing is learnt where only time matters; else the numbers are those of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskcnn.training.round_steps import steps_of_round
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What a round came to so far: loss and right answers over its samples, the last rate. None: not known."""
+    """Sums of a round so far: loss and right answers over its samples, the last rate. None: not known."""
 
     score: Score | None = None
     lr: float | None = None
@@ -32,7 +32,7 @@ class Learner(Protocol):
     weights: Vector
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        """Take up a round, in which so many replicas train."""
+        """Take up a round. replicas: how many train in it."""
         ...
 
     def train(self, steps: int) -> Learnt:

@@ -3,7 +3,7 @@
 What a log cannot tell apart stays together. All of a run's exchanges carry vectors of one length, so what they took is
 one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier the exchange is what
 a meeting took beyond the slowest worker's training at its usual speed: no two steps take equally long, and the barrier
-waits for whoever is late this time.
+waits for the one that is late this time.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCl
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
-    """What the workers measured of themselves, the last time. Raises DataError where the log has nothing of it."""
+    """The workers' last measurements of themselves. Raises DataError where the log has nothing of it."""
     found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:
         raise DataError(
@@ -173,7 +173,7 @@ def _exchange(r: _Lap, workload: Workload) -> float:
 
 
 def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[_Lap]], workload: Workload) -> float:
-    """What a meeting behind the barrier takes beyond the slowest worker's training, and its judging of the push."""
+    """Seconds of a meeting behind the barrier beyond the slowest worker's training, and its judging of the push."""
     together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
         for r in own:

@@ -1,6 +1,6 @@
 """How a worker's speed goes with time: constant, drifting to another one, wandering, or held up by pauses.
 
-A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes so many
+A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes a number of
 seconds at the nominal speed and begins now, when is it done?
 """
 
@@ -34,7 +34,7 @@ class Constant(Options):
 
 
 class Drift(Options):
-    """From the nominal speed to `to` times as fast over so many seconds, in a straight line; then it stays there."""
+    """From the nominal speed to `to` times as fast within `seconds`, in a straight line; then it stays there."""
 
     kind: Literal["drift"]
     to: float = Field(gt=0)
@@ -46,7 +46,7 @@ class Drift(Options):
 
 
 class Walk(Options):
-    """A random walk: every so many seconds the speed is multiplied by e^x, x normal with deviation `spread`.
+    """A random walk: every `every` seconds the speed is multiplied by e^x, x normal with deviation `spread`.
 
     It stays between `lowest` and `highest` times the nominal speed.
     """
@@ -63,7 +63,7 @@ class Walk(Options):
 
 
 class Stall(Options):
-    """Pauses of so many seconds: at these moments, or at random ones, every `every` seconds on average."""
+    """Pauses of `seconds` each: at these moments, or at random ones, every `every` seconds on average."""
 
     kind: Literal["stall"]
     seconds: float = Field(gt=0)

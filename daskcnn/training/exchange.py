@@ -58,7 +58,7 @@ CERTAIN = 1.0
 
 
 class Gain(NamedTuple):
-    """What is pushed, but for who pushes it. payload: where the replica computes; it is not written to any more, or
+    """A push without its sender. payload: where the replica computes; it is not written to any more, or
     is `Local.weights` itself, which rest until the reply is there.
     """
 
@@ -110,7 +110,7 @@ _AWAIT, _PULL_CENTER, _REPORT = Await(), PullCenter(), Report()
 
 
 class ExchangePhase(Enum):
-    """What the machine waits for."""
+    """The input that the machine waits for."""
 
     APART = "a session"
     IDLE = "a round"
@@ -139,10 +139,10 @@ _JUDGING_CENTER, _REPORTING = ExchangePhase.JUDGING_CENTER, ExchangePhase.REPORT
 
 
 class Arithmetic(Protocol):
-    """What is said at an exchange and what becomes of the answer: a rule's own, unless merges travel in another way."""
+    """Arithmetic of an exchange, of the push and of its answer: a rule's own, unless merges travel in another way."""
 
     def payload(self, local: Local) -> Vector:
-        """What is pushed."""
+        """The vector that is pushed."""
         ...
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
@@ -152,7 +152,7 @@ class Arithmetic(Protocol):
 
 @dataclass(slots=True)
 class _Tally:
-    """What a round has come to so far. told: of its stops, how many were reached; pushed: samples up to the last push.
+    """Sums of a round so far. told: of its stops, how many were reached; pushed: samples up to the last push.
 
     since: when the work ended that was done last.
     """
@@ -224,7 +224,7 @@ class ReplicaExchange:
 
     @property
     def phase(self) -> ExchangePhase:
-        """What the machine waits for."""
+        """The input that the machine waits for."""
         return self._phase
 
     # --- facts ---

@@ -154,5 +154,5 @@ class GroupGraph(LayerGraph):
         return self._submit("settle", tasks.settled, each, worker=self.home)
 
     def _last_of(self, worker: str) -> list[Result]:
-        """What the worker does last with each of its pieces."""
+        """The worker's last task with each of its pieces."""
         return [ref for piece, ref in self.held.items() if piece.worker == worker and piece.what != "edges"]

@@ -50,7 +50,7 @@ class Group:
         return tuple(self.context.workers.alive)
 
     def row(self) -> FormedGroup:
-        """Of the log."""
+        """The group as the log has it."""
         kinds = [member.kind for member in self.context.workers.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return FormedGroup(
@@ -132,7 +132,7 @@ class GroupRound:
                 self._watch(self._settling)
 
     def cancel(self) -> None:
-        """Give up all that is under way: nobody wants it any more.
+        """Give up all that is under way.
 
         Dask's own cancel would take what hangs on a task with it, and fails where some of that was never wanted.
         """

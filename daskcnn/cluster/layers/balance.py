@@ -1,4 +1,4 @@
-"""What a layer-sharded run's shares go by: calibration and links."""
+"""The measurements that a layer-sharded run's shares go by: calibration and links."""
 
 from __future__ import annotations
 

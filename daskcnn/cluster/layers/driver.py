@@ -104,14 +104,14 @@ class LayerSharded:
         }
 
     def _numbers_by_eq2(self) -> int:
-        """What the papers' scheme would exchange in a step."""
+        """Numbers that the papers' scheme would exchange in a step."""
         shapes, batch = stage_shapes(self.stages, self.context.dataset.shape), self.job.train.batch_size
         shaped = zip(self.stages, shapes, strict=True)
         convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
         return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
     def balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
-        """What shares go by. The calibrations that the context has follow what steps took."""
+        """The search for the best shares. The context's calibrations are brought up to date by these measurements."""
         known = self.context.calibrations
         for name, own in workers.items():
             conv, fixed = dict(own.row.conv_seconds), dict(own.row.conv_fixed)

@@ -107,7 +107,7 @@ class LayerGraph:
         }
 
     def divided(self) -> dict[str, dict[str, By]]:
-        """What of each layer is divided, worker by worker."""
+        """How each layer is divided, worker by worker."""
         by = {stage.name: stage.by for stage in self.stages if stage.name}
         return dict.fromkeys(self.context.workers.alive, by)
 
@@ -176,7 +176,7 @@ class LayerGraph:
         return self._submit("collect", tasks.collect, self._part_of(piece), behind, worker=piece.worker)
 
     def counters(self, worker: str) -> Future:
-        """What this worker spent and moved since it was last asked."""
+        """The counters of this worker since it was last asked."""
         return self._submit("counters", tasks.take_counters, worker=worker)
 
     # --- a step ---
@@ -196,7 +196,7 @@ class LayerGraph:
         return score
 
     def plan_of(self, samples: int) -> StepPlan:
-        """The next step's plan, of a minibatch of so many samples."""
+        """The plan of the next step, for a minibatch of this size."""
         placed = not self._owed
         if (samples, placed) not in self._plans:
             parts = min(self.context.job.train.sub_batches, samples)
@@ -204,7 +204,7 @@ class LayerGraph:
         return self._plans[samples, placed]
 
     def _arguments(self, task: PlannedTask, step: MinibatchStep, of: Minibatch, made: Sequence[Result]) -> list[Any]:
-        """What a task is told, and the results that it is given."""
+        """A task's arguments, with the results of others that it is given."""
 
         def given(*what: Any) -> list[Result]:
             sources = [each.source for each in task.given(*what)]

@@ -1,4 +1,4 @@
-"""What a task of a layer-sharded step is told, and what it finds on its worker: session, shelf, batch."""
+"""A task of a layer-sharded step: its instructions, and its worker's session, shelf and batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StagePart:
 
     @property
     def merged(self) -> StagePart:
-        """What of a shard's stage its worker does for itself where all is put together."""
+        """The part of a shard's stage that its worker does for itself where all is put together."""
         return replace(self, share=None)
 
     def device(self, replica: Replica) -> Device:
@@ -83,7 +83,7 @@ class StagePart:
         return "merged" if self.share is None else "shard", self.stage
 
     def kept(self, context: TaskContext) -> tuple[str, int, int]:
-        """Of what is kept for the way back."""
+        """The shelf's name of the residual that is kept for the way back."""
         return f"kept of {self.piece[0]}", self.stage, context.sub
 
 

@@ -31,7 +31,7 @@ AHEAD = 2  # meetings submitted before the oldest has ended
 
 
 class PeerExchange:
-    """Who meets, and who has the present center."""
+    """Lets the replicas meet, and knows which of them have the present center."""
 
     def __init__(self, context: RunContext, watch: Watch, period: int | None) -> None:
         self._context, self._watch, self._period = context, watch, period
@@ -254,7 +254,7 @@ class PeerRound:
         ]
 
     def _with_wait(self, report: RoundReport) -> RoundReport:
-        """What a worker does not train for is waiting for the slowest one (eq. 8), and communication."""
+        """The report with the wait for the slowest worker (eq. 8) taken out of its communication."""
         wait = min(report.communication, self._waits[report.worker])
         return report._replace(wait=wait, communication=report.communication - wait)
 

@@ -30,12 +30,12 @@ from daskcnn.training.round_steps import steps_of_round
 
 
 class OutOfTurn(Exception):
-    """Dask ran a task again, because somebody was lost: nobody needs what it would make."""
+    """Dask ran a task again because a worker was lost; its result is not needed."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Who meets. life: counts what the driver begins; tasks of an earlier one are refused. size: the vector's length.
+    """Workers that meet. life: counts what the driver begins; tasks of earlier ones are refused. size: of the vector.
 
     names: in the order in which their pieces are added up, each in charge of one range.
     """
@@ -60,7 +60,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a worker did for a meeting: samples trained on, seconds of load and compute."""
+    """A worker's training for a meeting: samples trained on, seconds of load and compute."""
 
     samples: int
     seconds: float
@@ -68,7 +68,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Rescued:
-    """What a worker has when a meeting was given up."""
+    """The state of a worker when a meeting was given up."""
 
     version: int
     velocity: Array
@@ -76,12 +76,12 @@ class Rescued:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What `ReplicaExchange` says at a meeting, and goes on from: a contribution; sums, each adopted as it came."""
+    """The arithmetic of a meeting for `ReplicaExchange`: it gives a contribution, and adopts each sum as it came."""
 
     asa: ASA
 
     def payload(self, local: Local) -> Vector:
-        """What is cut into pieces."""
+        """The vector that is cut into pieces."""
         return self.asa.contribution(local)
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:

@@ -69,7 +69,7 @@ class Callers:
                     waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
 
     def lose(self, error: Exception) -> None:
-        """A part of the server is gone: nobody who waits will be answered."""
+        """Fail all answers: a part of the server is gone."""
         self.lost = self.lost or error
         for answers in self._waiting.values():
             for answer in answers:
@@ -148,7 +148,7 @@ class ServerActor:
             raise
 
     def _handle(self, request: Request) -> list[tuple[Instruction, Reply | None]]:
-        """What follows, and replies as they go over the wire."""
+        """The instructions that follow, and replies as they go over the wire."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
             raise ConnectionError(str(lost)) from lost
         if isinstance(request, Push) and not isinstance(request.payload, StagedPayload):

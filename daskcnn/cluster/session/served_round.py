@@ -144,7 +144,7 @@ class ServedRound:
         return Pull(self.asked.epoch, self.asked.worker, self.asked.session)
 
     def _taken_in(self, replies: list[Reply]) -> Order:
-        """What is ordered after replies that were waited for."""
+        """Take in replies that were waited for; returns the order that follows."""
         order = self._replied(replies)
         assert order is not None
         return order

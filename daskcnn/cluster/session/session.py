@@ -1,4 +1,4 @@
-"""What a worker keeps of a run between its tasks."""
+"""A worker's session of a run, which lasts between its tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass
 class Counters:
-    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes.
+    """Counts a worker's seconds and bytes in a layer-sharded run since it was last asked.
 
     conv_seconds of each stage, for conv_samples that went there and back.
     """
@@ -38,7 +38,7 @@ class Counters:
 
 
 class TaskMemory:
-    """What tasks leave on a worker for later tasks: one object of a class."""
+    """Keeps objects on a worker for later tasks, one of each class."""
 
     def __init__(self) -> None:
         self._by_class: dict[type[Any], Any] = {}

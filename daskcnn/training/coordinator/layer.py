@@ -10,12 +10,11 @@ tasks burdens the scheduler, and a lost worker costs the steps since the snapsho
 where kernels are to move. An epoch's snapshot is judged.
 
 Shares. The first go by calibration and measured links. Every `report_every` steps the workers are asked for what they
-spent; nobody waits for the answers. Where other shares would save enough, the segment stops and its snapshot is placed
-by them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
+spent; the run goes on meanwhile. Where other shares would save enough, the segment stops and its snapshot is placed by
+them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
-Going back. Whoever loses a worker, or tasks that no longer fit together, goes on from the snapshot; after tasks out of
-step `GO_BACK` times on end from the same one, the run ends. A snapshot that was not saved is saved before a run ends,
-unless it diverged.
+Going back. A run that loses a worker, or has tasks out of step, goes on from the snapshot. It ends after tasks out of
+step `GO_BACK` times on end from the same one. An unsaved snapshot is saved before a run ends, unless it diverged.
 
 Silence. The clock begins with the first tick after an order and again with each result. After the stall timeout the
 coordinator asks for whom the run waits, and ends the run with their names.

@@ -63,7 +63,7 @@ class Life:
 
     @property
     def over(self) -> bool:
-        """Whether nobody has anything to do any more."""
+        """Whether no replica has anything left to do."""
         return not self.sessions.running and not self.sessions.joining
 
     # --- rounds are given out ---

@@ -1,4 +1,4 @@
-"""What a run does now."""
+"""Phases of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Phase(Enum):
 
 
 class LayerPhase(Enum):
-    """What a layer-sharded run does now."""
+    """Phases of a layer-sharded run."""
 
     CALIBRATING = auto()
     MEASURING = auto()  # links

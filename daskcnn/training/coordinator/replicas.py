@@ -10,7 +10,7 @@ Replicas. A replica is a worker, or a group of workers with a name of its own. A
 with it; the replica's samples go to the others.
 
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
-who waits for whom, and gives up the replicas that wait for nobody.
+which replicas wait for others, and gives up those that do not.
 
 Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
 new life begins from the last center that one of the others has.

@@ -54,7 +54,7 @@ class Roster:
         self._kinds.pop(worker, None)
 
     def overdue(self, now: float, seconds: float) -> list[str]:
-        """Workers that measure themselves for longer than so many seconds."""
+        """Workers that have been measuring themselves for longer than this."""
         return [worker for worker, begun in self.calibrating.items() if now - begun > seconds]
 
     @property
