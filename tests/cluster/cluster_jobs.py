@@ -26,7 +26,7 @@ from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
 
-LAYERS = [
+LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "relu"},
     {"layer": "maxpool", "size": 4},
@@ -161,7 +161,7 @@ def count_seconds(tick: float = 1.0) -> None:
     from daskcnn.cluster.session import session as worker
 
     ticks = count()
-    worker.time = SimpleNamespace(perf_counter=lambda: tick * next(ticks), sleep=lambda seconds: None)
+    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: tick * next(ticks), sleep=lambda seconds: None)
 
 
 def set_throttle(factor: float) -> None:
@@ -192,7 +192,7 @@ def measure_seconds() -> None:
     """On a worker: it has its clock again."""
     from daskcnn.cluster.session import session as worker
 
-    worker.time = time
+    vars(worker)["time"] = time
 
 
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:
@@ -208,7 +208,13 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     replica = Replica(job, dataset, Device(), clock=time.perf_counter)
     losses: list[float] = []
     step = replica.step
-    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
+
+    def noted(*args: Any) -> tuple[float, int]:
+        found = step(*args)
+        losses.append(found[0])
+        return found
+
+    replica.step = noted  # type: ignore[method-assign]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):

@@ -11,7 +11,7 @@ from distributed import Client
 
 from daskcnn.cluster.connect import connect
 from daskcnn.job.tables import Cluster, Workers
-from tests.cluster.cluster_jobs import Watch, addresses_of, counted_seconds, run
+from tests.cluster.cluster_jobs import Watch, addresses_of, counted_seconds, run, small_job
 from tests.cluster.references import reference
 from tests.cluster.sharded_networks import REACHING, layer_job, losses_of
 
@@ -32,6 +32,17 @@ def test_links_are_measured_with_results_and_logged(three_workers: Client, synth
     home = next(row for row in links["workers"] if row["name"] == links["home"])
     assert home["bandwidth"] == max(row["bandwidth"] for row in links["workers"])
     assert 0 < links["task"] < 0.1
+
+
+def test_a_group_measures_its_members_links(three_workers: Client, synthetic: str, runs: str) -> None:
+    train = {"replica_size": 2, "epochs": 1, "increments": 1, "batch_size": 16}
+    cluster = {"workers": {"cpu": 2}}
+    job = small_job(synthetic, runs, data={"limit": 164}, train=train, cluster=cluster)
+    watch = Watch()
+    run(three_workers, job, watch)
+    (links,) = watch.of("links")
+    assert {row["name"] for row in links["workers"]} == {"cpu-0", "cpu-1"}
+    assert links["home"] == watch.of("groups")[0]["groups"][0]["home"]
 
 
 def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_not_notice(

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from daskcnn.cluster.calibration import calibration_row
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.layers.graph import FUNCTIONS
+from daskcnn.cluster.layers.messages import Shelf
 from daskcnn.cluster.layers.transfers import CALL, answer_part
 from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut
 from daskcnn.job.resolve import resolve
+from daskcnn.nn import leaves
 from daskcnn.sharded import WorkerLink, WorkerLinks, step_bytes, traffic, weight_traffic
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.roster import Measured
@@ -126,6 +128,20 @@ def test_any_cut_of_any_network_follows_one_process(
     job["train"]["epochs"] = 1
     found = train_here(job, workers, seed=seed)
     assert_follows(found, job, 0.05 if sections["cluster"]["wire"] == "float16" else 1e-9)
+
+
+def test_what_every_worker_does_for_itself_comes_out_alike_everywhere(toy: str) -> None:
+    """To the last bit, though what others send has lost digits on its way."""
+    job = toy_job(toy, model=model_of(LAYERS, "float32"), train={"epochs": 1}, cluster={"wire": "float16"})
+    kept: list[Tasks] = []
+    train_here(job, [EQUAL] * 3, prepare=kept.append)
+    shelves = [session.kept.find(Shelf) for session in kept[0].sessions.values()]
+    first, *others = (shelf.get(("merged", 1), 25) for shelf in shelves if shelf is not None)
+    assert len(others) == 2
+    for other in others:
+        np.testing.assert_array_equal(other.velocity, first.velocity)
+        for (_, one), (_, two) in zip(leaves(other.params), leaves(first.params), strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_cpus_and_a_gpu_share_a_layer(toy: str) -> None:
