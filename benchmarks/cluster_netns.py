@@ -30,7 +30,7 @@ from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.simulate import scenario_of
-from daskcnn.sim.cluster import Cluster, Worker
+from daskcnn.sim.cluster import SimulatedCluster, Worker
 from daskcnn.sim.sharded_step import Direct
 
 BANDWIDTHS: dict[str, float | None] = {"5 MB/s": 5e6, "100 Mb/s": 1.25e7, "1 Gb/s": 1.25e8, "unlimited": None}
@@ -74,7 +74,7 @@ def _measured(client: Client, sharded: Sharded, seconds: float) -> dict[str, Any
     first, begun, scheduler = sharded.number, client.run(moved), client.run_on_scheduler(time.process_time)
     steps, counters, count = sharded.seconds(seconds)
     ended, scheduler = client.run(moved), client.run_on_scheduler(time.process_time) - scheduler
-    members, all_of_them = sharded.context.alive.values(), sharded.number - first
+    members, all_of_them = sharded.context.workers.alive.values(), sharded.number - first
     return {
         "steps": steps,
         "home": sharded.graph.home,
@@ -181,7 +181,7 @@ def simulated(job: Job, calibration: dict[str, Any], row: dict[str, Any], rate: 
         )
         for name, own in calibration.items()
     ]
-    chosen, kernels = scenario_of(job, Cluster(worker=workers), "measured"), row["kernels"]
+    chosen, kernels = scenario_of(job, SimulatedCluster(worker=workers), "measured"), row["kernels"]
     layers = next(iter(kernels.values()))
     given = {layer: {name: own[layer] for name, own in kernels.items()} for layer in layers}
     first = row["divided"][next(iter(layers))]

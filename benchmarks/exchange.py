@@ -28,13 +28,13 @@ from typing import Any
 
 import numpy as np
 import psutil
-from daskcnn.cluster.peers.driver import AHEAD
 from distributed import Client
 from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import advertised, present, wait_for_members
+from daskcnn.cluster.peers.exchange import AHEAD
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, RoundStart
 from daskcnn.cluster.run_context import RunContext
@@ -193,7 +193,7 @@ def context_of(client: Client, workers: int, shards: int = 1) -> RunContext:
     spare = [m for m in advertised(present(client)) if m.address not in used]
     members = replace(members, servers=tuple(spare[: shards - 1]))
     none: Any = None
-    return RunContext(client, f"exchange-{time.time_ns():x}", job, none, members, {}, none, none, lambda: None)
+    return RunContext.of(client, f"exchange-{time.time_ns():x}", job, none, members, emit=none, save=none)
 
 
 def server_rate(client: Client, rule: str, shards: int, size: int) -> float:
@@ -203,8 +203,8 @@ def server_rate(client: Client, rule: str, shards: int, size: int) -> float:
     start = time.time() + 1.0
     pushed = client.gather(
         [
-            context.submit("push", push_often, server.at, name, size, PUSHES, start, worker=name)
-            for name in context.alive
+            context.dispatch.submit("push", push_often, server.at, name, size, PUSHES, start, worker=name)
+            for name in context.workers.alive
         ]
     )
     server.close()
@@ -233,29 +233,31 @@ def server_part(size: int, rounds: int) -> dict[str, Any]:
 def allreduce_seconds(context: RunContext, at: Any, life: int) -> float:
     """Seconds for one meeting through the server."""
     futures = [
-        context.submit("meet", meet_over_server, context.name, at, name, life, MEETINGS, worker=name)
-        for name in context.alive
+        context.dispatch.submit("meet", meet_over_server, context.name, at, name, life, MEETINGS, worker=name)
+        for name in context.workers.alive
     ]
-    return float(max(context.client.gather(futures))) / MEETINGS
+    return float(max(context.connection.client.gather(futures))) / MEETINGS
 
 
 def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> float:
     """Seconds for one meeting peer to peer, of several that are submitted ahead as the driver does."""
-    names = tuple(sorted(context.alive))
+    names = tuple(sorted(context.workers.alive))
     rule = RULES["bsp"].model_validate({"exchange": exchange})
     peers, job = Peers(context.name, life, names, size), context.job.model_copy(update={"rule": rule})
-    context.client.gather([context.submit("begin", begin_vector, peers, name, job, worker=name) for name in names])
+    context.connection.client.gather(
+        [context.dispatch.submit("begin", begin_vector, peers, name, job, worker=name) for name in names]
+    )
     round_ = Round("", 0, ((0, 1),), 64 * (WARM_UP + MEETINGS), (0.0, 1.0), steps=WARM_UP + MEETINGS)
     starts = {name: RoundStart(replace(round_, worker=name), None) for name in names}
-    graph, begun = PeerGraph(context, peers), 0.0
+    graph, begun = PeerGraph(context.dispatch, peers), 0.0
     flight: list[Meeting] = []
     for version in range(WARM_UP + MEETINGS):
         flight.append(graph.meet(version, starts if version == 0 else {}, flight[-1] if flight else None))
         if version >= AHEAD:
-            context.client.gather(list(flight[version - AHEAD].steps.values()))
+            context.connection.client.gather(list(flight[version - AHEAD].steps.values()))
             # the training of the meeting after the warm-up begins with what that came to
             begun = time.perf_counter() if version - AHEAD == WARM_UP else begun
-    reports = context.client.gather(list(graph.end(flight[-1]).values()))
+    reports = context.connection.client.gather(list(graph.end(flight[-1]).values()))
     seconds = (time.perf_counter() - begun) / MEETINGS
     moved = {report.bytes_up for report in reports}
     nominal = 2 * (WORKERS - 1) / WORKERS * size * (2 if exchange == "asa16" else 4) * (WARM_UP + MEETINGS)
@@ -266,8 +268,10 @@ def peer_seconds(context: RunContext, exchange: str, life: int, size: int) -> fl
 def meetings(client: Client, size: int, rounds: int) -> dict[str, Any]:
     """Seconds a meeting of four workers, by kind; a server that is split lies on its own worker and theirs."""
     context, lives = context_of(client, WORKERS), count(1)
-    names, zeros = list(context.alive), Snapshot(np.zeros(size, np.float32))
-    client.gather([context.submit("open", open_vector, context.name, context.job, size, worker=w) for w in names])
+    names, zeros = list(context.workers.alive), Snapshot(np.zeros(size, np.float32))
+    client.gather(
+        [context.dispatch.submit("open", open_vector, context.name, context.job, size, worker=w) for w in names]
+    )
     servers = {}
     for shards in (1, WORKERS + 1):
         context.job = Job(cluster=Cluster(workers=Workers(cpu=WORKERS), ps_shards=shards))

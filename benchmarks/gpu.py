@@ -92,7 +92,7 @@ def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]
                 _check_devices(context.calibrations, gpus)
                 if way == "GPU":
                     found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
-                if len(context.alive) > 1:
+                if len(context.workers.alive) > 1:
                     context.links = measure_links(context, fastest(context))
                 sharded = Sharded(context)
                 sharded.settle(given.seconds)
@@ -109,7 +109,7 @@ def _check_devices(calibrations: Mapping[str, Any], gpus: int) -> None:
 def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
     """Seconds of a step and each worker's of computing in it; bytes that travel; kernels by worker and layer."""
     steps, counters, count = sharded.seconds(seconds, warm=WARM)
-    sharded.graph.collect(sharded.context.gather)  # the last step's way back ends after its score
+    sharded.graph.collect(sharded.context.results.gather)  # the last step's way back ends after its score
     return {
         "step": median(steps),
         "busy": {name: own.busy / count for name, own in counters.items()},

@@ -98,12 +98,11 @@ def opened(
     prepared = fitted(job, find_dataset(job, progress=_silent, warn=print))
     members = wait_for_members(client, job.cluster.workers, job.cluster.wait, lambda: None)
     name = f"scaling-{time.time_ns():x}"
-    context = RunContext(
-        client, name, job, prepared.dataset, members, {}, lambda event: None, lambda state: None, lambda: None
-    )
+    told: dict[str, Any] = {"emit": lambda event: None, "save": lambda state: None}
+    context = RunContext.of(client, name, job, prepared.dataset, members, **told)
     try:
-        for worker, future in {name: submit_calibration(context, name) for name in context.alive}.items():
-            context.gather({worker: future})
+        for worker, future in {name: submit_calibration(context, name) for name in context.workers.alive}.items():
+            context.results.gather({worker: future})
             calibrated(context, worker, future, time.monotonic())
         yield context
     finally:
@@ -131,8 +130,8 @@ def alone(at: TaskContext, seconds: float) -> list[float]:
 def alone_on(context: RunContext, workers: Sequence[str], seconds: float) -> list[float]:
     """Steps a second of each of these workers, all at once; where they overlap."""
     tasks = {w: TaskContext(context.name, w, 0, 0, "float32") for w in workers}
-    futures = {w: context.submit("alone", alone, at, seconds, worker=w) for w, at in tasks.items()}
-    ends = context.gather(futures)
+    futures = {w: context.dispatch.submit("alone", alone, at, seconds, worker=w) for w, at in tasks.items()}
+    ends = context.results.gather(futures)
     first, last = max(own[0] for own in ends.values()), min(own[-1] for own in ends.values())
     inside = [[t for t in own if first <= t <= last] for own in ends.values()]
     return [(len(own) - 1) / (own[-1] - own[0]) for own in inside]
@@ -164,7 +163,7 @@ class Sharded:
             known = self.context.calibrations
             before = {
                 name: Measured(known[name].seconds_per_sample, calibration_row(member, known[name]))
-                for name, member in self.context.alive.items()
+                for name, member in self.context.workers.alive.items()
             }
             self.driver.balance(self.graph.home, move.measured(before), self.context.links or WorkerLinks())
             self._place()
@@ -175,16 +174,16 @@ class Sharded:
         for _ in range(warm):
             self._submit(flight)
         while flight:
-            self.context.result(flight.popleft())
+            self.context.results.result(flight.popleft())
         self._counters()
         first, begun, ends = self.number, time.monotonic(), [time.monotonic()]
         while time.monotonic() - begun < seconds or len(ends) < 4:
             while len(flight) < STEPS_AHEAD:
                 self._submit(flight)
-            self.context.result(flight.popleft())
+            self.context.results.result(flight.popleft())
             ends.append(time.monotonic())
         while flight:
-            self.context.result(flight.popleft())
+            self.context.results.result(flight.popleft())
             ends.append(time.monotonic())
         wait(self.graph.futures())  # a score is there before the way back
         return [b - a for a, b in itertools.pairwise(ends)], self._counters(), self.number - first
@@ -195,7 +194,7 @@ class Sharded:
         self.number += 1
 
     def _counters(self) -> dict[str, Counters]:
-        return self.context.gather({w: self.graph.counters(w) for w in self.context.alive})
+        return self.context.results.gather({w: self.graph.counters(w) for w in self.context.workers.alive})
 
 
 def measure(
@@ -212,7 +211,7 @@ def measure(
 ) -> Any:
     """One configuration: seconds of a step, and what they are made of."""
     with opened(client, data, model, batch, wire, parts=parts, first=first) as context:
-        workers, sharded = list(context.alive), Sharded(context)
+        workers, sharded = list(context.workers.alive), Sharded(context)
         sharded.settle(seconds)
         one, both, together, busy, conv, moved = [], [], [], [], [], []
         for _ in range(rounds):

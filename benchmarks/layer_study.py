@@ -33,7 +33,7 @@ from daskcnn.launch.simulate import Scenario, scenario_of
 from daskcnn.show.drawing import draw
 from daskcnn.show.figure import Figure
 from daskcnn.show.step_breakdown import stacked
-from daskcnn.sim.cluster import Cluster, Costs, Worker
+from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.papers_step import Sharding, ceiling
 from daskcnn.training.replica import Replica
 from daskcnn.training.stage_calibration import stage_seconds
@@ -197,7 +197,9 @@ class Study:
         """Dask's own seconds: what a step of two took beyond its busiest worker, and for each task more."""
         tiny = next((found for key, found in self.measured.items() if key.startswith("8:8 ")), None)
         beyond = tiny["step"] - tiny["busy"] if tiny else 0.0
-        two = scenario(model, batch, Way(math.inf)).sharding(Cluster(worker=[self.cpu(model, batch)]).of_size(2))
+        two = scenario(model, batch, Way(math.inf)).sharding(
+            SimulatedCluster(worker=[self.cpu(model, batch)]).of_size(2)
+        )
         return Costs(dispatch=max(0.0, beyond - self.scheduler * two.tasks), task=self.scheduler)
 
 
@@ -213,13 +215,13 @@ def scenario(model: str, batch: int, way: Way) -> Scenario:
 @cache
 def _first(model: str) -> Scenario:
     job = resolve({"data": {"name": "cifar10"}, "model": {"name": model}, "train": {"strategy": "layer"}})
-    return scenario_of(job, Cluster(worker=[Worker(name="none", images_per_second=1)]), "measured")
+    return scenario_of(job, SimulatedCluster(worker=[Worker(name="none", images_per_second=1)]), "measured")
 
 
 # --- what is simulated ---
 
 
-def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way: Way) -> Cluster:
+def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way: Way) -> SimulatedCluster:
     """So many devices of a kind, each behind such a link."""
     ratio = PAPER_RATIO[model] / way.slower
     cpu, gpu = study.faster(model, batch, 1 / way.slower, "cpu"), study.faster(model, batch, ratio, "gpu")
@@ -227,7 +229,7 @@ def clusters(study: Study, kind: str, model: str, batch: int, devices: int, way:
     workers = {"CPUs": [cpu] * devices, "GPUs": [gpu] * devices, "mobile GPUs": [gpu] + [mobile] * (devices - 1)}[kind]
     own = None if way.link == math.inf else way.link
     named = [w.model_copy(update={"name": f"{w.name}-{i}", "bandwidth": own}) for i, w in enumerate(workers)]
-    return Cluster(costs=study.costs(model, batch), worker=named)
+    return SimulatedCluster(costs=study.costs(model, batch), worker=named)
 
 
 @cache

@@ -21,7 +21,7 @@ from daskcnn.job.network import initial_weights, training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.simulate import Scenario, simulate
 from daskcnn.ps import RULES
-from daskcnn.sim.cluster import Cluster, Costs, Server, Worker
+from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker
 from daskcnn.store import open_dataset
 
 WORKERS = (4, 8, 16, 32)
@@ -31,11 +31,11 @@ TARGETS = (0.25, 0.3, 0.35, 0.4)
 LIMIT, VALIDATION, BATCH, EPOCHS = 6500, 500, 32, 4
 
 
-def cluster(workers: int) -> Cluster:
+def cluster(workers: int) -> SimulatedCluster:
     """Half of the workers fast, half slow, all on gigabit links to one server."""
     half = workers // 2
     link: dict[str, Any] = {"bandwidth": GIGABIT, "latency": 0.0002}
-    return Cluster(
+    return SimulatedCluster(
         server=Server(bandwidth=GIGABIT, merge_rate=2e9),
         costs=Costs(dispatch=0.03, exchange=0.003),
         worker=[

@@ -18,7 +18,7 @@ from typing import Any
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.sim.cluster import Cluster, parse_cluster
+from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 
@@ -34,7 +34,7 @@ def workload(strategy: str, workers: int, rounds: int) -> Workload:
     return Workload(strategy, rule, "udpa", PARTITIONERS["udpa"](1), 4 * workers, 100, rounds, 4, 10**6)
 
 
-def cluster(workers: int) -> Cluster:
+def cluster(workers: int) -> SimulatedCluster:
     """Workers of unequal speed behind one server's link."""
     link = {"bandwidth": 1e8, "latency": 1e-3}
     kinds = min(SPEEDS, workers)

@@ -79,7 +79,7 @@ class Judged(Fields):
 
 
 class Spent(Fields):
-    """What a worker spent and moved on its part of a network."""
+    """Time and traffic of a worker on its part of a network."""
 
     name: str
     """The worker."""
@@ -326,7 +326,7 @@ class WorkerLost(Event):
 
 
 class RoundNumbers(Fields):
-    """What a worker measures in a round: one time from the weights that it gets to the push that ends it."""
+    """Measurements of a worker in a round, from the weights that it gets to the push that ends it."""
 
     worker: str
     """The worker or group."""
@@ -369,7 +369,7 @@ class RoundNumbers(Fields):
 
 
 class GroupMember(Spent):
-    """What a worker spent and moved in a round of its group."""
+    """Time and traffic of a worker in a round of its group."""
 
 
 class RoundEnded(Event, RoundNumbers):
@@ -414,7 +414,7 @@ class StepsEnded(Event):
 
 
 class EpochWorker(Spent):
-    """What a worker spent and moved in an epoch of a layer-sharded run."""
+    """Time and traffic of a worker in an epoch of a layer-sharded run."""
 
     samples: NonNegativeInt
     """Samples of the epoch, which all workers share."""
@@ -451,7 +451,7 @@ class EpochEnded(Event):
 
 
 class ServerCounted(Event):
-    """What a parameter server has counted so far."""
+    """Counts of a parameter server so far."""
 
     kind = "server"
     server: int

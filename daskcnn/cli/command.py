@@ -19,6 +19,7 @@ class Command(click.Command):
     """A command that turns foreseeable failures into one message and an exit code, never a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and end the process with the exit code of a user's error."""
         try:
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):

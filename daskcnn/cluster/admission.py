@@ -79,7 +79,7 @@ def _telling(check: Check, say: Callable[[str], None]) -> Check:
 
 
 def _silent_members(client: Client, members: Members, job: Job, fingerprint: str, check: Check) -> dict[str, str]:
-    """Of the members those that do not answer, in words. Raises ClusterError where one is not fit."""
+    """Members that do not answer, in words. Raises ClusterError where one is not fit."""
     everyone = {m.address: m for m in (*members.workers, members.server, *members.servers)}
     trains = {m.address: m for m in members.workers}
     answers = ask_workers(client, versions_by_value(), everyone, within=ANSWER, check=check)

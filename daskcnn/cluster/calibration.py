@@ -5,9 +5,10 @@ from __future__ import annotations
 from dask.utils import format_bytes
 from distributed import Future
 
+from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
 from daskcnn.cluster.members import Member
 from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.run_context import NotYet, RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.errors import Interrupted, Lost, UserError, told
 from daskcnn.events import CalibratedWorker, Warned
@@ -17,19 +18,19 @@ from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fa
 
 def submit_calibration(context: RunContext, worker: str) -> Future:
     """Let a worker of the run look whether it fits, and measure itself."""
-    member = context.alive[worker]
+    member = context.workers.alive[worker]
     _warn_of_two_kinds(context, worker)
     order = context.name, context.job, member.kind, context.dataset.fingerprint
-    return context.submit("calibrate", calibrate, *order, worker=worker)
+    return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
 
 
 def calibrated(context: RunContext, worker: str, future: Future, at: float) -> Fact:
-    """What a worker's calibration came to, which the context then knows.
+    """Take the result of a worker's calibration; the context knows it from then on.
 
     Raises NotYet, and WorkersLost, ServerLost, Lost or Interrupted where that is found meanwhile.
     """
     try:
-        found = context.fetch(future)
+        found = context.results.fetch(future)
     except (NotYet, WorkersLost, ServerLost, Lost, Interrupted):
         raise
     except UserError as error:
@@ -38,20 +39,20 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
         reason = f"calibration failed: {type(error).__name__}: {error}"
         return CalibrationFailed(worker, reason, "mend that on the worker, and start it again", at)
     context.calibrations[worker] = found
-    return Calibrated(worker, found.seconds_per_sample, calibration_row(context.alive[worker], found), at)
+    return Calibrated(worker, found.seconds_per_sample, calibration_row(context.workers.alive[worker], found), at)
 
 
 def lost_while_calibrated(context: RunContext, worker: str, at: float) -> CalibrationFailed:
     """A worker is left out with what it needed and had: most often it ran out of memory."""
     needs = replica_bytes(context.job, context.dataset)
-    has = context.alive[worker].memory_limit
+    has = context.workers.alive[worker].memory_limit
     reason = f"lost while it was calibrated: it needs about {format_bytes(needs)} and has {format_bytes(has)}"
     remedy = "give it more memory (--memory-limit), or lower train.batch_size or train.workspace_mib"
     return CalibrationFailed(worker, reason, remedy, at)
 
 
 def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
-    member = context.alive[worker]
+    member = context.workers.alive[worker]
     if member.also:
         reason = f"advertises {member.declared}, and trains as {member.kind}"
         value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
@@ -59,7 +60,7 @@ def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
 
 
 def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
-    """What the log says of a calibrated worker."""
+    """A calibrated worker as the log has it."""
     return CalibratedWorker(
         name=member.name,
         address=member.address,

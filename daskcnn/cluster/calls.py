@@ -30,7 +30,7 @@ class Unanswered(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What workers answered, by address.
+    """The workers' answers, by address.
 
     Attributes
     ----------
@@ -82,12 +82,12 @@ def silent_among(
 def ask_scheduler(
     client: Client, function: Callable[..., Any], *, within: float = SCHEDULER, check: Check = no_check
 ) -> Any:
-    """What the function returns in the scheduler's process. Raises Unanswered, and OSError where it is gone."""
+    """Run a function in the scheduler's process. Raises Unanswered, and OSError where the scheduler is gone."""
     return answer_to(client, client.run_on_scheduler(function, asynchronous=True), within=within, check=check)
 
 
 def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER, check: Check = no_check) -> Any:
-    """What a call through the scheduler, as a coroutine, comes to.
+    """Wait for the result of a call through the scheduler, which is a coroutine.
 
     Raises Unanswered, what the call raises, and what `check` raises.
     """
@@ -101,7 +101,7 @@ def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER
 
 
 def answer_of_actor(answer: Any, *, within: float, check: Check = no_check) -> Any:
-    """What a call to an actor comes to. Raises Unanswered, what the call raises, and what `check` raises."""
+    """Wait for the result of a call to an actor. Raises Unanswered, what the call raises, and what `check` raises."""
     deadline = time.monotonic() + within
     while True:
         check()
@@ -143,7 +143,7 @@ def _wait(calls: Collection[Pending[Any]], within: float, check: Check) -> set[P
 
 
 def _result(pending: Pending[Any], address: str) -> Any:
-    """What the worker answered; an error, also of the scheduler's on the way there, is returned."""
+    """The worker's answer; an error, also of the scheduler's on the way there, is returned."""
     try:
         return pending.result()[address]
     except KeyError as error:  # the scheduler knows it no more

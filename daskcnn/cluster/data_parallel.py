@@ -14,13 +14,15 @@ from daskcnn.cluster.calibration import calibrated, submit_calibration
 from daskcnn.cluster.exchange import Exchange
 from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.messages import OutOfStep
+from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
 from daskcnn.cluster.peers.exchange import PeerExchange
 from daskcnn.cluster.peers.tasks import OutOfTurn
-from daskcnn.cluster.run_context import NotYet, RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import new_name
 from daskcnn.cluster.server.exchange import ServerExchange
 from daskcnn.cluster.session.replicas import WorkerReplicas
 from daskcnn.cluster.shell import Heard, Shell
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
@@ -52,9 +54,9 @@ class DataParallel(Shell):
         self._exchange = self._composed()
         self._momenta: dict[str, Array] = dict(state.velocities)
         self._joining_life = 0
-        self._candidates = {member.name: member for member in context.members.workers}
-        context.takes_newcomers = True
-        context.alive.clear()  # until they are calibrated
+        self._candidates = {member.name: member for member in context.workers.members.workers}
+        context.workers.takes_newcomers = True
+        context.workers.alive.clear()  # until they are calibrated
         self._carry_out = {
             orders.Calibrate: self._calibrate,
             orders.FormGroups: self._form_groups,
@@ -78,7 +80,7 @@ class DataParallel(Shell):
         context, rule = self.context, self._settings.rule
         if self._settings.peers:
             return PeerExchange(context, self.watch, rule.period)
-        replicas = GroupReplicas(context, rule) if self._settings.replica_size > 1 else WorkerReplicas(context)
+        replicas = GroupReplicas(context, rule) if self._settings.replica_size > 1 else WorkerReplicas(context.dispatch)
         return ServerExchange(context, rule, replicas, self.watch)
 
     def train(self) -> TrainingState:
@@ -86,8 +88,8 @@ class DataParallel(Shell):
 
         Raises Diverged, Lost, ClusterError, or Interrupted once the state at that moment is saved.
         """
-        if not (self.context.members.server_alone or self._settings.peers):
-            host = self.context.members.server.name
+        if not (self.context.workers.members.server_alone or self._settings.peers):
+            host = self.context.workers.members.server.name
             message = f"no worker is set apart for the parameter server (--resources PS=1): {host} holds it as well"
             self.context.emit(Warned(message=message))
         for name, member in self._candidates.items():
@@ -104,22 +106,22 @@ class DataParallel(Shell):
 
     def _look(self) -> None:
         super()._look()
-        while self.context.newcomers:
-            member = self.context.newcomers.pop()
-            name = self.context.new_name(member.kind, self._candidates)
+        while self.context.workers.newcomers:
+            member = self.context.workers.newcomers.pop()
+            name = new_name(member.kind, self._candidates)
             self._candidates[name] = member.named(name)
             self.tell(facts.WorkerReady(name, member.kind, self.now))
 
     def _calibrate(self, order: orders.Calibrate) -> None:
         worker = order.worker
-        self.context.alive[worker] = self._candidates[worker]
+        self.context.workers.alive[worker] = self._candidates[worker]
         future = submit_calibration(self.context, worker)
         future.add_done_callback(lambda done: self.watch(worker, done))
         self._work[worker] = TaskWork(future, lambda fact, at: fact)
 
     def _dismiss(self, order: orders.Dismiss) -> None:
         self.give_up(order.worker)
-        self.context.alive.pop(order.worker, None)
+        self.context.workers.alive.pop(order.worker, None)
 
     # --- replicas ---
 
@@ -152,7 +154,7 @@ class DataParallel(Shell):
         self._exchange.close()
 
     def _is_calibration(self, name: str) -> bool:
-        return self.end is None and name in self.context.alive and name not in self.context.calibrations
+        return self.end is None and name in self.context.workers.alive and name not in self.context.calibrations
 
     # --- results ---
 
@@ -174,7 +176,7 @@ class DataParallel(Shell):
     def _unexplained(self, error: Exception) -> Exception:
         """An error that a loss leads to, unless nobody is lost."""
         try:
-            self.context.explain(error)
+            self.context.workers.explain(error)
         except OutOfStep as still:
             return still
 
@@ -184,7 +186,7 @@ class DataParallel(Shell):
             return error
         raise error
 
-    def take(self, name: str, work: Work, future: Future, result: Any) -> None:
+    def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
         """Go on with a result, or with the error that came in its place."""
         if isinstance(result, Exception):
             self.tell(self._fact_of(name, result))
@@ -218,7 +220,7 @@ class DataParallel(Shell):
         self.tell(facts.Rescued(self._exchange.rescue(self._momenta), self.now))
 
     def _judge(self, order: orders.Judge) -> None:
-        score = self.context.score(self._exchange.snapshot().center, "train", order.lo, order.hi)
+        score = self.context.scoring.score(self._exchange.snapshot().center, "train", order.lo, order.hi)
         self.tell(facts.Judged(score, self.now))
 
     def _save(self, order: orders.Save) -> None:
@@ -246,7 +248,7 @@ class DataParallel(Shell):
 
 
 def _refusal(error: PushRefused) -> UserError:
-    """What a refused push is to the user. Raises the refusal where it is a mistake of ours."""
+    """The user's error that a refused push stands for. Raises the refusal where it is a mistake of ours."""
     if error.code == Code.FINITE:
         return Diverged(f"push of {error}")
     raise error

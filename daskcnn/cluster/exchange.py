@@ -1,4 +1,4 @@
-"""What a data-parallel run is composed of: what a replica is made of, and how merges travel."""
+"""The two values that a data-parallel run is composed of: its replicas, and the way that merges travel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.work import Work
+from daskcnn.cluster.work import PendingWork
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import orders
@@ -27,11 +27,11 @@ class Exchange(Protocol):
         """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         ...
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
         """Let a replica begin a session."""
         ...
 
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         """Start these rounds, which were ordered together; what is under way, by replica."""
         ...
 
@@ -57,7 +57,7 @@ class Exchange(Protocol):
 
 
 class Replicas(Protocol):
-    """What a replica is made of: a worker, or a group of workers."""
+    """Replicas of one kind: a worker each, or a group of workers each."""
 
     def form(self, order: orders.FormGroups) -> None:
         """Make groups. Raises WorkersLost."""
@@ -67,7 +67,7 @@ class Replicas(Protocol):
         """Join the server; ends when the replica holds the center."""
         ...
 
-    def start(self, order: RoundOrder, watch: Watch) -> Work:
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         """Train a round and exchange what comes of it."""
         ...
 

@@ -1,4 +1,4 @@
-"""What it takes to use a worker: its link, measured with results as training sends them, and the scheduler a task."""
+"""Measures workers' links, with results as training sends them, and the scheduler's time a task."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def measure_links(context: RunContext, home: str) -> WorkerLinks:
     And what the scheduler takes for a task. Emits what was found. One after the other, for home's link is everybody's.
     Raises WorkersLost, also for a worker whose results do not arrive within the stall timeout, and Lost.
     """
-    others = [worker for worker in context.alive if worker != home]
+    others = [worker for worker in context.workers.alive if worker != home]
     if not others:
         return WorkerLinks()
-    begun = context.scheduler_seconds()
+    begun = context.connection.scheduler_seconds()
     here, *turns = (_turn(context, home, worker) for worker in (home, *others))
-    task = (context.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
+    task = (context.connection.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
     links = {
         worker: _link(context, home, worker, max(0.0, turn - here)) for worker, turn in zip(others, turns, strict=True)
     }
@@ -62,13 +62,13 @@ def _link(context: RunContext, home: str, worker: str, handover: float) -> Worke
 
 def _turn(context: RunContext, home: str, other: str) -> float:
     """Seconds from one task to the next, which run at home and there in turn."""
-    bundle = context.bundle()
+    bundle = context.dispatch.bundle()
     ends: Alias | None = None
     for _ in range(TURNS):
         ends = bundle.add("turn", _ended, *([ends] if ends else []), worker=home)
         ends = bundle.add("turn", _passed_on, ends, worker=other)
     last = bundle.add("turn", _ended, ends, worker=home)
-    found = context.gather({other: bundle.submit([last])[last.key]}, within=context.job.cluster.stall_timeout)
+    found = context.results.gather({other: bundle.submit([last])[last.key]}, within=context.job.cluster.stall_timeout)
     return median(b - a for a, b in pairwise(found[other])) / 2
 
 
@@ -95,9 +95,9 @@ def _way(seconds: Callable[[int], float]) -> WorkerLink:
 
 def _transfer(context: RunContext, measured: str, sender: str, receiver: str, nbytes: int) -> float:
     """Seconds that a result of so many bytes takes."""
-    sent = context.submit("link-sent", _sent, sender, nbytes, worker=sender)
-    took = context.submit("link", _took, sent, sent.key, worker=receiver)
-    found = context.gather({measured: took}, within=context.job.cluster.stall_timeout)
+    sent = context.dispatch.submit("link-sent", _sent, sender, nbytes, worker=sender)
+    took = context.dispatch.submit("link", _took, sent, sent.key, worker=receiver)
+    found = context.results.gather({measured: took}, within=context.job.cluster.stall_timeout)
     return float(found[measured])
 
 

@@ -1,4 +1,4 @@
-"""Who is in the cluster and what each worker says it can do, before anything is sent to it."""
+"""The cluster's workers and the resources that each advertises, before anything is sent to them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Patience:
 
     @property
     def over(self) -> bool:
+        """Whether all the time has passed."""
         return time.monotonic() >= self._deadline
 
     @property
@@ -71,7 +72,7 @@ class Member:
 
     @property
     def declared(self) -> str:
-        """What it advertises, in words."""
+        """The resources that it advertises, in words."""
         return " and ".join(RESOURCES[kind] for kind in (self.kind, *self.also))
 
     def named(self, name: str) -> Member:
@@ -80,6 +81,7 @@ class Member:
 
     @property
     def resource(self) -> dict[str, float]:
+        """The resource that pins a task to the worker."""
         return {RESOURCES[self.kind]: 1}
 
 

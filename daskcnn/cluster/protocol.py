@@ -1,4 +1,4 @@
-"""What driver and workers tell each other: plain frozen data."""
+"""Messages between driver and workers: plain frozen data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RoundOrder:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a worker measured of itself: seconds a sample for a whole step, and for each convolution layer.
+    """A worker's measurements of itself: seconds a sample for a whole step, and for each convolution layer.
 
     conv_fixed: of those, what a shard of its kernels takes however few they are. rest_seconds: seconds a sample of what
     home does alone where kernels are sharded, layers that are not divided and the loss; None where none are.

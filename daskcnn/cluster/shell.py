@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from distributed import Future
 
 from daskcnn.cluster.calibration import lost_while_calibrated
-from daskcnn.cluster.run_context import LOOK, NotYet, RunContext, ServerLost, WorkersLost
-from daskcnn.cluster.work import Work
+from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import LOOK
+from daskcnn.cluster.work import PendingWork
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
@@ -23,7 +25,9 @@ from daskcnn.training.coordinator.orders import Order
 class Decider(Protocol):
     """A coordinator."""
 
-    def handle(self, fact: Any) -> list[Any]: ...
+    def handle(self, fact: Any) -> list[Any]:
+        """Take a fact in; returns the orders that follow."""
+        ...
 
 
 BROKEN = (WorkersLost, Interrupted, Lost)
@@ -35,22 +39,22 @@ def facts_of(context: RunContext, broken: WorkersLost | Interrupted | Lost, at: 
     if isinstance(broken, WorkersLost):
         return _of_lost(context, broken.names, at)
     if isinstance(broken, Interrupted):
-        context.ignore_signals()
+        context.connection.ignore_signals()
         return [facts.Interrupted(broken.signum, at)]
     return [facts.SchedulerGone(broken, at)]
 
 
 def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]:
-    calibrating = [name for name in names if name in context.alive and name not in context.calibrations]
+    calibrating = [name for name in names if name in context.workers.alive and name not in context.calibrations]
     gone = tuple(name for name in names if name not in calibrating)
     found: list[Fact] = [lost_while_calibrated(context, name, at) for name in calibrating]
     return [*found, *([facts.WorkerGone(gone, "connection lost", at)] if gone else [])]
 
 
 def look_round(context: RunContext, at: float) -> list[Fact]:
-    """What has become of workers and scheduler since the last look."""
+    """Look at workers and scheduler; returns what has become of them since the last look."""
     try:
-        context.look_round()
+        context.workers.look_round()
     except BROKEN as broken:
         return facts_of(context, broken, at)
     return []
@@ -75,7 +79,7 @@ class Shell:
         self.life = 0
         self._facts: deque[Fact] = deque()
         self._ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
-        self._work: dict[str, Work] = {}
+        self._work: dict[str, PendingWork] = {}
         self._carry_out: Mapping[type, Callable[[Any], None]] = {}
 
     def watch(self, name: str, future: Future) -> None:
@@ -88,19 +92,17 @@ class Shell:
             self._look()
             self._take_result()
             while self._facts and self.end is None:
-                self._tell(self._facts.popleft())
+                fact = self._facts.popleft()
+                found = self._coordinator.handle(fact)
+                if self._heard is not None:
+                    self._heard(fact, found)
+                with self._losses_told():
+                    self.carry_out(found)
         return self.end
 
     def tell(self, fact: Fact) -> None:
         """A fact that the coordinator is told in its turn."""
         self._facts.append(fact)
-
-    def _tell(self, fact: Fact) -> None:
-        found = self._coordinator.handle(fact)
-        if self._heard is not None:
-            self._heard(fact, found)
-        with self._losses_told():
-            self.carry_out(found)
 
     def carry_out(self, found: list[Order]) -> None:
         """Do what was ordered, in turn."""
@@ -110,7 +112,7 @@ class Shell:
 
     @contextmanager
     def _losses_told(self) -> Iterator[None]:
-        """What is found lost meanwhile becomes a fact."""
+        """Turn losses that are found meanwhile into facts."""
         try:
             yield
         except ServerLost:
@@ -125,7 +127,7 @@ class Shell:
 
     def _look(self) -> None:
         with self._losses_told():
-            if self.context.look_round():
+            if self.context.workers.look_round():
                 self.tell(facts.Tick(self.now))
 
     # --- results ---
@@ -153,13 +155,13 @@ class Shell:
 
     def fetch(self, name: str, future: Future) -> Any:
         """The result of a task. Raises NotYet, WorkersLost, ServerLost."""
-        return self.context.fetch(future)
+        return self.context.results.fetch(future)
 
-    def take(self, name: str, work: Work, future: Future, result: Any) -> None:
+    def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
         """Go on with a result."""
         self._facts += work.take(future, result, self.now)
 
     def give_up(self, name: str) -> None:
-        """What this worker or replica has under way is no longer waited for."""
+        """Stop waiting for what this worker or replica has under way."""
         if (work := self._work.pop(name, None)) is not None:
             work.cancel()

@@ -1,4 +1,4 @@
-"""What a worker or a replica of the run has under way: tasks, and the facts that their results stand for."""
+"""Work that a worker or a replica of the run has under way: tasks, and the facts that their results stand for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distributed import Future
 from daskcnn.training.coordinator.facts import Fact
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """Tasks whose results a shell waits for."""
 
     def expects(self, future: Future) -> bool:
@@ -33,10 +33,13 @@ class TaskWork:
         self._future, self._fact = future, fact
 
     def expects(self, future: Future) -> bool:
+        """Whether this is the task."""
         return future is self._future
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """The fact that the result stands for."""
         return [self._fact(result, now)]
 
     def cancel(self) -> None:
+        """Cancel the task."""
         self._future.cancel()

@@ -26,6 +26,7 @@ class Finding:
 
     @property
     def mark(self) -> str:
+        """The finding's mark in the printed list."""
         return "NO" if not self.ok else "!" if self.remedy else "ok"
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from distributed.worker import get_data_from_worker
 from daskcnn.cluster.calls import ANSWER, ask_workers
 from daskcnn.cluster.members import Member
 
-LARGE = 8 << 20  # bytes of the parcel that bandwidth is measured with
+LARGE = 8 << 20  # bytes of the payload that bandwidth is measured with
 SMALL = 64
 TIMES = 3
-PATIENCE = 15.0  # seconds for a parcel to arrive, and for a worker to make one
+PATIENCE = 15.0  # seconds for a payload to arrive, and for a worker to make one
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Way:
 
 def measure_ways(client: Client, members: Sequence[Member]) -> list[Way]:
     """Every ordered pair of workers. Each has one transfer at a time, and disjoint pairs theirs side by side."""
-    parcels = _parcels(client, members)
-    ready = [m for m in members if m.address in parcels]
-    busy = [m for m in members if m.address not in parcels]
+    payloads = _payloads(client, members)
+    ready = [m for m in members if m.address in payloads]
+    busy = [m for m in members if m.address not in payloads]
     ways = [
         Way(m.name, "", problem=f"did not begin a task within {PATIENCE:g} s; is it busy with a job?") for m in busy
     ]
     for pairs in rounds(ready):
         for these in (pairs, [(b, a) for a, b in pairs]):
-            ways += _transfers(client, these, parcels)
+            ways += _transfers(client, these, payloads)
     return ways
 
 
 def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
-    """Every pair once, in rounds in which nobody is twice: a tournament by the circle method."""
+    """Every pair once, in rounds in which none is twice: a tournament by the circle method."""
     circle: list[Member | None] = [*members, *([None] if len(members) % 2 else [])]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):
@@ -58,30 +58,30 @@ def rounds(members: Sequence[Member]) -> Iterator[list[tuple[Member, Member]]]:
         circle[1:] = [circle[-1], *circle[1:-1]]
 
 
-def _parcels(client: Client, members: Sequence[Member]) -> dict[str, tuple[Future, Future]]:
+def _payloads(client: Client, members: Sequence[Member]) -> dict[str, tuple[Future, Future]]:
     """A small and a large one on each worker that makes them in time, by address."""
     mark = uuid4().hex
 
-    def parcel(member: Member, nbytes: int) -> Future:
-        key = f"doctor-parcel-{mark}-{member.name}-{nbytes}"
-        return client.submit(_parcel, nbytes, key=key, workers=[member.address], allow_other_workers=False, pure=False)
+    def payload(member: Member, nbytes: int) -> Future:
+        key = f"doctor-payload-{mark}-{member.name}-{nbytes}"
+        return client.submit(_payload, nbytes, key=key, workers=[member.address], allow_other_workers=False, pure=False)
 
-    made = {m.address: (parcel(m, SMALL), parcel(m, LARGE)) for m in members}
+    made = {m.address: (payload(m, SMALL), payload(m, LARGE)) for m in members}
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not all(f.done() for pair in made.values() for f in pair):
         time.sleep(0.02)
     return {address: pair for address, pair in made.items() if all(f.status == "finished" for f in pair)}
 
 
-def _parcel(nbytes: int) -> Any:
+def _payload(nbytes: int) -> Any:
     return np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
 
 
 def _transfers(
-    client: Client, pairs: Sequence[tuple[Member, Member]], parcels: dict[str, tuple[Future, Future]]
+    client: Client, pairs: Sequence[tuple[Member, Member]], payloads: dict[str, tuple[Future, Future]]
 ) -> Iterator[Way]:
-    """Parcels of each pair's first to its second, all pairs at the same time."""
-    orders = {b.address: (a.address, *(f.key for f in parcels[a.address])) for a, b in pairs}
+    """Payloads of each pair's first to its second, all pairs at the same time."""
+    orders = {b.address: (a.address, *(f.key for f in payloads[a.address])) for a, b in pairs}
     answers = ask_workers(client, _fetch, orders, orders, within=PATIENCE + ANSWER)
     silence = OSError(f"{PATIENCE + ANSWER:g} s without an answer of the receiver")
     for a, b in pairs:
@@ -93,7 +93,7 @@ def _transfers(
 
 
 async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> tuple[float, float]:
-    """Seconds that a small and a large parcel took to this worker; the first makes the connection."""
+    """Seconds that a small and a large payload took to this worker; the first makes the connection."""
     sender, small, large = orders[dask_worker.address]
 
     async def seconds(key: str) -> float:
@@ -112,7 +112,7 @@ async def _fetch(orders: dict[str, tuple[str, str, str]], dask_worker: Any) -> t
     try:
         return await asyncio.wait_for(both(), PATIENCE)
     except TimeoutError:
-        raise OSError(f"no parcel from {sender} within {PATIENCE:g} s") from None
+        raise OSError(f"no payload from {sender} within {PATIENCE:g} s") from None
 
 
 def clock_offsets(client: Client, members: Sequence[Member]) -> dict[str, tuple[float, float]]:

@@ -55,7 +55,7 @@ class Seen:
 
 
 def look(kind: str, threads: int, data: str | None) -> Seen:
-    """This worker, of one kind (cpu, gpu, ps) and with so many threads; the data set at `data`, if one is asked for."""
+    """Look at this worker. kind: cpu, gpu or ps; threads: of it; data: the path of a data set to look at, if any."""
     gpu, device_problem = (None, "") if kind != "gpu" else _gpu()
     fingerprint, data_problem = (None, "") if data is None or kind == "ps" else _dataset(data)
     with single_threaded_blas():

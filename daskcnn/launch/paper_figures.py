@@ -17,7 +17,7 @@ from daskcnn.ps.downpour import Downpour
 from daskcnn.show.figure import Curve, Figure
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.step_breakdown import stacked
-from daskcnn.sim.cluster import Cluster, Server, Worker, kinds
+from daskcnn.sim.cluster import Server, SimulatedCluster, Worker, kinds
 from daskcnn.sim.papers_step import ceiling
 from daskcnn.sim.points import LAYERS, clusters_of_points
 from daskcnn.sim.simulation import Simulation
@@ -140,7 +140,7 @@ def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
     return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
 
 
-def _with_threads(cluster: Cluster, threads: int) -> Cluster:
+def _with_threads(cluster: SimulatedCluster, threads: int) -> SimulatedCluster:
     """Every processor with so many; a GPU stays what it is."""
     workers = [worker.with_threads(threads) if worker.kind == "cpu" else worker for worker in cluster.worker]
     return cluster.model_copy(update={"worker": workers})
@@ -160,7 +160,7 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
             if link == LINKS[0]:
                 stars = [chosen.star(each) for each in clusters]
                 curves["as the paper sends, 5 MB/s"] = DEVICES, [each.paper_speedup(link) for each in stars]
-        serial = chosen.sharding(Cluster(worker=[alone])).serial
+        serial = chosen.sharding(SimulatedCluster(worker=[alone])).serial
         yield Figure(
             f"layer-speedup-{kind}",
             f"Speed-up by sharded kernels, devices like {pattern.name}",
@@ -172,10 +172,10 @@ def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
         )
 
 
-def equal_devices(pattern: Worker, link: float, devices: int) -> Cluster:
-    """So many workers like this one, each behind a link of so many bytes a second."""
+def equal_devices(pattern: Worker, link: float, devices: int) -> SimulatedCluster:
+    """A cluster of workers like this one. link: bytes a second of each worker's link."""
     update = {"count": 1, "bandwidth": None if link == inf else link}
-    return Cluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
+    return SimulatedCluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
 
 
 def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
@@ -199,7 +199,7 @@ def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
     case = _of_strategy(chosen, "downpour", "udpa")
     train = case.job.train.model_copy(update={"epochs": 1})
     case = replace(case, job=case.job.model_copy(update={"train": train, "rule": Downpour(n_fetch=1 << 20)}))
-    cluster = Cluster(server=server, costs=chosen.cluster.costs, worker=[first])
+    cluster = SimulatedCluster(server=server, costs=chosen.cluster.costs, worker=[first])
     saturation = constants_of(replace(case, cluster=cluster)).saturation or 1.0
     sizes = sorted({max(1, round(saturation * share)) for share in (0.05, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2)})
     rates = [_updates_a_second(replace(case, cluster=cluster.of_size(size)), seed) for size in sizes]

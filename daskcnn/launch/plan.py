@@ -11,7 +11,7 @@ from daskcnn.errors import JobError
 from daskcnn.launch.simulate import Scenario, simulate
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.worker_plan import Row, Verdict, WorkerPlan
-from daskcnn.sim.cluster import Cluster, ClusterFileError, Worker, kinds
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, kinds
 
 FURTHER = 32
 """So many workers more than asked for are tried, to see where another one stops paying."""
@@ -75,7 +75,7 @@ def _rows(chosen: Scenario, more: list[Worker], seed: int) -> Iterator[Row]:
         yield row
 
 
-def _row(chosen: Scenario, cluster: Cluster, added: str, seed: int) -> Row:
+def _row(chosen: Scenario, cluster: SimulatedCluster, added: str, seed: int) -> Row:
     report = simulate(replace(chosen, cluster=cluster), seed=seed).report
     epochs, workers = chosen.job.train.epochs, len(cluster.members())
     if chosen.sharded:

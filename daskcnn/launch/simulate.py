@@ -24,7 +24,7 @@ from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
 from daskcnn.show.report_tables import RunReport, tables
-from daskcnn.sim.cluster import Cluster, read_cluster, to_toml
+from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
 from daskcnn.sim.costs import Constants
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
@@ -46,6 +46,7 @@ class Images:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
+        """Zero for each channel."""
         return np.zeros(self.shape[-1])
 
 
@@ -54,7 +55,7 @@ class Scenario:
     """A job, the cluster to run it on and where that is from. samples: trained on; numbers: in the network's vector."""
 
     job: Job
-    cluster: Cluster
+    cluster: SimulatedCluster
     source: str
     images: Described
     samples: int
@@ -62,11 +63,12 @@ class Scenario:
 
     @property
     def sharded(self) -> bool:
+        """Whether the job is of strategy `layer`."""
         return self.job.train.strategy == LAYER
 
     @property
     def workload(self) -> Workload:
-        """Of a data-parallel job."""
+        """The workload of a data-parallel job."""
         return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
 
     @property
@@ -80,7 +82,7 @@ class Scenario:
         model = self.job.model
         return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
 
-    def sharding(self, cluster: Cluster) -> Direct:
+    def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
         job = self.job
         return Direct(
@@ -94,7 +96,7 @@ class Scenario:
             kernel_shares=job.train.kernel_shares,
         )
 
-    def star(self, cluster: Cluster) -> Sharding:
+    def star(self, cluster: SimulatedCluster) -> Sharding:
         """The same as the papers shard them: home takes part in every layer."""
         return Sharding(**self._convolutions(cluster))
 
@@ -103,7 +105,7 @@ class Scenario:
         """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
         return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
 
-    def _convolutions(self, cluster: Cluster) -> dict[str, Any]:
+    def _convolutions(self, cluster: SimulatedCluster) -> dict[str, Any]:
         named = conv_layers(self.job, self.images)
         names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
         workers = tuple(cluster.members())
@@ -144,7 +146,7 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
     return scenario_of(resolved, _cluster(source), source)
 
 
-def scenario_of(job: Job, cluster: Cluster, source: str) -> Scenario:
+def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """The same for a resolved job and a cluster from anywhere. Raises UserError."""
     images, train = _images(job)
     samples = train - job.data.validation
@@ -170,7 +172,7 @@ def _images(job: Job) -> tuple[Described, int]:
     return images, min(known.training_samples, job.data.limit or known.training_samples)
 
 
-def _cluster(source: str) -> Cluster:
+def _cluster(source: str) -> SimulatedCluster:
     path = Path(source)
     if not path.is_dir():
         return read_cluster(path)
@@ -181,7 +183,7 @@ def _cluster(source: str) -> Cluster:
     return measured_cluster(events, _workload_of_log(job, events))
 
 
-def _with_overhead(chosen: Scenario, measured: float | None) -> Cluster:
+def _with_overhead(chosen: Scenario, measured: float | None) -> SimulatedCluster:
     """What a step took longer than its convolutions and its rest is put down to links and tasks."""
     beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(chosen.cluster).step().seconds)
     costs = chosen.cluster.costs.model_copy(update={"dispatch": beyond})

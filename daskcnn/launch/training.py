@@ -61,7 +61,8 @@ class Silent:
         return None
 
     def handle(self, event: Event) -> None:
-        return None
+        """Show nothing of the event."""
+        return
 
 
 class Signals:
@@ -132,16 +133,16 @@ def train_job(
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
         for warning in left_out:
             recorder.warn(warning)
-        context = RunContext(
+        name = _task_name(recorder.directory.path)
+        context = RunContext.of(
             there,
-            _task_name(recorder.directory.path),
+            name,
             job,
             prepared.dataset,
             members,
-            {},
-            recorder.emit,
-            recorder.save,
-            lambda: signals.first,
+            emit=recorder.emit,
+            save=recorder.save,
+            interrupted=lambda: signals.first,
         )
         return _train(context, recorder, checkpoint, heard)
 
@@ -246,7 +247,7 @@ def _train(
         strategy = driver_of(job)(context, state, heard)
         final = strategy.train()
         seconds = recorder.seconds
-        test = context.score(final.weights, "test", 0, len(context.dataset.test))
+        test = context.scoring.score(final.weights, "test", 0, len(context.dataset.test))
     except Exception as error:
         status = STATUS.get(type(error), "failed")
         reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})

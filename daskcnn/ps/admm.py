@@ -84,4 +84,5 @@ class ADMM(UpdateRule):
         local.base, local.base_version = answer, version
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The mean of what the workers push, with equal weights."""
         return Merge(weighted_sum([push.payload for push in pushes], [1 / len(pushes)] * len(pushes)), state)

@@ -17,7 +17,7 @@ from daskcnn.ps.bases import Bases
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Local, View
+from daskcnn.ps.rule import Local, UpdateRule, View
 from daskcnn.ps.split import Span
 
 SCALE = 256.0
@@ -35,6 +35,12 @@ class ASA:
 
     rule: BSP
     wire: np.dtype[np.floating]
+
+    @classmethod
+    def of(cls, rule: UpdateRule | None, asked: str) -> ASA:
+        """The exchange of this rule, which has to be serverless. asked: the job's dtype on the wire."""
+        assert isinstance(rule, BSP), "no other rule is serverless"
+        return cls(rule, np.dtype(rule.wire(asked)))
 
     @property
     def half(self) -> bool:

@@ -57,6 +57,7 @@ class Bases:
         return copy
 
     def as_dict(self) -> dict[str, int]:
+        """The version that each worker trains from."""
         return dict(self._base)
 
     def _add(self, version: int) -> None:

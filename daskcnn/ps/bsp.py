@@ -76,6 +76,7 @@ class BSP(UpdateRule):
         return local.weights if self.combine == "average" else local.weights - local.base
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The mean of the pushes by their samples, or the center plus their sum."""
         weights, payloads = sample_weights(pushes), [push.payload for push in pushes]
         if self.combine == "average":
             return Merge(weighted_sum(payloads, weights), state)

@@ -6,7 +6,7 @@ from collections import Counter
 
 
 class Clocks:
-    """A count for each worker. One that comes later begins with the least of the others, so that nobody waits for it
+    """A count for each worker. One that comes later begins with the least of the others, so that none waits for it
     to catch up. Every operation but the rise of the least takes the same time for any number of workers.
     """
 
@@ -36,6 +36,7 @@ class Clocks:
         self._one_less_at(self._counts.pop(worker))
 
     def as_dict(self) -> dict[str, int]:
+        """The count of each worker."""
         return dict(self._counts)
 
     def _one_less_at(self, count: int) -> None:

@@ -80,9 +80,11 @@ class Downpour(Asynchronous):
         return accrued
 
     def init(self, center: Vector) -> RuleState:
+        """Sums of squared gradients for the Adagrad server; nothing for the plain one."""
         return {} if self.server == "plain" else {_SQUARES: np.zeros_like(center)}
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The center plus the push, which the Adagrad server scales by its sums of squares. The reply is empty."""
         (push,) = pushes
         nothing = {push.worker: np.empty(0, center.dtype)}
         if self.server == "plain":

@@ -59,6 +59,7 @@ class EASGD(Asynchronous):
         local.base_version = version
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The center moved towards the push by α. The reply is that difference."""
         (push,) = pushes
         difference = np.subtract(push.payload, center)
         difference *= self.alpha

@@ -31,7 +31,7 @@ class ParallelSGD(UpdateRule):
     )
 
     def passes(self, epochs: int) -> int:
-        """As many as cut the run's epochs into so many rounds."""
+        """As many passes as cut the run's epochs into `rounds` rounds."""
         return -(-epochs // self.rounds)
 
     def problems(self, epochs: int) -> Iterator[str]:
@@ -47,4 +47,5 @@ class ParallelSGD(UpdateRule):
         return local.weights
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The mean of the pushes, weighed by their samples."""
         return Merge(weighted_sum([push.payload for push in pushes], sample_weights(pushes)), state)

@@ -81,7 +81,7 @@ class UpdateRule(BaseModel, ABC):
     swaps: ClassVar[bool] = False
 
     def problems(self, epochs: int) -> Iterator[str]:
-        """Parameters that contradict a run of so many epochs, a line each: `rule.key = value: reason; remedy`."""
+        """Parameters that contradict a run of this length, a line each: `rule.key = value: reason; remedy`."""
         return iter(())
 
     def problems_with_groups(self, size: int) -> Iterator[str]:
@@ -125,11 +125,11 @@ class UpdateRule(BaseModel, ABC):
         return False
 
     def passes(self, epochs: int) -> int:
-        """How often a round presents the worker's samples, in a run of so many epochs."""
+        """How often a round presents the worker's samples, in a run of this length."""
         return 1
 
     def rate(self, replicas: int) -> float:
-        """What the learning rate is multiplied by where so many replicas train."""
+        """The factor of the learning rate where this number of replicas trains."""
         return 1.0
 
     def begin(self, local: Local, center: Vector, version: int) -> None:

@@ -23,6 +23,7 @@ class SGWU(AccuracyWeighted):
         return local.weights
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
+        """The mean of the pushes, weighed by their accuracies."""
         qualities = [push.accuracy for push in pushes]
         if not any(qualities):
             qualities = [1.0] * len(pushes)

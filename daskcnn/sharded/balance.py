@@ -1,9 +1,9 @@
-"""Who gets how many kernels of every stage: the cut whose step should be the shortest, transfers counted.
+"""Shares of the workers: the cut of every stage's kernels whose step should be the shortest, transfers counted.
 
 A step is, stage after stage, what the slowest worker computes and what the slowest link carries, one after the other
-(Marques et al.'s comm + max conv + comp, with a link a worker). Stages hang together: their outputs go to whoever has
-kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes: from eq. 1's
-shares of all workers, of the fastest few, and from everything at home. The best that was met is taken.
+(Marques et al.'s comm + max conv + comp, with a link a worker). Stages hang together: their outputs go to every worker
+that has kernels of the next one. So each stage is cut anew for the others as they are, until nothing changes: from
+eq. 1's shares of all workers, of the fastest few, and from everything at home. The best that was met is taken.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WorkerLink:
     handover: float = 0.0
 
     def seconds(self, nbytes: float) -> float:
-        """For a message of so many bytes; for none, where there is none."""
+        """Seconds that a message of this size takes; zero for none."""
         return nbytes / self.bandwidth + self.each if nbytes else 0.0
 
     @property
@@ -57,7 +57,7 @@ FREE = WorkerLink()
 
 @dataclass(frozen=True)
 class WorkerLinks:
-    """What was measured of all: links by worker, none: transfers are nothing; task: the scheduler's seconds for one."""
+    """The measured links by worker; without any, transfers take no time. task: the scheduler's seconds for one task."""
 
     by_worker: Mapping[str, WorkerLink] = field(default_factory=dict)
     task: float = 0.0
@@ -65,7 +65,7 @@ class WorkerLinks:
 
 @dataclass(frozen=True)
 class ShareSearch:
-    """What shares go by, and the search for the best.
+    """The measurements that shares go by, and the search for the best shares.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class ShareSearch:
         return min(both, key=lambda balance: balance.step_seconds(balance.kernels()))
 
     def kernels(self) -> list[dict[str, int]]:
-        """Of each stage, how many kernels each worker gets; without those that get none. Of equals, eq. 1's."""
+        """Kernels of each stage by worker, without workers that get none. Equally good shares are cut by eq. 1."""
         return [dict(own) for own in self._best]
 
     @cached_property
@@ -215,13 +215,13 @@ class ShareSearch:
         return self.samples * self.compute[worker][stage.name or ""]
 
     def _regardless(self, worker: str, stage: Stage) -> float:
-        """Of that, what a shard takes whatever its size."""
+        """The part of it that a shard takes whatever its size."""
         if stage.by == "samples":
             return 0.0
         return self.samples * self.fixed.get(worker, {}).get(stage.name or "", 0.0)
 
     def _stage_seconds(self, i: int, plan: StepPlan) -> float:
-        """Of the slowest worker's shard, and of home with layers that could be spread and are not."""
+        """Seconds of the slowest worker's shard, and of home with layers that could be spread and are not."""
         stage, own = plan.stages[i], plan.kernels[i]
         alone = self._apart(i, self.home, stage) * self._computing(self.home, stage)
         return alone + max(self._part(i, w, stage, n / plan.made[i]) for w, n in own.items())
@@ -233,7 +233,7 @@ class ShareSearch:
         return (1 - self._apart(i, worker, stage)) * seconds
 
     def _apart(self, i: int, worker: str, stage: Stage) -> float:
-        """Of a worker's seconds for a stage, those of layers that could be spread and are not."""
+        """The part of a worker's seconds for a stage that goes to layers that could be spread and are not."""
         return self.apart.get(worker, SPREAD_SHARE) if stage != self.stages[i] else 0.0
 
     def _carrying(self, plan: StepPlan) -> float:

@@ -27,7 +27,7 @@ _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 @dataclass(frozen=True)
 class ShardResidual:
-    """What a shard's way back needs of its way there. x: its input; params: of the spread layers; state: its own, new.
+    """The residual of a shard, for its way back. x: its input; params: of the spread layers; state: its own, new.
 
     summed: what went into the stage's summed layer, and the layer's weights, for all channels that are held.
     """
@@ -145,7 +145,7 @@ def _together(parts: Sequence[Array], by: By = "kernels") -> Array:
 
 
 def _of_no_samples(stage: Stage, x: Array) -> Array:
-    """What the stage makes of a batch of none, on the host."""
+    """The stage's output for a batch of no samples, on the host."""
     assert stage.conv is not None
     height, width, _, channels = x.shape
     out = stage.conv.out_shape((height, width, channels))

@@ -19,7 +19,7 @@ Edge: TypeAlias = tuple[Params, State]
 
 
 class Edges(NamedTuple):
-    """Of the neighbours: those before a shard's own channels and those after, in their order."""
+    """Edges of the neighbours: those before a shard's own channels and those after, in their order."""
 
     before: Sequence[Edge] = ()
     after: Sequence[Edge] = ()
@@ -50,6 +50,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of its weights and its momentum."""
         return self.layout.nbytes + self.velocity.nbytes
 
     def on(self, device: Device) -> Piece:
@@ -65,7 +66,7 @@ class Piece:
         return Piece(params, state, move(self.velocity), self.layout)
 
     def edge(self, stage: Stage, side: Side, count: int, device: Device) -> Edge:
-        """The first or last so many channels of a shard, or all if it has fewer, on the host."""
+        """The first or last channels of a shard, as many as are asked for, or all if it has fewer, on the host."""
         cut = slice(None, count) if side == "left" else slice(-count, None)
         own = (of_channels(stage, tree, cut) for tree in (self.params, self.state))
         return _each(lambda a: np.ascontiguousarray(device.backend.to_host(a)), *own)
@@ -141,7 +142,7 @@ def _shard(stage: Stage, whole: _Trees, cut: slice) -> Piece:
 
 
 def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
-    """What is divided between the shards."""
+    """The parts that are divided between the shards."""
     own = {name: tree[name] for name in stage.divided if name in tree}
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"w": own[name]["w"]}
@@ -154,7 +155,7 @@ def _merged(stage: Stage, whole: _Trees) -> Piece | None:
 
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
-    """What stays whole."""
+    """The parts that stay whole."""
     own = {name: tree[name] for name, _ in (stage.rest.layers if stage.rest else ()) if name in tree}
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"b": own[name]["b"]}

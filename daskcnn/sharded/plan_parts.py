@@ -1,4 +1,4 @@
-"""What a plan of a step is made of: kinds and groups of tasks, flows between groups, single tasks, their inputs."""
+"""Parts of a step's plan: kinds and groups of tasks, flows between groups, single tasks, their inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE: Cut = (...,)
 
 
 class TaskKind(Enum):
-    """What a task does. The value is the task's name, or what is added to the name of its stage."""
+    """Kinds of tasks. The value is the task's name, or is added to the name of its stage."""
 
     FORWARD = "-fwd"
     MERGE_FORWARD = "-merge-fwd"
@@ -49,7 +49,7 @@ class WorkerTraffic(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """What the tasks of one group give those of another: each sender has a message for every receiver but itself.
+    """Messages from tasks of one group to those of another: each sender has one for every receiver but itself.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Flow(NamedTuple):
 
     @property
     def moved(self) -> dict[str, WorkerTraffic]:
-        """What each worker sends and receives; workers that do neither are left out."""
+        """Messages that each worker sends and receives; workers that do neither are left out."""
         if self.by_receiver:
             return {w: WorkerTraffic(up, down) for w, down, up in _spread_out(self.sizes, self.senders)}
         return {w: WorkerTraffic(up, down) for w, up, down in _spread_out(self.sizes, self.receivers)}
@@ -120,7 +120,7 @@ class WantedEdge(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What a step finds of the step before it, and leaves for the next: weights on a worker, or edges of its shard."""
+    """A value that one step leaves for the next: weights on a worker, or edges of its shard."""
 
     what: Literal["shard", "merged", "edges"]
     stage: int
@@ -166,7 +166,7 @@ class PlannedTask:
     share
         Which channels, or samples, of its stage are its own; None: its layers are not divided.
     cuts
-        Which part of the gradients that it makes goes to which worker; None: nobody needs any.
+        Which part of the gradients that it makes goes to which worker; None: none needs any.
     away
         To how many other workers each part of its result goes.
     work

@@ -69,7 +69,7 @@ class Stage:
         return [name for name in (ends[0], *self.names, ends[1]) if name is not None]
 
     def spread_to(self, layers: int) -> Stage:
-        """The same stage with only the first so many of its spread layers spread."""
+        """The same stage with only this many of its spread layers spread, from the first."""
         if self.spread is None or layers >= len(self.spread.layers):
             return self
         return _stage_of(self.name, self.conv, self.spread.layers[:layers], self.spread.layers[layers:] + self._behind)
@@ -162,14 +162,17 @@ class Share:
 
     @property
     def own(self) -> slice:
+        """The channels that belong to the worker."""
         return slice(self.start, self.stop)
 
     @property
     def graded(self) -> slice:
+        """The channels whose gradients the worker is given."""
         return self._widened(self.reach)
 
     @property
     def held(self) -> slice:
+        """The channels that the worker computes."""
         return self._widened(2 * self.reach)
 
     @property
@@ -178,7 +181,7 @@ class Share:
         return Share(0, self.total, self.total)
 
     def samples(self, count: int) -> slice:
-        """Which of so many samples go with it, where a stage is divided by those."""
+        """The samples, out of this many, that go with it where a stage is divided by samples."""
         return slice(*(count * edge // self.total for edge in (self.start, self.stop)))
 
     @property
@@ -201,7 +204,7 @@ def shares_of(kernels: Sequence[int], reach: int = 0) -> list[Share]:
 
 
 def neighbours(shares: Mapping[W, Share], worker: W) -> Iterator[tuple[W, Side, int]]:
-    """Whose channels a worker holds besides its own, from the first to the last: at which end of theirs, how many."""
+    """Neighbours whose channels a worker holds besides its own, in order: at which end of theirs, and how many."""
     held, others = shares[worker].held, list(shares)
     at = others.index(worker)
     begin = next((i for i in range(at, 0, -1) if shares[others[i - 1]].stop <= held.start), 0)
@@ -216,7 +219,7 @@ def neighbours(shares: Mapping[W, Share], worker: W) -> Iterator[tuple[W, Side, 
 
 
 def edges_travel_along(shares: Mapping[W, Share], worker: W, takers: Collection[W]) -> bool:
-    """Whether a shard's edges can be sent with its gradients, which go to these workers, and nobody gets too much."""
+    """Whether a shard's edges can be sent with its gradients, which go to these workers, without sending too much."""
     others = {*takers} - {worker}
     wanted_by = {other for other, _, _ in neighbours(shares, worker)}  # whose channels it holds hold its own
     return not others or (len(others) == 1 and wanted_by <= others)

@@ -187,13 +187,13 @@ class StepPlan:
 
     @cached_property
     def _outputs(self) -> list[Flow]:
-        """What each stage's shards give those that come next."""
+        """Outputs that each stage's shards give those that come next."""
         return [
             Flow(i, "outputs", own, self.takers[i], self._message_sizes(i, own)) for i, own in enumerate(self.kernels)
         ]
 
     def _gradients(self, i: int) -> Flow:
-        """What a stage's shards are given of the gradients of their outputs, and of those next to their own."""
+        """Gradients of their outputs that a stage's shards are given, and of those next to their own."""
         own, reach = self.kernels[i], self.stages[i].reach
         sizes = self._message_sizes(i, _graded(own, reach)) if reach else self._outputs[i].sizes
         return Flow(i, "gradients", self.takers[i], own, sizes, by_receiver=True)
@@ -214,14 +214,14 @@ class StepPlan:
     # --- what the step before has left ---
 
     def weight_gradients(self, i: int) -> Flow | None:
-        """What shards by samples are given: everybody's gradients of all weights. None for shards by kernels."""
+        """Gradients of all weights, which every shard by samples gives all others. None for shards by kernels."""
         if self.stages[i].by == "kernels":
             return None
         own, size = self.kernels[i], kernel_size(self.stages[i], self.shapes[i]) * self.made[i]
         return Flow(i, "weight gradients", own, own, dict.fromkeys(own, size))
 
     def edges(self, i: int, worker: str) -> list[WantedEdge]:
-        """What a shard is given of its neighbours' shards."""
+        """Edges that a shard is given of its neighbours' shards."""
         if not self.stages[i].reach:
             return []
         return [WantedEdge(*each) for each in neighbours(self.shares[i], worker)]
@@ -238,7 +238,7 @@ class StepPlan:
 
     @property
     def flows(self) -> Iterator[Flow]:
-        """What travels within a step; the step waits for each of them."""
+        """Flows within a step; the step waits for each of them."""
         return (group.inputs for group in self.groups if group.inputs is not None)
 
     @property
@@ -253,7 +253,7 @@ class StepPlan:
 
     @cached_property
     def carried(self) -> Mapping[Carried, int]:
-        """What the step leaves for the next one, and which of its tasks has it."""
+        """Values that the step leaves for the next one, and the task that has each."""
         return self._spelled_out[1]
 
     @cached_property
@@ -347,7 +347,7 @@ class _Listed:
     # --- what a task is given ---
 
     def _inputs(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Of other tasks of the same part."""
+        """Inputs from other tasks of the same part."""
         flow, plan = group.inputs, self.plan
         if flow is None:
             return
@@ -367,7 +367,7 @@ class _Listed:
         return int(samples.stop - samples.start) * plan.made[i] * plan.channel_sizes[i]
 
     def _before(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Of the step before: what shards need of each other to be whole. It travels once a step."""
+        """Inputs from the step before: what shards need of each other to be whole. It travels once a step."""
         plan, i = self.plan, group.stage
         if group.kind is not TaskKind.FORWARD:
             return
@@ -382,7 +382,7 @@ class _Listed:
                 yield TaskInput(Carried("shard", i, sender), sender, "weight gradients", nbytes=nbytes)
 
     def _behind(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """What a task only waits for, on its own worker."""
+        """Tasks of its own worker that a task only waits for."""
         kind, i = group.kind, group.stage
         shard, merged = Carried("shard", i, worker), Carried("merged", i, worker)
         sources: list[int | Carried] = []
@@ -425,7 +425,7 @@ class _Listed:
         return 1 if cuts else 0
 
     def _remember(self, task: PlannedTask, number: int) -> None:
-        """What the task leaves for those behind it."""
+        """Remember what the task leaves for those behind it."""
         kind, i, worker = task.kind, task.stage, task.worker
         if kind is TaskKind.MERGE_FORWARD:
             self._merged[i] = number

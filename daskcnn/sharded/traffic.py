@@ -1,4 +1,4 @@
-"""What travels in a layer-sharded step, weighed from its plan.
+"""Traffic of a layer-sharded step, weighed from its plan.
 
 A stage's outputs go from their makers to all workers of the next stage, or to home where layers of it that are not
 divided put them together, or the loss is behind. What is put together goes from home to the next stage's workers. On
@@ -58,7 +58,7 @@ def step_bytes(plan: StepPlan) -> dict[str, WorkerTraffic]:
 
 
 def added_traffic(some: Iterable[Mapping[str, WorkerTraffic]]) -> dict[str, WorkerTraffic]:
-    """What each worker sends and receives in all."""
+    """The sum of all that each worker sends and receives."""
     found: dict[str, WorkerTraffic] = {}
     for moved in some:
         for worker, (up, down) in moved.items():

@@ -60,6 +60,7 @@ class RoundRow:
 
     @property
     def worker(self) -> str:
+        """The worker or group that made the round."""
         return self.numbers.worker
 
     def value(self, name: str) -> Any:
@@ -80,7 +81,7 @@ ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBE
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EvaluationRow:
     """A look at the center: when, and how good it was. rounds: made until then, the mean of the workers.
 
     loss, accuracy: of the training since the last look.
@@ -118,7 +119,7 @@ class History:
     end: RunEnded | None = None
     epoch: float = 0.0
     rows: list[RoundRow] = field(default_factory=list)
-    looks: list[Look] = field(default_factory=list)
+    looks: list[EvaluationRow] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -135,7 +136,7 @@ class History:
     _begun: float | None = None  # on the events' own clock
     _before: float = 0.0  # seconds of the run at that moment
     _kept: dict[int, float] = field(default_factory=dict)  # seconds of each checkpoint, by its step
-    _undone: list[Look] = field(default_factory=list)  # unless the run is resumed from behind them
+    _undone: list[EvaluationRow] = field(default_factory=list)  # unless the run is resumed from behind them
     _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
 
     def take(self, event: Event) -> None:
@@ -197,7 +198,7 @@ class History:
         judged = event.validation or Judged()
         made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(
-            Look(
+            EvaluationRow(
                 epoch=event.epoch,
                 at=self.now,
                 step=event.step,

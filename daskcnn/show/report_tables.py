@@ -16,7 +16,7 @@ from typing import Any
 
 from daskcnn.events import Event, Judged, RunStarted
 from daskcnn.ps import RULES
-from daskcnn.show.history import History, Look, Note, RoundRow
+from daskcnn.show.history import EvaluationRow, History, Note, RoundRow
 
 UNFINISHED, LAYER = "not ended", "layer"
 WEIGHT = 4  # bytes of a number, where a log does not say otherwise
@@ -136,7 +136,7 @@ class RunReport:
     balance: RoundBalance | None
     traffic: BytesMoved
     server: Counted | None
-    looks: tuple[Look, ...]
+    looks: tuple[EvaluationRow, ...]
     notes: tuple[Note, ...]
     kernels: dict[str, dict[str, int]]
     shards: dict[str, dict[str, str]]
@@ -154,7 +154,7 @@ class RunReport:
         later = [b for b in self.by_round if b.increment is not None and b.increment >= first]
         return _pooled(later) if later else None
 
-    def reached(self, accuracy: float) -> Look | None:
+    def reached(self, accuracy: float) -> EvaluationRow | None:
         """The first look at which the validation accuracy was at least this (BPT-CNN table 1)."""
         return next((look for look in self.looks if (look.validation_accuracy or 0.0) >= accuracy), None)
 

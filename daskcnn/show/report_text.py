@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from daskcnn.events import Judged, RunStarted
-from daskcnn.show.history import Look, Note, RoundRow
+from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
@@ -168,7 +168,7 @@ _BALANCE: list[Column[RoundBalance]] = [
     _field("wait by Eq. 8", "wait", duration),
     _field("waited", "waited", duration),
 ]
-_LOOKS: list[Column[Look]] = [
+_LOOKS: list[Column[EvaluationRow]] = [
     _field("epoch", "epoch", lambda epoch: f"{epoch:.4g}"),
     _field("time", "at", duration),
     _field("step", "step", count),

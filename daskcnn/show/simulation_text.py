@@ -10,7 +10,7 @@ from daskcnn.sharded import eq2_elements
 from daskcnn.show.report_tables import RunReport
 from daskcnn.show.report_text import format_report
 from daskcnn.show.text import aligned, count, duration, number, percent, size
-from daskcnn.sim.cluster import Cluster
+from daskcnn.sim.cluster import SimulatedCluster
 from daskcnn.sim.costs import Constants, Cost, costs
 from daskcnn.sim.papers_step import Sharding, ceiling
 
@@ -18,7 +18,7 @@ Formulas = Constants | Sharding
 """What the papers' formulas say: of a data-parallel job their constants, of sharded kernels the step."""
 
 
-def simulation_dict(cluster: Cluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
+def simulation_dict(cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
     """For programs: the report, the costs or the step's parts, and the cluster."""
     found: dict[str, Any] = {"report": report.to_dict(), "cluster": cluster.model_dump()}
     if isinstance(formulas, Sharding):
@@ -41,7 +41,7 @@ def _step_dict(sharding: Sharding) -> dict[str, Any]:
     }
 
 
-def format_simulation(source: str, cluster: Cluster, report: RunReport, formulas: Formulas) -> str:
+def format_simulation(source: str, cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> str:
     """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
     more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
     if all(look.validation_accuracy is None for look in report.looks):  # nothing was learnt
@@ -49,7 +49,7 @@ def format_simulation(source: str, cluster: Cluster, report: RunReport, formulas
     return "\n\n".join([_cluster_lines(source, cluster), format_report(report), more])
 
 
-def _cluster_lines(source: str, cluster: Cluster) -> str:
+def _cluster_lines(source: str, cluster: SimulatedCluster) -> str:
     members = cluster.members()
     server, latencies = cluster.server, [member.latency for member in members]
     kinds = ", ".join(f"{sum(m.kind == kind for m in members)} {kind}" for kind in sorted({m.kind for m in members}))

@@ -31,12 +31,14 @@ class Row:
 
     @property
     def pays(self) -> bool:
+        """Whether the added worker gains enough to pay for itself."""
         return self.gain is None or self.gain >= PAYS
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one kind. stops: the first of its workers that does not pay; None where there is none as far as was tried.
+    """The verdict on one kind of worker. stops: the first of its workers that does not pay; None where there is none
+    as far as was tried.
 
     further: how many more than asked for would pay; None where none were tried.
     """
@@ -54,6 +56,7 @@ class WorkerPlan:
     verdicts: tuple[Verdict, ...]
 
     def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for JSON."""
         return {**asdict(self), "pays": PAYS}
 
 

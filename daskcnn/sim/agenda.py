@@ -1,4 +1,4 @@
-"""What happens next: a heap of events on a simulated clock."""
+"""The agenda of a simulation: a heap of events on a simulated clock."""
 
 from __future__ import annotations
 

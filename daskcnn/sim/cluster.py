@@ -41,7 +41,7 @@ class Server(Options):
     merge_rate: float | None = Field(default=None, gt=0)
 
     def split(self, hosts: int) -> Server:
-        """Several such hosts, each with a range of the vector: together they are so many times as fast."""
+        """Several such hosts, each with a range of the vector: together they are as many times as fast."""
         update = {
             key: value and value * hosts
             for key, value in (("bandwidth", self.bandwidth), ("merge_rate", self.merge_rate))
@@ -104,10 +104,11 @@ class Worker(Options):
         return 1 / (self.evaluations_per_second or 3 * self.images_per_second)
 
     def link(self) -> Link:
+        """The worker's link to the server."""
         return Link(self.bandwidth or math.inf, self.latency)
 
     def with_threads(self, threads: int) -> Worker:
-        """The same processor with so many threads, by Amdahl's law."""
+        """The same processor with this number of threads, by Amdahl's law."""
         now, then = (self.serial + (1 - self.serial) / t for t in (self.threads, threads))
         faster = now / then
         return self.model_copy(
@@ -126,7 +127,7 @@ def _shortened(seconds: dict[str, float] | None, faster: float) -> dict[str, flo
     return seconds and {name: each / faster for name, each in seconds.items()}
 
 
-class Cluster(Options):
+class SimulatedCluster(Options):
     """All of a cluster file."""
 
     server: Server = Server()
@@ -143,14 +144,14 @@ class Cluster(Options):
             for i in range(1, pattern.count + 1)
         ]
 
-    def with_one_more(self, pattern: Worker) -> Cluster:
+    def with_one_more(self, pattern: Worker) -> SimulatedCluster:
         """The cluster with another worker like this one."""
         names = {member.name for member in self.members()}
         name = next(n for i in range(1, len(names) + 2) if (n := f"{pattern.name}+{i}") not in names)
         return self.model_copy(update={"worker": [*self.worker, pattern.model_copy(update={"name": name, "count": 1})]})
 
-    def of_size(self, workers: int) -> Cluster:
-        """The first so many workers, and patterns repeated in turn where there are fewer."""
+    def of_size(self, workers: int) -> SimulatedCluster:
+        """A cluster of this size: the first workers, and patterns repeated in turn where there are fewer."""
         members = self.members()
         more = [
             members[i % len(members)].model_copy(
@@ -161,7 +162,7 @@ class Cluster(Options):
         return self.model_copy(update={"worker": [*members[:workers], *more]})
 
 
-def read_cluster(path: str | Path) -> Cluster:
+def read_cluster(path: str | Path) -> SimulatedCluster:
     """The cluster of a TOML file. Raises ClusterFileError with all problems."""
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -172,12 +173,12 @@ def read_cluster(path: str | Path) -> Cluster:
     return parse_cluster(raw)
 
 
-def parse_cluster(raw: Mapping[str, Any]) -> Cluster:
+def parse_cluster(raw: Mapping[str, Any]) -> SimulatedCluster:
     """The cluster of these tables. Raises ClusterFileError with all problems."""
     problems = [*_wrong(raw), *_contradictions(raw)]
     if problems:
         raise ClusterFileError(problems)
-    return Cluster.model_validate(raw)
+    return SimulatedCluster.model_validate(raw)
 
 
 _REMEDIES = {
@@ -201,9 +202,9 @@ _TABLES: dict[str, type[Options]] = {"server": Server, "costs": Costs, "worker":
 
 
 def _wrong(raw: Mapping[str, Any]) -> Iterator[str]:
-    """What the models refuse, each with its remedy."""
+    """Problems that the models find, each with its remedy."""
     try:
-        Cluster.model_validate(raw)
+        SimulatedCluster.model_validate(raw)
     except ValidationError as error:
         for item in error.errors():
             yield _readable(item["type"], item["loc"], item["input"], item["msg"])
@@ -224,14 +225,14 @@ def _readable(kind: str, loc: tuple[int | str, ...], value: Any, message: str) -
 
 def _known(loc: tuple[int | str, ...]) -> list[str]:
     """The keys that there are where an unknown one was found."""
-    table: type[Options] = Cluster
+    table: type[Options] = SimulatedCluster
     for part in loc[:-1]:
         table = _TABLES.get(str(part), table)
     return list(table.model_fields)
 
 
 def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with the workers together."""
+    """Problems of the workers together."""
     workers = [w for w in raw.get("worker", ()) if isinstance(w, dict)] if isinstance(raw.get("worker"), list) else []
     for name, times in Counter(str(w["name"]) for w in workers if "name" in w).items():
         if times > 1:
@@ -240,12 +241,12 @@ def _contradictions(raw: Mapping[str, Any]) -> Iterator[str]:
         yield "worker.count = 0: a cluster needs at least one worker; raise a count"
 
 
-def to_toml(cluster: Cluster) -> str:
+def to_toml(cluster: SimulatedCluster) -> str:
     """The cluster as a file that `read_cluster` reads, for people to go on with: every key that is not its default."""
     tables = cluster.model_dump(exclude_defaults=True, exclude_none=True)
     return tomli_w.dumps({"server": {}, "costs": {}, **tables})
 
 
-def kinds(cluster: Cluster) -> dict[DeviceKind, Worker]:
+def kinds(cluster: SimulatedCluster) -> dict[DeviceKind, Worker]:
     """The first worker of each kind, the pattern for another one."""
     return {worker.kind: worker for worker in reversed(cluster.worker)}

@@ -1,4 +1,4 @@
-"""What parallel SGD, ADMM and Downpour cost (Hegde & Usmani §5): their formulas with the constants of a job.
+"""Costs of parallel SGD, ADMM and Downpour (Hegde & Usmani §5): their formulas with the constants of a job.
 
 The paper gives orders of growth. Here the terms that it adds up are evaluated as they stand, with the sums over rounds
 of pairwise messages that it writes out: k - 1 messages gather, or spread, a vector among k workers in log2 k turns.

@@ -18,7 +18,7 @@ EPOCH = 0
 
 
 class Caller(Protocol):
-    """Who talks to the server. sent, received: bytes of the round so far."""
+    """A replica that talks to the server. sent, received: bytes of the round so far."""
 
     name: str
     session: int

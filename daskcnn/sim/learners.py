@@ -1,4 +1,4 @@
-"""What a replica learns in a simulation: nothing, where only time matters, or the very numbers."""
+"""Learners of a simulation: nothing is learnt where only time matters; else the numbers are those of a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from daskcnn.training.round_steps import steps_of_round
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """What a round came to so far: loss and right answers over its samples, the last rate. None: not known."""
+    """Sums of a round so far: loss and right answers over its samples, the last rate. None: not known."""
 
     score: Score | None = None
     lr: float | None = None
@@ -32,7 +32,7 @@ class Learner(Protocol):
     weights: Vector
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        """Take up a round, in which so many replicas train."""
+        """Take up a round. replicas: how many train in it."""
         ...
 
     def train(self, steps: int) -> Learnt:
@@ -54,12 +54,15 @@ class TimingOnly:
         self.weights = np.zeros(1, np.float32)
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        return None
+        """Do nothing."""
+        return
 
     def train(self, steps: int) -> Learnt:
+        """Learn nothing."""
         return NOTHING
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        """No score is known."""
         return None
 
 
@@ -74,11 +77,13 @@ class Training:
         self._learnt = NOTHING
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
+        """Take up a round; the one before ends."""
         self.close()
         self._steps = steps_of_round(self._replica, self._rule, round_, local, replicas=replicas)
         self._taken, self._samples = 0, round_.samples
 
     def train(self, steps: int) -> Learnt:
+        """Make the steps up to this one of the round."""
         assert self._steps is not None, "begun"
         while self._taken < steps:
             trained = next(self._steps)
@@ -88,6 +93,7 @@ class Training:
         return self._learnt
 
     def judge(self, lo: int, hi: int, weights: Vector | None = None) -> Score | None:
+        """Judge these weights, or the replica's own, on samples lo…hi of the training part."""
         whole = None if weights is None else self._replica.job.data.validation
         return self._replica.evaluate(self._replica.dataset.train, lo, hi, weights=weights, whole=whole)
 

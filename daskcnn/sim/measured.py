@@ -3,7 +3,7 @@
 What a log cannot tell apart stays together. All of a run's exchanges carry vectors of one length, so what they took is
 one constant a worker, half of it each way. Loading is part of a sample's seconds. Under a barrier the exchange is what
 a meeting took beyond the slowest worker's training at its usual speed: no two steps take equally long, and the barrier
-waits for whoever is late this time.
+waits for the one that is late this time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from daskcnn.events import (
     WorkersCalibrated,
 )
 from daskcnn.partition.proportional import proportional
-from daskcnn.sim.cluster import Cluster, Costs, Worker
+from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
 
 
@@ -38,7 +38,7 @@ class _Lap:
     judges: bool
 
 
-def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
+def measured_cluster(events: Iterable[Event], workload: Workload) -> SimulatedCluster:
     """The cluster that a data-parallel run of this workload ran on.
 
     Raises DataError where its log has no calibration, or no round of a worker.
@@ -65,11 +65,11 @@ def measured_cluster(events: Iterable[Event], workload: Workload) -> Cluster:
     dispatch = max(0.0, median(gaps)) if gaps else 0.0
     firsts = [_first_gap(log, rounds[w.name], w, parts[w.name], workload) for w in workers]
     start = max(0.0, median(firsts) - dispatch)
-    return Cluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
+    return SimulatedCluster(costs=Costs(dispatch=dispatch, start=start), worker=workers)
 
 
 def calibration(log: Sequence[Event]) -> Sequence[CalibratedWorker]:
-    """What the workers measured of themselves, the last time. Raises DataError where the log has nothing of it."""
+    """The workers' last measurements of themselves. Raises DataError where the log has nothing of it."""
     found = [event for event in log if isinstance(event, WorkersCalibrated)]
     if not found:
         raise DataError(
@@ -94,7 +94,7 @@ def calibrated_worker(row: CalibratedWorker) -> Worker:
     return Worker.model_validate(known)
 
 
-def sharded_cluster(events: Iterable[Event]) -> Cluster:
+def sharded_cluster(events: Iterable[Event]) -> SimulatedCluster:
     """The cluster of a layer-sharded run, by its calibration and its links where it measured those.
 
     Raises DataError where its log has no calibration.
@@ -104,7 +104,9 @@ def sharded_cluster(events: Iterable[Event]) -> Cluster:
     by_name = {row.name: {"bandwidth": row.bandwidth, "latency": row.latency} for row in links.workers}
     workers = map(calibrated_worker, calibration(log))
     costs = Costs(task=links.task)
-    return Cluster(worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers], costs=costs)
+    return SimulatedCluster(
+        worker=[worker.model_copy(update=by_name.get(worker.name, {})) for worker in workers], costs=costs
+    )
 
 
 def step_seconds(events: Iterable[Event]) -> float | None:
@@ -171,7 +173,7 @@ def _exchange(r: _Lap, workload: Workload) -> float:
 
 
 def _meeting_seconds(workers: Mapping[str, Worker], rounds: Mapping[str, Sequence[_Lap]], workload: Workload) -> float:
-    """What a meeting behind the barrier takes beyond the slowest worker's training, and its judging of the push."""
+    """Seconds of a meeting behind the barrier beyond the slowest worker's training, and its judging of the push."""
     together: dict[int, list[_Lap]] = defaultdict(list)
     for own in rounds.values():
         for r in own:

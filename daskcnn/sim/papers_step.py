@@ -54,6 +54,7 @@ class ShardedStep:
 
     @property
     def seconds(self) -> float:
+        """Seconds of the whole step."""
         return self.comm + self.conv + self.comp
 
 
@@ -74,6 +75,7 @@ class Sharding:
 
     @property
     def batch(self) -> int:
+        """Samples of a minibatch."""
         return self.specs[0].N
 
     @property
@@ -137,7 +139,7 @@ class Sharding:
         return self.alone / (comm + step.conv + step.comp)
 
     def division(self) -> dict[str, Any]:
-        """What the log says of how layers are divided: here all by kernels."""
+        """How layers are divided, as the log has it: here all by kernels."""
         return {}
 
     def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:

@@ -40,7 +40,7 @@ class _Manifest:
 
 @dataclass(frozen=True)
 class Points:
-    """What a replica asks of a `store.Dataset`."""
+    """The part of a `store.Dataset` that a replica uses."""
 
     train: _Part
     test: _Part

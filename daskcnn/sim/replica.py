@@ -12,7 +12,7 @@ from daskcnn.sim.host import Host
 from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Report, Send
@@ -62,7 +62,7 @@ class SimulatedReplica:
         self._seconds, self._judging = member.seconds, member.judging
         self._exchange = ReplicaExchange(workload.rule, self.local, cadence, overlap=workload.overlap)
         self._busy = 0.0
-        self._segment: tuple[Train, float, float] | None = None  # steps under way, when they begin and end
+        self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
         self._sending: Send | None = None
         self._answers: list[Answer] = []
         self._told: Callable[[Reply], None] = self._heard
@@ -99,7 +99,7 @@ class SimulatedReplica:
         match order:
             case JudgeCenter():
                 self._judge(order)
-            case Train():
+            case TrainSteps():
                 self._train(order)
             case Report():
                 self._finish()
@@ -123,7 +123,7 @@ class SimulatedReplica:
 
     # --- steps, and what is judged ---
 
-    def _train(self, order: Train) -> None:
+    def _train(self, order: TrainSteps) -> None:
         """The steps up to the next stop. What is judged right after them needs no event of its own."""
         begun = self._agenda.now
         trained = self._pace.end(begun, order.gained * self._seconds)

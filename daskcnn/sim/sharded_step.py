@@ -103,7 +103,7 @@ class Direct(Sharding):
         return replace(self, given=given, first_conv=balance.stages[0].by)
 
     def _balance(self) -> ShareSearch:
-        """What shares go by: seconds a sample of each worker, and its link."""
+        """The search for shares, by seconds a sample of each worker and its link."""
         home = self.workers[self.home]
         compute = {
             worker.name: {name: each / self.batch for name, each in zip(self.names, seconds, strict=True)}
@@ -132,6 +132,7 @@ class Direct(Sharding):
 
     @property
     def parts(self) -> int:
+        """Parts that a minibatch is cut into."""
         return min(self.sub_batches, self.batch)
 
     def step(self) -> ShardedStep:
@@ -150,7 +151,7 @@ class Direct(Sharding):
         return ShardedStep(comm, conv, comp, self._kernels, taken, up, down, self._busy(taken, comp))
 
     def division(self) -> dict[str, Any]:
-        """What the log says of how layers are divided."""
+        """How layers are divided, as the log has it."""
         convs = [stage for stage in self.plan.stages if stage.conv]
         by = {stage.name: stage.by for stage in convs}
         of = {stage.name: stage.conv.kernels for stage in convs if stage.conv}
@@ -158,7 +159,7 @@ class Direct(Sharding):
 
     @property
     def tasks(self) -> int:
-        """Of a step."""
+        """Tasks of a step."""
         return self.plan.task_count
 
     @property
@@ -210,5 +211,5 @@ class Direct(Sharding):
         return max((max(own) / self._lines[name] for name, own in moved.items()), default=0.0)
 
     def _latency(self, moved: Moved) -> float:
-        """Of the slowest message."""
+        """Latency of the slowest message."""
         return max((worker.latency for worker in self.workers if any(moved.get(worker.name, ()))), default=0.0)

@@ -19,7 +19,7 @@ from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, Server
 from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
 from daskcnn.sim.agenda import Agenda
-from daskcnn.sim.cluster import Cluster, Worker
+from daskcnn.sim.cluster import SimulatedCluster, Worker
 from daskcnn.sim.host import EPOCH, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
@@ -44,7 +44,7 @@ class Simulation:
     def __init__(
         self,
         workload: Workload,
-        cluster: Cluster,
+        cluster: SimulatedCluster,
         *,
         seed: int = 0,
         learner: Callable[[], Learner] = TimingOnly,

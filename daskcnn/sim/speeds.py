@@ -1,6 +1,6 @@
 """How a worker's speed goes with time: constant, drifting to another one, wandering, or held up by pauses.
 
-A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes so many
+A cluster file names the kind; `pace` makes what answers the only question of a simulation: work that takes a number of
 seconds at the nominal speed and begins now, when is it done?
 """
 
@@ -29,22 +29,24 @@ class Constant(Options):
     kind: Literal["constant"] = "constant"
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The nominal speed throughout."""
         return Steady()
 
 
 class Drift(Options):
-    """From the nominal speed to `to` times as fast over so many seconds, in a straight line; then it stays there."""
+    """From the nominal speed to `to` times as fast within `seconds`, in a straight line; then it stays there."""
 
     kind: Literal["drift"]
     to: float = Field(gt=0)
     seconds: float = Field(gt=0)
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, which is not random."""
         return Drifting(self.to, self.seconds)
 
 
 class Walk(Options):
-    """A random walk: every so many seconds the speed is multiplied by e^x, x normal with deviation `spread`.
+    """A random walk: every `every` seconds the speed is multiplied by e^x, x normal with deviation `spread`.
 
     It stays between `lowest` and `highest` times the nominal speed.
     """
@@ -56,11 +58,12 @@ class Walk(Options):
     highest: float = Field(default=1.0, ge=1)
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, drawn from this generator."""
         return Wandering(self, rng)
 
 
 class Stall(Options):
-    """Pauses of so many seconds: at these moments, or at random ones, every `every` seconds on average."""
+    """Pauses of `seconds` each: at these moments, or at random ones, every `every` seconds on average."""
 
     kind: Literal["stall"]
     seconds: float = Field(gt=0)
@@ -74,6 +77,7 @@ class Stall(Options):
         return self
 
     def pace(self, rng: np.random.Generator) -> Pace:
+        """The speed over time, with pauses drawn from this generator."""
         return Stalling(self, rng)
 
 
@@ -84,6 +88,7 @@ class Steady:
     """The nominal speed."""
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the nominal speed."""
         return begin + work
 
 
@@ -94,6 +99,7 @@ class Drifting:
         self._to, self._until, self._slope = to, seconds, (to - 1) / seconds
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the drifting speed."""
         if begin >= self._until:
             return begin + work / self._to
         speed = 1 + self._slope * begin
@@ -112,6 +118,7 @@ class Wandering:
         self._interval, self._turn, self._speed = 1, walk.every, 1.0
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done at the speeds drawn for its time."""
         while True:
             while begin >= self._turn:
                 self._go_on()
@@ -139,6 +146,7 @@ class Stalling:
         self._next(0.0)
 
     def end(self, begin: float, work: float) -> float:
+        """When the work is done, pauses included."""
         while True:
             while self._until <= begin:
                 self._next(self._until)

@@ -1,4 +1,4 @@
-"""What is to be trained, as far as its time depends on it."""
+"""The workload of a simulation: all that the time of training depends on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Workload:
 
     @classmethod
     def of(cls, job: Job, *, samples: int, numbers: int) -> Workload:
-        """A resolved job's, trained on so many samples, of a network with so many numbers."""
+        """The workload of a resolved job. samples: those that are trained on; numbers: in the network's vector."""
         train = job.train
         assert train.partition is not None, "resolved"
         assert job.rule is not None, "data-parallel"
@@ -63,7 +63,7 @@ class Workload:
 
     @property
     def settings(self) -> Settings:
-        """What the coordinator has to know."""
+        """The settings for the coordinator."""
         return Settings(
             self.strategy,
             self.rule,

@@ -20,7 +20,7 @@ class JudgeLocal:
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class TrainSteps:
     """Make the round's next steps, up to a stop at which the rule wants an exchange.
 
     Attributes
@@ -64,9 +64,9 @@ class Cadence:
     def __init__(self, rule: UpdateRule, batch_size: int, validation: tuple[int, int] = (0, 0)) -> None:
         self._rule, self._batch_size = rule, batch_size
         self._judge = JudgeLocal(*validation) if rule.judges_pushes and validation[0] < validation[1] else None
-        self._known: dict[tuple[int, int, int | None], tuple[Train, ...]] = {}
+        self._known: dict[tuple[int, int, int | None], tuple[TrainSteps, ...]] = {}
 
-    def stops(self, round_: Round) -> tuple[Train, ...]:
+    def stops(self, round_: Round) -> tuple[TrainSteps, ...]:
         """In turn; the last one is the round's end."""
         ranges = round_.ranges
         if len(ranges) == 1:  # as mostly; it is asked millions of times
@@ -79,7 +79,11 @@ class Cadence:
             stops = self._known[shape] = tuple(self._stops(*shape))
         return stops
 
-    def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[Train]:
+    def exchanges(self, round_: Round) -> frozenset[int]:
+        """The steps of a round, counted from 1, after which the rule wants an exchange."""
+        return frozenset(stop.step for stop in self.stops(round_) if stop.push or stop.pull)
+
+    def _stops(self, samples: int, whole: int, steps: int | None) -> Iterator[TrainSteps]:
         made = before = 0
         for step, done in enumerate(self._samples_after(samples, whole, steps), 1):
             last = done == samples
@@ -87,7 +91,7 @@ class Cadence:
             if due or last:
                 push = Action.PUSH in due
                 judge = self._judge if push else None
-                yield Train(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
+                yield TrainSteps(made + 1, step, done - before, done, push, Action.PULL in due, judge, last)
                 made, before = step, done
 
     def _samples_after(self, samples: int, whole: int, steps: int | None) -> Iterator[int]:

@@ -7,11 +7,11 @@ decides nothing.
 
     fact                       orders that may follow
     joined                     none: a round may begin
-    begin                      Train
+    begin                      TrainSteps
     trained                    JudgeLocal, Send, Await; after a last stop without exchange as after its reply
     judged_local               Send
     judged_center              Report
-    replied (Send)             Train, PullCenter, JudgeCenter, Report
+    replied (Send)             TrainSteps, PullCenter, JudgeCenter, Report
     replied (Send, overlapped) none: training goes on
     replied (Await)            JudgeLocal, Send
     replied (PullCenter)       JudgeCenter
@@ -50,7 +50,7 @@ from daskcnn.arrays import Array
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, UpdateRule, Vector
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.reports import RoundReport
 
 CERTAIN = 1.0
@@ -58,7 +58,7 @@ CERTAIN = 1.0
 
 
 class Gain(NamedTuple):
-    """What is pushed, but for who pushes it. payload: where the replica computes; it is not written to any more, or
+    """A push without its sender. payload: where the replica computes; it is not written to any more, or
     is `Local.weights` itself, which rest until the reply is there.
     """
 
@@ -77,7 +77,7 @@ class Send(NamedTuple):
 
     push: Gain | None
     pull: bool
-    meanwhile: Train | None
+    meanwhile: TrainSteps | None
 
 
 class Await(NamedTuple):
@@ -102,15 +102,15 @@ class Report(NamedTuple):
 
 Meet: TypeAlias = JudgeLocal | Send | Await
 """Orders within a round, around an exchange."""
-Order: TypeAlias = Train | Meet | PullCenter | JudgeCenter | Report
+Order: TypeAlias = TrainSteps | Meet | PullCenter | JudgeCenter | Report
 Answer: TypeAlias = tuple[Reply, Vector]
 """A reply, and the vector that it brings, where the replica computes."""
 
 _AWAIT, _PULL_CENTER, _REPORT = Await(), PullCenter(), Report()
 
 
-class Phase(Enum):
-    """What the machine waits for."""
+class ExchangePhase(Enum):
+    """The input that the machine waits for."""
 
     APART = "a session"
     IDLE = "a round"
@@ -124,16 +124,25 @@ class Phase(Enum):
 
 
 # the module's own names: looking up a member of an enum takes ten times as long
-_APART, _IDLE, _TRAINING, _AWAITING = Phase.APART, Phase.IDLE, Phase.TRAINING, Phase.AWAITING
-_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = Phase.JUDGING_LOCAL, Phase.SENDING, Phase.PULLING_CENTER
-_JUDGING_CENTER, _REPORTING = Phase.JUDGING_CENTER, Phase.REPORTING
+_APART, _IDLE, _TRAINING, _AWAITING = (
+    ExchangePhase.APART,
+    ExchangePhase.IDLE,
+    ExchangePhase.TRAINING,
+    ExchangePhase.AWAITING,
+)
+_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = (
+    ExchangePhase.JUDGING_LOCAL,
+    ExchangePhase.SENDING,
+    ExchangePhase.PULLING_CENTER,
+)
+_JUDGING_CENTER, _REPORTING = ExchangePhase.JUDGING_CENTER, ExchangePhase.REPORTING
 
 
 class Arithmetic(Protocol):
-    """What is said at an exchange and what becomes of the answer: a rule's own, unless merges travel in another way."""
+    """Arithmetic of an exchange, of the push and of its answer: a rule's own, unless merges travel in another way."""
 
     def payload(self, local: Local) -> Vector:
-        """What is pushed."""
+        """The vector that is pushed."""
         ...
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
@@ -143,14 +152,14 @@ class Arithmetic(Protocol):
 
 @dataclass(slots=True)
 class _Tally:
-    """What a round has come to so far. told: of its stops, how many were reached; pushed: samples up to the last push.
+    """Sums of a round so far. told: of its stops, how many were reached; pushed: samples up to the last push.
 
     since: when the work ended that was done last.
     """
 
     round: Round
     center_range: tuple[int, int] | None
-    stops: tuple[Train, ...]
+    stops: tuple[TrainSteps, ...]
     version: int
     base_version: int
     told: int = 0
@@ -214,8 +223,8 @@ class ReplicaExchange:
         self._sent: Vector | None = None  # set aside during an exchange that overlaps training
 
     @property
-    def phase(self) -> Phase:
-        """What the machine waits for."""
+    def phase(self) -> ExchangePhase:
+        """The input that the machine waits for."""
         return self._phase
 
     # --- facts ---
@@ -226,7 +235,7 @@ class ReplicaExchange:
         self.rule.begin(self.local, center, version)
         self._phase, self._seq = _IDLE, 0
 
-    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> Train:
+    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> TrainSteps:
         """A round begins. center_range: the samples of the training part to judge the center on afterwards."""
         assert self._phase is _IDLE, self._not_now("a round begins")
         stops, version = self._cadence.stops(round_), self.local.base_version
@@ -375,7 +384,7 @@ class ReplicaExchange:
             self.rule.pulled(self.local, brought, reply.version)
             tally.version = reply.version
 
-    def _go_on(self, tally: _Tally) -> Train | PullCenter | JudgeCenter | Report:
+    def _go_on(self, tally: _Tally) -> TrainSteps | PullCenter | JudgeCenter | Report:
         """Train the next stretch, or end the round."""
         if tally.told < len(tally.stops):
             self._phase = _TRAINING

@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a round of training came to; seconds of waiting for batches and of computing."""
+    """The sums of a round of training so far: score, seconds of waiting for batches and of computing."""
 
     score: Score
     lr: float
@@ -61,7 +61,7 @@ class Trained:
 
 
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
-    """Images to be scored at once: fewer than `most` where a convolution of so many does not fit the device's limit."""
+    """Images scored at once: fewer than `most` where a convolution of that many does not fit the device's limit."""
     size = most
     while size > 1 and not all(candidates(spec, device) for _, spec in convolutions(model, in_shape, size, dtype)):
         size //= 2
@@ -71,7 +71,7 @@ def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, dev
 def presentations(
     job: Job, ranges: tuple[tuple[int, int], ...], samples: int, first: int, steps: int | None
 ) -> Iterator[BatchPlan]:
-    """A round of so many samples: a plan for every pass over the ranges, the last one cut short.
+    """A round of `samples` samples: a plan for every pass over the ranges, the last one cut short.
 
     first: the number of the first pass. steps: minibatches of each pass; None: of the job's size.
     """

@@ -1,4 +1,4 @@
-"""What a worker reports of a round, in a cluster and in the simulator."""
+"""A worker's report of a round, in a cluster and in the simulator."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
 
 
 def _fixed(whole: float, seconds: float, *, part: float) -> float:
-    """Of `whole`, what does not depend on the size of a part, if such a part takes these seconds."""
+    """The part of `whole` that does not depend on the size of a part, if such a part takes these seconds."""
     return min(max(0.0, (seconds - part * whole) / (1 - part)), MOST_FIXED * whole)
 
 

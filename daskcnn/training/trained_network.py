@@ -31,6 +31,7 @@ class Classifier:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the probabilities."""
         return self.facts.classes
 
     def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -27,10 +27,15 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
+from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.dispatch import Bundle, Dispatch
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.members import Member, Members
 from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.run_context import Bundle, RunContext
+from daskcnn.cluster.results import Results
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import RunWorkers
+from daskcnn.cluster.scoring import Scoring
 from daskcnn.cluster.session.session import Session, forget_run, keep_session
 from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.cluster.shell import Heard
@@ -260,9 +265,9 @@ class Tasks:
 class TaskBundle(Bundle):
     """Tasks that are submitted at once."""
 
-    def __init__(self, context: InProcess) -> None:
-        super().__init__(context)
-        self._tasks, self._batch = context.tasks, context.tasks.new_batch()
+    def __init__(self, dispatch: DispatchHere) -> None:
+        super().__init__(dispatch)
+        self._tasks, self._batch = dispatch.tasks, dispatch.tasks.new_batch()
 
     def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
         return self._tasks.add(label, Submitted(self._batch, worker, function, args))
@@ -271,41 +276,39 @@ class TaskBundle(Bundle):
         return {ref.key: cast(Future, self._tasks.wanted(ref)) for ref in wanted}
 
 
-class InProcess(RunContext):
-    """A run's surroundings whose workers are all this process.
+class ConnectionHere(Connection):
+    """No scheduler knows anything."""
 
-    Attributes
-    ----------
-    events : what the run has logged.
-    saved : the states that it has saved.
-    """
-
-    def __init__(self, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0) -> None:
-        self.events: list[Event] = []
-        self.saved: list[TrainingState] = []
-        members = tuple(Member(name, name, "here", each.kind, 1, 1 << 30) for name, each in workers.items())
-        alone = Members(members, members[0], server_alone=False)
-        nobody: Any = None
-        super().__init__(nobody, RUN, job, dataset, alone, {}, self.events.append, self.saved.append, lambda: None)
-        self._workers = workers
-        self.tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
-
-    def __post_init__(self) -> None:
-        self.alive = {member.name: member for member in self.members.workers}
-
-    def look_round(self) -> bool:
-        return False
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     def processing(self) -> dict[str, Any]:
         return {}
 
-    def silent(self, seconds: float) -> list[str]:
+
+class WorkersHere(RunWorkers):
+    """Nobody comes, and nobody goes."""
+
+    def look_round(self) -> bool:
+        return False
+
+    def unheard(self, seconds: float) -> list[str]:
         return []
+
+
+class DispatchHere(Dispatch):
+    """Tasks run in this process. calibrations : what stands for a worker's task that measures it."""
+
+    def __init__(
+        self, workers: RunWorkers, tasks: Tasks, calibrations: Mapping[str, Callable[[], Calibration]]
+    ) -> None:
+        super().__init__(RUN, workers, 0.0)
+        self.tasks, self._calibrations = tasks, calibrations
 
     def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
         task = Submitted(self.tasks.new_batch(), worker, function, args)
         if function is calibrate:
-            task = replace(task, function=self._workers[worker].calibration, args=(self.job, self.dataset))
+            task = replace(task, function=self._calibrations[worker], args=())
         return cast(Future, self.tasks.wanted(self.tasks.add(label, task)))
 
     def bundle(self) -> Bundle:
@@ -314,15 +317,54 @@ class InProcess(RunContext):
     def send_to(self, data: Any, addresses: list[str]) -> Future:
         return cast(Future, self.tasks.sent(data))
 
+
+class ResultsHere(Results):
+    """A task runs whenever results are waited for."""
+
+    def __init__(self, workers: RunWorkers, tasks: Tasks) -> None:
+        super().__init__(workers, 0.0)
+        self._tasks = tasks
+
     def turn(self, futures: Iterable[Future]) -> set[Future]:
-        self.tasks.run_one()
+        self._tasks.run_one()
         return {future for future in futures if not future.done()}
 
     def fetch(self, future: Future) -> Any:
-        value = self.tasks.made[future.key].on(DRIVER)
+        value = self._tasks.made[future.key].on(DRIVER)
         if isinstance(value, Exception):
             raise value
         return value
+
+
+@dataclass(frozen=True)
+class InProcess:
+    """A run's surroundings whose workers are all this process.
+
+    Attributes
+    ----------
+    events : what the run has logged.
+    saved : the states that it has saved.
+    """
+
+    context: RunContext
+    tasks: Tasks
+    events: list[Event]
+    saved: list[TrainingState]
+
+    @classmethod
+    def of(cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0) -> InProcess:
+        """The workers by name. seed: of the order in which tasks run."""
+        events, saved, nobody = list[Event](), list[TrainingState](), cast(Any, None)
+        members = tuple(Member(name, name, "here", each.kind, 1, 1 << 30) for name, each in workers.items())
+        connection = ConnectionHere(nobody, lambda: None)
+        there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)
+        tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
+        measured = {name: partial(each.calibration, job, dataset) for name, each in workers.items()}
+        dispatch, results = DispatchHere(there, tasks, measured), ResultsHere(there, tasks)
+        calibrations = dict[str, Calibration]()
+        scoring = Scoring(RUN, dispatch, results, 0.0, calibrations)
+        ways = connection, there, dispatch, results, calibrations, scoring
+        return cls(RunContext(RUN, job, dataset, events.append, saved.append, *ways), tasks, events, saved)
 
 
 @dataclass(frozen=True)
@@ -394,13 +436,13 @@ def train_here(
     """Run a job of strategy `layer`. seed: of the order in which tasks run. prepare: is done with all of them first."""
     job = resolve(tables)
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
-    context = InProcess(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
+    here = InProcess.of(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
         for module in ("layers.transfers", "session.stopping"):
-            patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: context.tasks.worker)
+            patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
         try:
-            prepare(context.tasks)
-            state = LayerSharded(context, None, heard).train()
+            prepare(here.tasks)
+            state = LayerSharded(here.context, None, heard).train()
         finally:
-            context.tasks.close()
-    return TrainedHere(context.events, state, context.tasks.ran)
+            here.tasks.close()
+    return TrainedHere(here.events, state, here.tasks.ran)

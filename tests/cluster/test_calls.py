@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster import admission, members, run_context
+from daskcnn.cluster import admission, connection, members, run_workers
 from daskcnn.cluster.admission import admit
 from daskcnn.cluster.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, silent_among
+from daskcnn.cluster.lost import ServerLost, WorkersLost
 from daskcnn.cluster.members import Members, advertised, chosen
-from daskcnn.cluster.run_context import RunContext, ServerLost, WorkersLost
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.errors import ClusterError, Interrupted, Lost
 from daskcnn.events import Warned
 from daskcnn.job.tables import Cluster, Job, Workers
@@ -190,81 +190,91 @@ def test_a_worker_that_died_since_is_named():
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = {"within": SHORT}
-    monkeypatch.setattr(run_context, "silent_among", lambda *args, **kw: silent_among(*args, **kw | limited))
-    monkeypatch.setattr(run_context, "EXPLAINED", SHORT)
+    monkeypatch.setattr(connection, "silent_among", lambda *args, **kw: silent_among(*args, **kw | limited))
+    monkeypatch.setattr(run_workers, "EXPLAINED", SHORT)
 
 
-def context_of(client: Any, *, signum: Callable[[], int | None] = lambda: None) -> RunContext:
+def context_of(client: Any, events: list[Any], *, signum: Callable[[], int | None] = lambda: None) -> RunContext:
     found: Members = chosen(advertised(client.workers), Workers())
     job = Job(cluster=Cluster(stall_timeout=SHORT))
     none: Any = None
-    events: list[Any] = []
-    context = RunContext(client, "a run", job, none, found, {}, events.append, none, signum)
-    context.events = events  # type: ignore[attr-defined]
-    return context
+    return RunContext.of(client, "a run", job, none, found, emit=events.append, save=none, interrupted=signum)
 
 
 @pytest.mark.usefixtures("fast")
 def test_data_for_a_worker_that_hangs_names_it():
     with fake_client(there(A, B, S)) as client:
-        context = context_of(client)
-        assert context.send("data").data == "data"
+        context = context_of(client, [])
+        assert context.dispatch.send("data").data == "data"
         client.hang = {B}
         with pytest.raises(WorkersLost, match="cpu-1"):
-            context.send("data")
+            context.dispatch.send("data")
         client.hang = {S}
         with pytest.raises(ServerLost):
-            context.send_to("data", [S])
+            context.dispatch.send_to("data", [S])
 
 
 @pytest.mark.usefixtures("fast")
 def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch):
     with fake_client(there(A)) as client:
-        context = context_of(client)
+        context = context_of(client, [])
 
         async def slow(*_: Any, **__: Any) -> Any:
             await client._perhaps("network")
 
         client.scatter, client.hang = slow, {"network"}
         with pytest.raises(Lost, match=rf"{A}: data did not arrive within 0.3 s; "):
-            context.send("data")
+            context.dispatch.send("data")
 
 
 @pytest.mark.usefixtures("fast")
 def test_a_new_server_goes_to_a_worker_that_answers():
     with fake_client(there(A, B, S)) as client:
-        context = context_of(client)
+        context = context_of(client, [])
         client.hang = {S, A}
-        assert context.new_host().address == B
+        assert context.workers.new_host().address == B
         client.hang = {A, B, S}
         with pytest.raises(Lost, match="none answers"):
-            context.new_host()
+            context.workers.new_host()
 
 
 @pytest.mark.usefixtures("fast")
 def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyPatch):
+    events: list[Any] = []
     with fake_client(there(A, B)) as client:
-        context = context_of(client, signum=lambda: 15 if client.hang else None)
+        context = context_of(client, events, signum=lambda: 15 if client.hang else None)
         client.hang = {B}
         context.close()
-    (event,) = context.events  # type: ignore[attr-defined]
+    (event,) = events
     assert isinstance(event, Warned)
     assert event.value == f"worker cpu-1 ({B})"
     assert str(event.reason).startswith("no answer")
 
 
-@pytest.mark.parametrize("ask", ["scheduler_seconds", "processing", "new_host", "look_round"])
-def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: str):
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda context: context.connection.scheduler_seconds(),
+        lambda context: context.connection.processing(),
+        lambda context: context.workers.new_host(),
+        lambda context: context.workers.look_round(),
+    ],
+    ids=["scheduler_seconds", "processing", "new_host", "look_round"],
+)
+def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: Callable[[RunContext], Any]):
     with fake_client(there(A)) as client:
-        context, check = context_of(client), interrupted_after(0.2)
+        check: list[Callable[[], None]] = []
 
         def signum() -> int | None:
             try:
-                check()
+                for each in check:
+                    each()
             except Interrupted as error:
                 return error.signum
             return None
 
-        context.interrupted, context._looked, client.hang = signum, -math.inf, {"scheduler"}
+        context = context_of(client, [], signum=signum)
+        client.hang = {"scheduler"}
+        check.append(interrupted_after(0.2))
         with pytest.raises(Interrupted):
-            getattr(context, ask)()
+            ask(context)

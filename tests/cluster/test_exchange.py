@@ -197,7 +197,7 @@ def hosted(client: Client, parts: int, size: int) -> Iterator[Hosted]:
     cluster = Cluster(workers=Workers(cpu=3), ps_shards=parts)
     members = wait_for_members(client, cluster.workers, 60.0)
     none: Any = None
-    context = RunContext(client, "hosted", Job(cluster=cluster), none, members, {}, none, none, lambda: None)
+    context = RunContext.of(client, "hosted", Job(cluster=cluster), none, members, emit=none, save=none)
     server = host_server(context, RULES["downpour"](), Snapshot(np.zeros(size, np.float32)), epoch=1)
     yield server
     server.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -65,7 +66,8 @@ class Noting:
     """Stands for a run's surroundings: tasks are noted, none is run."""
 
     def __init__(self, workers: int, parts: int) -> None:
-        self.alive = {f"w{i}": None for i in range(workers)}
+        self.workers = SimpleNamespace(alive={f"w{i}": None for i in range(workers)})
+        self.dispatch = self
         self.job = Job.model_validate({"train": {"batch_size": BATCH, "sub_batches": parts}})
         self.name, self.samples, self._serial = "run", 40_000, count()
         self.submitted: list[tuple[str, str, tuple[Any, ...]]] = []
@@ -106,7 +108,7 @@ def model(request: pytest.FixtureRequest) -> Sequential:
 def graph_of(model: Sequential, workers: int, parts: int, first: Any, monkeypatch: Any) -> tuple[LayerGraph, Noting]:
     """Pieces are placed."""
     stages, noting = stages_of(model), Noting(workers, parts)
-    compute = {w: {s.name: 1.0 + i / 10 for s in stages if s.name} for i, w in enumerate(noting.alive)}
+    compute = {w: {s.name: 1.0 + i / 10 for s in stages if s.name} for i, w in enumerate(noting.workers.alive)}
     search = ShareSearch(stages, IMAGE, "w0", compute, samples=BATCH, parts=parts)
     try:
         search = search.divided_by(first)

@@ -56,7 +56,7 @@ def test_what_stays_at_home_is_what_was_measured_there_and_not_what_is_left_of_a
     context: Any = SimpleNamespace(
         job=job,
         calibrations={"a": calibrated(rest), "b": calibrated(1.0)},
-        alive=dict.fromkeys("ab"),
+        workers=SimpleNamespace(alive=dict.fromkeys("ab")),
         links=None,
         samples=100,
         dataset=SimpleNamespace(shape=(8, 8, 3)),

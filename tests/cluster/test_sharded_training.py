@@ -259,16 +259,17 @@ def test_more_workers_than_kernels_is_said_and_trains(toy: str) -> None:
 def test_a_worker_behind_a_slow_link_gets_no_kernels_where_links_count(toy: str, kernel_shares: str) -> None:
     job = resolve(toy_job(toy, train={"kernel_shares": kernel_shares}))
     dataset, workers = open_dataset(toy, limit=230), {"cpu-0": LocalWorker(1.5), "cpu-1": EQUAL}
-    context = InProcess(job, dataset, workers)
+    here = InProcess.of(job, dataset, workers)
+    context = here.context
     try:
         context.calibrations |= {name: each.calibration(job, dataset) for name, each in workers.items()}
         driver = LayerSharded(context, None)
         links = WorkerLinks({"cpu-1": WorkerLink(1e3, 0.01)})
-        rows = {name: calibration_row(context.alive[name], own) for name, own in context.calibrations.items()}
+        rows = {name: calibration_row(context.workers.alive[name], own) for name, own in context.calibrations.items()}
         known = {name: Measured(1 / (row.images_per_second or 1), row) for name, row in rows.items()}
         shares = Shares.of(driver.balance("cpu-0", known, links))
     finally:
-        context.tasks.close()
+        here.tasks.close()
     if kernel_shares == "speeds":
         assert shares.by_worker() == {"cpu-0": {"conv1": 4, "conv2": 5}, "cpu-1": {"conv1": 2, "conv2": 4}}
         assert shares.idle() == {}

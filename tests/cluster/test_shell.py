@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.run_context import WorkersLost
+from daskcnn.cluster.lost import WorkersLost
 from daskcnn.cluster.shell import look_round
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts
@@ -23,7 +23,11 @@ def context(*broken: Exception) -> Any:
         if found:
             raise found[0]
 
-    return SimpleNamespace(look_round=look, ignore_signals=found.clear, alive={}, calibrations={})
+    return SimpleNamespace(
+        workers=SimpleNamespace(look_round=look, alive={}),
+        connection=SimpleNamespace(ignore_signals=found.clear),
+        calibrations={},
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 from daskcnn.events import Event
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.sim.cluster import Cluster, parse_cluster
+from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 
@@ -29,13 +29,13 @@ def workload(
     return Workload(strategy, made, partition, PARTITIONERS[partition](increments), **{**usual, **facts})
 
 
-def cluster(*speeds: float, server: Any = None, costs: Any = None, **worker: Any) -> Cluster:
+def cluster(*speeds: float, server: Any = None, costs: Any = None, **worker: Any) -> SimulatedCluster:
     """A worker for each speed (images a second), alike but for that."""
     workers = [{"name": f"w{i}", "images_per_second": speed, **worker} for i, speed in enumerate(speeds)]
     return parse_cluster({"worker": workers, "server": server or {}, "costs": costs or {}})
 
 
-def run(work: Workload, on: Cluster, **options: Any) -> tuple[Simulation, list[Event]]:
+def run(work: Workload, on: SimulatedCluster, **options: Any) -> tuple[Simulation, list[Event]]:
     """The simulation after its end, its server's invariants checked, and the events."""
     events: list[Event] = []
     simulation = Simulation(work, on, emit=events.append, **options)
@@ -49,6 +49,6 @@ def of(model: type[Event], events: list[Event]) -> list[Any]:
     return [event for event in events if isinstance(event, model)]
 
 
-def seconds(work: Workload, on: Cluster) -> float:
+def seconds(work: Workload, on: SimulatedCluster) -> float:
     """How long the run takes."""
     return run(work, on)[0].now

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.sim.cluster import Cluster, ClusterFileError, Worker, kinds, parse_cluster, read_cluster, to_toml
+from daskcnn.sim.cluster import ClusterFileError, SimulatedCluster, Worker, kinds, parse_cluster, read_cluster, to_toml
 
 DESK = {"name": "desk", "images_per_second": 100}
 
@@ -134,7 +134,9 @@ def test_of_any_size_every_worker_has_a_name_of_its_own(counts: list[int], size:
 
 
 def test_one_more_worker_is_like_its_pattern() -> None:
-    cluster = Cluster(worker=[Worker(name="a", images_per_second=5, count=2), Worker(name="g", images_per_second=50)])
+    cluster = SimulatedCluster(
+        worker=[Worker(name="a", images_per_second=5, count=2), Worker(name="g", images_per_second=50)]
+    )
     for _ in range(3):
         cluster = cluster.with_one_more(cluster.worker[1])
     assert [member.name for member in cluster.members()] == ["a-1", "a-2", "g", "g+1", "g+2", "g+3"]

@@ -11,7 +11,8 @@ from daskcnn.nn.score import Score
 from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, LayerSnapshot
+from daskcnn.training.coordinator.layer import LayerCoordinator
+from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings

@@ -16,14 +16,14 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
 from daskcnn.store.loader import BatchPlan, batch_edges
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.exchange import (
     CERTAIN,
     Await,
+    ExchangePhase,
     Gain,
     JudgeCenter,
     Order,
-    Phase,
     PullCenter,
     ReplicaExchange,
     Report,
@@ -148,7 +148,7 @@ class Facts(RuleBasedStateMachine):
                     np.testing.assert_array_equal(weights, self.local.base)
                 else:
                     np.testing.assert_array_equal(weights, self.center)
-        if isinstance(self.order, Train):
+        if isinstance(self.order, TrainSteps):
             self.stop, self.steps_made = self.order, self.order.first - 1
 
     def reply(self, data: st.DataObject) -> tuple[Reply, Vector]:
@@ -169,7 +169,7 @@ class Facts(RuleBasedStateMachine):
         np.testing.assert_array_equal(self.local.weights, [self.version, 2.0])
         self.seq, self.calls, self.order, self.round = 0, None, None, None
 
-    @precondition(lambda self: self.machine.phase is Phase.IDLE)
+    @precondition(lambda self: self.machine.phase is ExchangePhase.IDLE)
     @rule(
         whole=st.integers(1, 14),
         passes=st.integers(1, 2),
@@ -186,11 +186,11 @@ class Facts(RuleBasedStateMachine):
         self.last_version = self.local.base_version
         self.take(self.machine.begin(self.round, score))
 
-    @precondition(lambda self: isinstance(self.order, Train))
+    @precondition(lambda self: isinstance(self.order, TrainSteps))
     @rule(data=st.data(), all_of_them=st.booleans(), known=st.booleans())
     def train(self, data: st.DataObject, all_of_them: bool, known: bool) -> None:
         stop = self.stop
-        assert isinstance(self.order, Train)
+        assert isinstance(self.order, TrainSteps)
         while self.steps_made < stop.step:
             self.local.weights += 1.0
             self.steps_made += 1
@@ -208,7 +208,7 @@ class Facts(RuleBasedStateMachine):
     @precondition(lambda self: self.calls is not None)
     @rule(data=st.data(), seconds=st.floats(0, 5))
     def answer(self, data: st.DataObject, seconds: float) -> None:
-        calls, training = self.calls, isinstance(self.order, Train)
+        calls, training = self.calls, isinstance(self.order, TrainSteps)
         assert calls is not None
         waited = self.passes(seconds) - self.asked if not training else 0.0
         shadow, gained, answers = self.sent, self.local.weights - self.sent.weights, []
@@ -275,7 +275,7 @@ class Facts(RuleBasedStateMachine):
         assert self.range is None or report.center == self.center_score
         self.order = self.round = None
 
-    @precondition(lambda self: self.machine.phase is not Phase.APART)
+    @precondition(lambda self: self.machine.phase is not ExchangePhase.APART)
     @rule(sure=st.integers(0, 3))
     def give_up(self, sure: int) -> None:
         if not sure:
@@ -288,14 +288,14 @@ class Facts(RuleBasedStateMachine):
     def facts_out_of_turn_are_refused_and_change_nothing(self) -> None:
         machine, phase, weights = self.machine, self.machine.phase, self.local.weights.copy()
         score = Score(1.0, 1, 1)
-        refused: list[tuple[tuple[Phase, ...], Callable[[], Any]]] = [
-            ((Phase.IDLE,), lambda: machine.begin(Round("a", 0, ((0, 1),), 1, (0.0, 1.0)), None)),
-            ((Phase.TRAINING,), lambda: machine.trained(score, 0.1, busy=0.0, load=0.0, at=0.0)),
-            ((Phase.JUDGING_LOCAL,), lambda: machine.judged_local(score, begun=0.0, at=0.0)),
-            ((Phase.JUDGING_CENTER,), lambda: machine.judged_center(score, begun=0.0, at=0.0)),
-            ((Phase.REPORTING,), lambda: machine.report(bytes_up=0, bytes_down=0)),
+        refused: list[tuple[tuple[ExchangePhase, ...], Callable[[], Any]]] = [
+            ((ExchangePhase.IDLE,), lambda: machine.begin(Round("a", 0, ((0, 1),), 1, (0.0, 1.0)), None)),
+            ((ExchangePhase.TRAINING,), lambda: machine.trained(score, 0.1, busy=0.0, load=0.0, at=0.0)),
+            ((ExchangePhase.JUDGING_LOCAL,), lambda: machine.judged_local(score, begun=0.0, at=0.0)),
+            ((ExchangePhase.JUDGING_CENTER,), lambda: machine.judged_center(score, begun=0.0, at=0.0)),
+            ((ExchangePhase.REPORTING,), lambda: machine.report(bytes_up=0, bytes_down=0)),
         ]
-        if self.calls is None and phase is not Phase.PULLING_CENTER:
+        if self.calls is None and phase is not ExchangePhase.PULLING_CENTER:
             refused.append(((), lambda: machine.replied([], 0.0)))
         for legal, fact in refused:
             if phase not in legal:
@@ -326,7 +326,7 @@ class Facts(RuleBasedStateMachine):
 
     @invariant()
     def somebody_knows_what_is_next(self) -> None:
-        assert (self.round is None) == (self.machine.phase in (Phase.APART, Phase.IDLE))
+        assert (self.round is None) == (self.machine.phase in (ExchangePhase.APART, ExchangePhase.IDLE))
         assert self.round is None or self.order is not None or self.calls is not None
 
     def teardown(self) -> None:

@@ -6,7 +6,7 @@ out. So the driver submits steps and meetings ahead, and home waits for the serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from distributed import Future
@@ -31,18 +31,25 @@ from daskcnn.training.replica import presentations
 class RoundStep(MinibatchStep):
     """A step of a group's round. plan: of the pass that it is part of; begin: where in its order the minibatch begins.
 
-    last: of the round.
+    meets: whether the group exchanges weights behind it. last: of the round.
     """
 
     plan: BatchPlan
     begin: int
+    meets: bool
     last: bool
 
 
-def round_steps(job: Job, round_: Round, *, passes: int, scale: float) -> Iterator[RoundStep]:
+def round_steps(
+    job: Job, round_: Round, *, passes: int, scale: float, exchanges: Collection[int]
+) -> Iterator[RoundStep]:
     """The steps that one replica by itself would make of this round, in its order and at its learning rates.
 
-    passes: that the rule makes in a round. scale: of the learning rate.
+    Parameters
+    ----------
+    passes : passes over its samples that the rule makes in a round.
+    scale : factor of the learning rate.
+    exchanges : the steps, counted from 1, after which weights are exchanged.
     """
     rate, done, (begun, end) = rate_of(job.train.schedule), 0, round_.progress
     first, number = round_.number * passes, 0
@@ -51,8 +58,8 @@ def round_steps(job: Job, round_: Round, *, passes: int, scale: float) -> Iterat
             progress = begun + (end - begun) * done / round_.samples
             lr = scale * rate.rate(job.train.lr, progress, progress * job.train.epochs)
             done += hi - lo
-            last = done == round_.samples
-            yield RoundStep(number, plan.presentation, position, lr, hi - lo, plan, lo, last)
+            last, meets = done == round_.samples, number + 1 in exchanges
+            yield RoundStep(number, plan.presentation, position, lr, hi - lo, plan, lo, meets, last)
             number += 1
 
 
@@ -147,5 +154,5 @@ class GroupGraph(LayerGraph):
         return self._submit("settle", tasks.settled, each, worker=self.home)
 
     def _last_of(self, worker: str) -> list[Result]:
-        """What the worker does last with each of its pieces."""
+        """The worker's last task with each of its pieces."""
         return [ref for piece, ref in self.held.items() if piece.worker == worker and piece.what != "edges"]

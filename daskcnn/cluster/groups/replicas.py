@@ -21,13 +21,14 @@ from daskcnn.cluster.layers.balance import fastest
 from daskcnn.cluster.link_speeds import measure_links
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import Work
+from daskcnn.cluster.work import PendingWork
 from daskcnn.errors import Diverged
 from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.nn.score import Score
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import stages_of
+from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone
 from daskcnn.training.coordinator.settings import STEPS_AHEAD
@@ -45,11 +46,12 @@ class Group:
 
     @property
     def members(self) -> tuple[str, ...]:
-        return tuple(self.context.alive)
+        """The workers of the group that are left."""
+        return tuple(self.context.workers.alive)
 
     def row(self) -> FormedGroup:
-        """Of the log."""
-        kinds = [member.kind for member in self.context.alive.values()]
+        """The group as the log has it."""
+        kinds = [member.kind for member in self.context.workers.alive.values()]
         device = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
         return FormedGroup(
             name=self.name,
@@ -71,14 +73,13 @@ class GroupRound:
         self,
         graph: GroupGraph,
         order: RoundOrder,
-        rule: UpdateRule,
         steps: Iterator[RoundStep],
         watch: Watch,
         chain: int,
     ) -> None:
-        self._graph, self._order, self._rule, self._steps, self._told = graph, order, rule, steps, watch
+        self._graph, self._order, self._steps, self._told = graph, order, steps, watch
         self._chain = chain
-        self._made, self._begun = 0, time.monotonic()
+        self._begun = time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
         self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
         self._met: Future | None = None  # held: others hang on it
@@ -131,7 +132,7 @@ class GroupRound:
                 self._watch(self._settling)
 
     def cancel(self) -> None:
-        """Give up all that is under way: nobody wants it any more.
+        """Give up all that is under way.
 
         Dask's own cancel would take what hangs on a task with it, and fails where some of that was never wanted.
         """
@@ -149,8 +150,7 @@ class GroupRound:
         score = self._graph.submit(step)
         self._flight[score.key] = step, score
         self._watch(score)
-        self._made += 1
-        if self._rule.due(self._made, round_end=step.last):
+        if step.meets:
             meeting = GroupMeeting(self._order, step.last, self._score, step.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
@@ -163,6 +163,7 @@ class GroupReplicas:
 
     def __init__(self, context: RunContext, rule: UpdateRule) -> None:
         self._context, self._rule = context, rule
+        self._cadence = Cadence(rule, context.job.train.batch_size)
         self._layout, _ = initial_weights(context.job, context.dataset)
         self._stages = stages_of(network_of(context.job, context.dataset))
         self._groups: dict[str, Group] = {}
@@ -179,28 +180,31 @@ class GroupReplicas:
         self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=graphs[0].of()))
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:
-        part = self._context.within(members)
+        part = self._context.only(members)
         if self._context.job.train.kernel_shares == "measured":
             part.links = measure_links(part, fastest(part))
         seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
         return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
 
     def join(self, order: RoundOrder) -> Future:
+        """Let a group join the server; ends when its members hold the center."""
         self._generation += 1
         return self._groups[order.worker].graph.join(order, self._generation)
 
-    def start(self, order: RoundOrder, watch: Watch) -> Work:
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
+        """Submit the first steps of a group's round."""
         job, rule, round_ = self._context.job, self._rule, order.round
         assert round_ is not None, "the order of a round"
         passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)
-        steps = round_steps(job, round_, passes=passes, scale=scale)
-        work = GroupRound(self._groups[order.worker].graph, order, rule, steps, watch, job.cluster.chain)
+        exchanges = self._cadence.exchanges(round_)
+        steps = round_steps(job, round_, passes=passes, scale=scale, exchanges=exchanges)
+        work = GroupRound(self._groups[order.worker].graph, order, steps, watch, job.cluster.chain)
         work.advance()
         return work
 
     def stuck(self, replica: str) -> tuple[str, ...]:
         """Members that have tasks to do; all of them where none has."""
         context, group = self._context, self._groups[replica].context
-        processing = context.processing()
-        members = {name: member for name, member in group.alive.items() if name in context.alive}
+        processing = context.connection.processing()
+        members = {name: member for name, member in group.workers.alive.items() if name in context.workers.alive}
         return tuple([name for name, member in members.items() if processing.get(member.address)] or members)

@@ -1,4 +1,4 @@
-"""What a group's workers do besides its steps: the meetings of the update rule, on behalf of all of them.
+"""Tasks of a group's workers besides its steps: meetings of the update rule, on behalf of all of them.
 
 A group's *home* is the replica that the server knows. At a meeting its members hand in the weights of their pieces,
 home puts them together, exchanges them as a worker by itself would, and hands out what is trained on from then. The
@@ -34,7 +34,7 @@ Shards = Sequence[Sequence[Piece]]
 
 @dataclass(frozen=True)
 class SharedNetwork:
-    """What home needs of the group's plan to cut the network and to put it together.
+    """The parts of the group's plan by which home cuts the network and puts it together.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class SharedNetwork:
 
     @classmethod
     def of(cls, plan: StepPlan) -> SharedNetwork:
-        """What a plan of the group's steps says of it."""
+        """Take these parts from a plan of the group's steps."""
         spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in plan.stages), strict=True))
         return cls(spread, by, tuple(plan.kernels), plan.home, tuple(plan.judges))
 
@@ -112,7 +112,7 @@ def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -
 
 
 def hand_out(context: TaskContext, member: str, momentum: bool, behind: None) -> Handed:
-    """What this member goes on with."""
+    """The pieces that this member goes on with."""
     pieces: Handed = shelf_at(context).take(("handed", member), context.step)
     handed = pieces if momentum else {name: _still(piece) for name, piece in pieces.items()}
     away = member != context.worker
@@ -225,7 +225,7 @@ def settled(context: TaskContext, *behind: object) -> None:
 
 
 def counted(context: TaskContext, *behind: object) -> Counters:
-    """What this member spent and moved since it was last asked."""
+    """The counters of this member since it was last asked."""
     return take_counters(context)
 
 

@@ -1,4 +1,4 @@
-"""What a layer-sharded run's shares go by: calibration and links."""
+"""The measurements that a layer-sharded run's shares go by: calibration and links."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from daskcnn.sharded import ShareSearch, Stage, WorkerLinks
 
 def fastest(context: RunContext) -> str:
     """The worker that is home to what is not sharded."""
-    return min(context.alive, key=lambda name: context.calibrations[name].seconds_per_sample)
+    return min(context.workers.alive, key=lambda name: context.calibrations[name].seconds_per_sample)
 
 
 def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
     """For the workers that are alive, by what is known of them now."""
-    job, measured = context.job, {name: context.calibrations[name] for name in context.alive}
+    job, measured = context.job, {name: context.calibrations[name] for name in context.workers.alive}
     whole = np.dtype(job.model.dtype).itemsize
     links = context.links or WorkerLinks()
     balance = ShareSearch(

@@ -22,10 +22,11 @@ from daskcnn.cluster.layers.balance import balance_of
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
+from daskcnn.cluster.lost import NotYet
 from daskcnn.cluster.members import Member
-from daskcnn.cluster.run_context import LOOK, NotYet, RunContext
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import LOOK
 from daskcnn.cluster.session.session import Counters
-from daskcnn.cluster.session.tasks import score_weights
 from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
@@ -35,7 +36,8 @@ from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, eq2_elements, stage_shapes, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
-from daskcnn.training.coordinator.layer import REPLICA, LayerCoordinator, LayerSnapshot
+from daskcnn.training.coordinator.layer import LayerCoordinator
+from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
@@ -102,19 +104,19 @@ class LayerSharded:
         }
 
     def _numbers_by_eq2(self) -> int:
-        """What the papers' scheme would exchange in a step."""
+        """Numbers that the papers' scheme would exchange in a step."""
         shapes, batch = stage_shapes(self.stages, self.context.dataset.shape), self.job.train.batch_size
         shaped = zip(self.stages, shapes, strict=True)
         convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
         return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
     def balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
-        """What shares go by. The calibrations that the context has follow what steps took."""
+        """The search for the best shares. The context's calibrations are brought up to date by these measurements."""
         known = self.context.calibrations
         for name, own in workers.items():
             conv, fixed = dict(own.row.conv_seconds), dict(own.row.conv_fixed)
             known[name] = replace(known[name], seconds_per_sample=own.seconds, conv_seconds=conv, conv_fixed=fixed)
-        part = self.context.within(workers)
+        part = self.context.only(workers)
         part.links = links
         return balance_of(part, self.stages, home)
 
@@ -126,8 +128,8 @@ class LayerSharded:
         Diverged, Lost, Interrupted, ClusterError : the run has ended early; what was to be saved is saved.
         """
         now = time.monotonic()
-        self._candidates = dict(self.context.alive)
-        self.context.alive.clear()  # until they are calibrated
+        self._candidates = dict(self.context.workers.alive)
+        self.context.workers.alive.clear()  # until they are calibrated
         self._facts += [facts.WorkerReady(name, member.kind, now) for name, member in self._candidates.items()]
         while not self.coordinator.ended:
             if not self._facts:
@@ -182,14 +184,14 @@ class LayerSharded:
         self._take_calibrations()
         while self._flight and self._flight[0][1].done():
             step, future = self._flight[0]
-            score = self.context.fetch(future)
+            score = self.context.results.fetch(future)
             self._flight.popleft()
             self._facts.append(facts.StepDone(self._life, step.number, score, step.lr, time.monotonic()))
         for awaited in list(self._awaited):
             if all(future.done() for future in awaited.left):
                 for key, future in awaited.futures.items():
                     if key not in awaited.found:
-                        awaited.found[key] = self.context.fetch(future)
+                        awaited.found[key] = self.context.results.fetch(future)
                 self._awaited.remove(awaited)
                 self._facts.append(awaited.fact(awaited.found, time.monotonic()))
 
@@ -203,7 +205,7 @@ class LayerSharded:
         waiting = [*self._calibrating.values(), *[future for _, future in list(self._flight)[:1]]]
         waiting += [future for awaited in self._awaited for future in awaited.left if not future.done()]
         if waiting:
-            self.context.turn(waiting)
+            self.context.results.turn(waiting)
         else:
             time.sleep(LOOK)  # nothing is under way: the stall clock ends that
 
@@ -216,7 +218,7 @@ class LayerSharded:
             self._facts += facts_of(self.context, broken, time.monotonic())
 
     def _calibrate(self, order: orders.Calibrate) -> None:
-        self.context.alive[order.worker] = self._candidates[order.worker]
+        self.context.workers.alive[order.worker] = self._candidates[order.worker]
         self._calibrating[order.worker] = submit_calibration(self.context, order.worker)
 
     def _measure_links(self, order: orders.MeasureLinks) -> None:
@@ -259,12 +261,7 @@ class LayerSharded:
         self.state = TrainingState(order.step, order.epoch, weights, velocities, order.book, order.validation)
 
     def _judge(self, order: orders.Judge) -> None:
-        context = self.context
-        vector = context.send(self.state.weights)
-        futures = {
-            name: context.submit("score", score_weights, context.name, vector, "train", begin, end, worker=name)
-            for name, begin, end in context.parts(order.lo, order.hi)
-        }
+        futures = self.context.scoring.submit(self.state.weights, "train", order.lo, order.hi)
         self._awaited.append(
             Awaited(futures, lambda found, at: facts.Judged(sum(found.values(), Score(0.0, 0, 0)), at))
         )
@@ -280,18 +277,20 @@ class LayerSharded:
         def counted(found: dict[str, Counters], at: float) -> Fact:
             return facts.Counted(order.ask, {w: Spent(name=w, **asdict(own)) for w, own in found.items()}, at)
 
-        self._awaited.append(Awaited({worker: graph.counters(worker) for worker in self.context.alive}, counted))
+        self._awaited.append(
+            Awaited({worker: graph.counters(worker) for worker in self.context.workers.alive}, counted)
+        )
 
     def _ask_waiting(self, order: orders.AskWaiting) -> None:
         """Workers that the scheduler has not heard of meanwhile, else those with tasks: they wait for others' data."""
-        processing = self.context.processing()
-        busy = [name for name, member in self.context.alive.items() if processing.get(member.address)]
-        stuck = tuple(self.context.silent(self.settings.stall_timeout / 2) or busy)
+        processing = self.context.connection.processing()
+        busy = [name for name, member in self.context.workers.alive.items() if processing.get(member.address)]
+        stuck = tuple(self.context.workers.unheard(self.settings.stall_timeout / 2) or busy)
         self._facts.append(facts.Waits(frozenset(), time.monotonic(), {REPLICA: stuck}))
 
     def _dismiss(self, order: orders.Dismiss) -> None:
         self._calibrating.pop(order.worker, None)
-        self.context.alive.pop(order.worker, None)
+        self.context.workers.alive.pop(order.worker, None)
 
     def _cancel_all(self, order: orders.CancelAll) -> None:
         """Nobody wants what is under way any more; Dask's own cancel would take what hangs on a task with it."""

@@ -15,10 +15,11 @@ from dask.task_spec import Alias
 from distributed import Future
 
 from daskcnn.arrays import Array
+from daskcnn.cluster.dispatch import Bundle
 from daskcnn.cluster.layers import tasks
 from daskcnn.cluster.layers.balance import balance_of, fastest
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
-from daskcnn.cluster.run_context import Bundle, RunContext
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.nn import Layout
 from daskcnn.sharded import (
     By,
@@ -89,7 +90,7 @@ class LayerGraph:
         self.plan = replace(plan, weighted=weighted_stages(plan.stages, layout))
         self.stages = self.plan.stages
         busy = {self.home, *(worker for own in self.kernels for worker in own)}
-        self.workers = [worker for worker in context.alive if worker in busy]
+        self.workers = [worker for worker in context.workers.alive if worker in busy]
         self.held: dict[Carried, Any] = {}
         self.generation, self._step = generation, 0
         self._owed: dict[int, float] = {}  # stages by samples that are yet to make their step, and at which rate
@@ -102,13 +103,13 @@ class LayerGraph:
         """Kernels of each layer, worker by worker; of one that is divided by samples, its part in as many."""
         return {
             worker: {s.name: own.get(worker, 0) for s, own in zip(self.stages, self.kernels, strict=True) if s.name}
-            for worker in self.context.alive
+            for worker in self.context.workers.alive
         }
 
     def divided(self) -> dict[str, dict[str, By]]:
-        """What of each layer is divided, worker by worker."""
+        """How each layer is divided, worker by worker."""
         by = {stage.name: stage.by for stage in self.stages if stage.name}
-        return dict.fromkeys(self.context.alive, by)
+        return dict.fromkeys(self.context.workers.alive, by)
 
     def of(self) -> dict[str, int]:
         """All kernels of each layer."""
@@ -131,7 +132,7 @@ class LayerGraph:
             i, share = part.stage, part.share
             piece = merged[i] if share is None else shards[i][list(self.kernels[i]).index(worker)]
             assert piece is not None, "only stages with weights have merged pieces"
-            sent = self.context.send(piece, [worker])
+            sent = self.context.dispatch.send(piece, [worker])
             return self._submit(f"{self.stages[i].name or 'input'}-weights", tasks.install, part, sent, worker=worker)
 
         self._hold(installed)
@@ -175,7 +176,7 @@ class LayerGraph:
         return self._submit("collect", tasks.collect, self._part_of(piece), behind, worker=piece.worker)
 
     def counters(self, worker: str) -> Future:
-        """What this worker spent and moved since it was last asked."""
+        """The counters of this worker since it was last asked."""
         return self._submit("counters", tasks.take_counters, worker=worker)
 
     # --- a step ---
@@ -195,7 +196,7 @@ class LayerGraph:
         return score
 
     def plan_of(self, samples: int) -> StepPlan:
-        """The next step's plan, of a minibatch of so many samples."""
+        """The plan of the next step, for a minibatch of this size."""
         placed = not self._owed
         if (samples, placed) not in self._plans:
             parts = min(self.context.job.train.sub_batches, samples)
@@ -203,7 +204,7 @@ class LayerGraph:
         return self._plans[samples, placed]
 
     def _arguments(self, task: PlannedTask, step: MinibatchStep, of: Minibatch, made: Sequence[Result]) -> list[Any]:
-        """What a task is told, and the results that it is given."""
+        """A task's arguments, with the results of others that it is given."""
 
         def given(*what: Any) -> list[Result]:
             sources = [each.source for each in task.given(*what)]
@@ -225,7 +226,7 @@ class LayerGraph:
 
     def _open(self) -> None:
         """Bundle what is submitted from here on; what is held by now is kept until it is."""
-        self._bundle, self._before = self.context.bundle(), dict(self.held)
+        self._bundle, self._before = self.context.dispatch.bundle(), dict(self.held)
 
     def _submitted(self, wanted: Any) -> Future:
         """Send off what was bundled; the future of one result, beside those of what is left for the next step."""
@@ -269,5 +270,5 @@ class LayerGraph:
         """about: the part of the minibatch."""
         wire = self.context.job.cluster.wire
         context = TaskContext(self.context.name, worker, self.generation, self._step, wire, **about)
-        submit = self._bundle.add if self._bundle else self.context.submit
+        submit = self._bundle.add if self._bundle else self.context.dispatch.submit
         return submit(label, function, context, *args, worker=worker)

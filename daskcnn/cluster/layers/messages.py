@@ -1,4 +1,4 @@
-"""What a task of a sharded step hands on to other workers, and what it leaves on its own.
+"""Messages of a sharded step's tasks to other workers, and the shelf for what they leave on their own.
 
 Dask may copy a result to any worker and forget the first copy, so a result is only what travels. The rest, a
 shard and what is kept for the way back, lies on the worker's shelf, marked with the step it belongs to.
@@ -31,7 +31,7 @@ class OutOfStep(ClusterError):
 
 
 class Shelf:
-    """What stays on a worker, by name, with the step it belongs to.
+    """Keeps values on a worker, by name, with the step that they belong to.
 
     generation: how often the run has placed its pieces; what tasks of an older one leave behind is not taken.
     """
@@ -49,7 +49,7 @@ class Shelf:
         return self._things.get(name, (None, None))[0] == step
 
     def get(self, name: Any, step: int) -> Any:
-        """What was put there for this step. Raises OutOfStep."""
+        """The value that was put there for this step. Raises OutOfStep."""
         found, thing = self._things.get(name, (None, None))
         if found != step:
             raise OutOfStep(f"step {step}: {name} is of step {found}; a task was run twice")
@@ -94,7 +94,7 @@ class TaskResult:
         self.wire, self.arrived, self.claim = wire, arrived, claim
 
     def part(self, worker: str) -> Array:
-        """What is for this worker."""
+        """The part for this worker."""
         return self.parts[worker] if worker in self.parts else self.parts[ALL]
 
     def as_sent(self, worker: str) -> Array:
@@ -131,6 +131,7 @@ def packed(array: Array, wire: str) -> Packed:
 
 
 def unpacked(array: Array, dtype: str, factor: float) -> Array:
+    """The array in its own dtype, as `packed` was given it, rounded by the wire's dtype."""
     if array.dtype.name == dtype:
         return array
     whole: Array = cast(array, dtype)

@@ -1,4 +1,4 @@
-"""What a task of a layer-sharded step is told, and what it finds on its worker: session, shelf, batch."""
+"""A task of a layer-sharded step: its instructions, and its worker's session, shelf and batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StagePart:
 
     @property
     def merged(self) -> StagePart:
-        """What of a shard's stage its worker does for itself where all is put together."""
+        """The part of a shard's stage that its worker does for itself where all is put together."""
         return replace(self, share=None)
 
     def device(self, replica: Replica) -> Device:
@@ -83,7 +83,7 @@ class StagePart:
         return "merged" if self.share is None else "shard", self.stage
 
     def kept(self, context: TaskContext) -> tuple[str, int, int]:
-        """Of what is kept for the way back."""
+        """The shelf's name of the residual that is kept for the way back."""
         return f"kept of {self.piece[0]}", self.stage, context.sub
 
 
@@ -98,6 +98,7 @@ def gradient(stage: int, context: TaskContext) -> tuple[str, int, int]:
 
 
 def session_at(context: TaskContext) -> Session:
+    """This worker's session of the task's run."""
     return session_of(context.run)
 
 
@@ -130,10 +131,12 @@ def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
 
 
 def stage_of(replica: Replica, part: StagePart) -> Stage:
+    """The stage that the part belongs to, divided as the plan has it."""
     return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
 
 
 def stage_name(context: TaskContext, part: StagePart) -> str | None:
+    """The name of the part's stage; None for one without a convolution."""
     return stages_of(session_at(context).replica.model)[part.stage].name
 
 

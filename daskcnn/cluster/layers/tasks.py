@@ -51,14 +51,14 @@ from daskcnn.training.replica import Replica
 
 @dataclass(frozen=True)
 class MergedResidual:
-    """Of a merged stage: what its way back needs."""
+    """The residual of a merged stage, for its way back."""
 
     residual: Any
     state: State
 
 
 def take_counters(context: TaskContext) -> Counters:
-    """What this worker spent and moved since it was last asked."""
+    """The counters of this worker since it was last asked."""
     session = session_at(context)
     taken, session.counters = session.counters, Counters()
     return taken
@@ -80,7 +80,7 @@ def collect(context: TaskContext, part: StagePart, *behind: Any) -> Piece:
 
 
 def edges_of(replica: Replica, part: StagePart, piece: Piece) -> dict[Side, Edge]:
-    """What a shard's neighbours need of it."""
+    """The edges of a shard that its neighbours need."""
     stage = stage_of(replica, part)
     reach = 2 * stage.reach
     if part.share is None or not reach:
@@ -128,7 +128,7 @@ def shard_fwd(
 def shard_bwd(
     context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
 ) -> TaskResult:
-    """A shard's part of the gradients, cut for those who need it (None: nobody does), and its step.
+    """A shard's part of the gradients, cut for those that need it (None: for none), and its step.
 
     A shard of samples hands on the gradients of its weights after the minibatch's last part, for everybody's step.
     """

@@ -1,8 +1,8 @@
-"""What travels between the tasks of a layer-sharded step: parts of outputs and of gradients, edges of shards.
+"""Transfers between the tasks of a layer-sharded step: parts of outputs and of gradients, edges of shards.
 
-Dask sends a result to whoever needs it, all of it. So where a task has a part for each of several workers, its result
-is but a claim: the parts lie on its worker's shelf, and who has the claim calls for its own, from worker to worker. A
-task for every part, which cuts it out, would be a hundred for ten workers, with the scheduler one after the other.
+Dask sends a whole result to each worker that needs it. So where a task has a part for each of several workers, its
+result is but a claim: the parts lie on its worker's shelf, and a worker with the claim calls for its own there. A task
+for every part, which cuts it out, would be a hundred for ten workers, with the scheduler one after the other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CALL = "daskcnn_part"
 def received(context: TaskContext, sources: Sources, own: Any = None, *, alike: bool = False) -> list[Array]:
     """This worker's parts, and first the one of its own making where there is one on the shelf of this name.
 
-    alike: those of its own making as they arrive elsewhere. Raises OutOfStep, also where a part is not to be had.
+    alike: those of its own making as they arrive elsewhere. Raises OutOfStep, also where a part is missing.
     """
     shelf, counters, arrays = shelf_at(context), session_at(context).counters, []
     called = _called(context, [source for source in sources if source.claim and source.maker != context.worker])
@@ -87,7 +87,7 @@ def handed_on(
 def edges_beside(
     context: TaskContext, stage: Stage, beside: Sequence[TaskResult], wanted: Sequence[WantedEdge]
 ) -> Edges:
-    """Of a shard's neighbours: those before it give channels at their right end."""
+    """The edges beside a shard: a neighbour before it gives channels at its right end."""
     found = [(each.side, _edge(context, stage, source, each)) for source, each in zip(beside, wanted, strict=True)]
     before, after = ([edge for at, edge in found if at == side] for side in ("right", "left"))
     return Edges(before, after)

@@ -19,7 +19,7 @@ from daskcnn.cluster.exchange import Momenta, Watch
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.job.network import initial_weights
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
@@ -31,7 +31,7 @@ AHEAD = 2  # meetings submitted before the oldest has ended
 
 
 class PeerExchange:
-    """Who meets, and who has the present center."""
+    """Lets the replicas meet, and knows which of them have the present center."""
 
     def __init__(self, context: RunContext, watch: Watch, period: int | None) -> None:
         self._context, self._watch, self._period = context, watch, period
@@ -44,19 +44,21 @@ class PeerExchange:
         self._round: PeerRound | None = None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Fail: peers need no server."""
         raise AssertionError("peers have no server")
 
     def form(self, order: orders.FormGroups) -> None:
+        """Fail: peers are a worker each."""
         raise AssertionError("peers are a worker each")
 
     # --- joining ---
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
         """Give the worker the present center, unless it has it already."""
         if order.life != self._peers.life:
             self._begin_life(order.life, state)
-        submit, worker = self._context.submit, order.replica
-        center = self._context.send(self._center(), [worker])
+        submit, worker = self._context.dispatch.submit, order.replica
+        center = self._context.dispatch.send(self._center(), [worker])
         given = self._peers, worker, momenta.get(worker), self._version, center
         future = submit("begin", begin_life, *given, worker=worker)
         future.add_done_callback(lambda done: self._watch(worker, done))
@@ -64,7 +66,7 @@ class PeerExchange:
 
     def _begin_life(self, life: int, state: TrainingState) -> None:
         """From the center that was rescued, or else from the state kept last."""
-        self._context.needs_server = False
+        self._context.workers.needs_server = False
         if self._rescued:
             self._center()  # its holders know it by their old life
         else:
@@ -77,18 +79,20 @@ class PeerExchange:
         version, center = self._kept
         if version != self._version:
             first = self._holders[0]
-            future = self._context.submit("center", center_of, self._peers, worker=first)
-            center = self._context.gather({first: future}, within=self._context.job.cluster.stall_timeout)[first]
+            future = self._context.dispatch.submit("center", center_of, self._peers, worker=first)
+            center = self._context.results.gather({first: future}, within=self._context.job.cluster.stall_timeout)[
+                first
+            ]
             self._kept = self._version, center
         return center
 
     # --- rounds ---
 
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
         """The meetings of one round of these workers, who all make the same number of steps."""
         names = tuple(sorted(order.round.worker for order in started))
         self._peers, self._holders = replace(self._peers, names=names), names
-        graph = PeerGraph(self._context, self._peers)
+        graph = PeerGraph(self._context.dispatch, self._peers)
         chain = self._context.job.cluster.chain
         self._round = PeerRound(graph, started, self._version, self._period, chain, self._watch, self._met)
         self._round.advance()
@@ -104,21 +108,22 @@ class PeerExchange:
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
         """Replicas that give a sign of life and whose tasks ended as the others' did not wait for others."""
         late = self._round.late() if self._round is not None else ()
-        silent = self._context.silent(self._context.job.cluster.stall_timeout)
+        silent = self._context.workers.unheard(self._context.job.cluster.stall_timeout)
         blamed = silent or (late if len(late) < len(self._peers.names) else ())
         return frozenset(overdue) - frozenset(blamed), {}
 
     # --- the center ---
 
     def snapshot(self) -> Snapshot:
+        """The center of the last meeting. Raises WorkersLost."""
         return Snapshot(self._center(), version=self._version, epoch=self._peers.life)
 
     def rescue(self, momenta: dict[str, Array]) -> int | None:
         """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
         context = self._context
-        left = [worker for worker in self._holders if worker in context.alive]
-        asked = {worker: context.submit("rescue", rescue, self._peers, worker=worker) for worker in left}
-        found: dict[str, Rescued] = context.gather(asked, within=context.job.cluster.stall_timeout)
+        left = [worker for worker in self._holders if worker in context.workers.alive]
+        asked = {worker: context.dispatch.submit("rescue", rescue, self._peers, worker=worker) for worker in left}
+        found: dict[str, Rescued] = context.results.gather(asked, within=context.job.cluster.stall_timeout)
         if not found:
             return None
         momenta |= {worker: rescued.velocity for worker, rescued in found.items()}
@@ -128,6 +133,7 @@ class PeerExchange:
         return self._version
 
     def close(self) -> None:
+        """Give up the round under way."""
         if self._round is not None:
             self._round.cancel()
             self._round = None
@@ -165,6 +171,7 @@ class PeerRound:
         self._reports: dict[str, RoundReport] = {}
 
     def expects(self, future: Future) -> bool:
+        """Whether the round waits for this task now."""
         return future.key in self._awaited()
 
     def _awaited(self) -> dict[Any, str]:
@@ -213,6 +220,7 @@ class PeerRound:
             future.add_done_callback(lambda done, worker=worker: self._watch(worker, done))
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """Go on with the result of a step, a settled chain or a report."""
         worker = self._awaited()[future.key]
         found: list[Fact] = []
         if worker in self._ending:
@@ -246,7 +254,7 @@ class PeerRound:
         ]
 
     def _with_wait(self, report: RoundReport) -> RoundReport:
-        """What a worker does not train for is waiting for the slowest one (eq. 8), and communication."""
+        """The report with the wait for the slowest worker (eq. 8) taken out of its communication."""
         wait = min(report.communication, self._waits[report.worker])
         return report._replace(wait=wait, communication=report.communication - wait)
 

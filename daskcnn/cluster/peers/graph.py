@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from distributed import Future
 
+from daskcnn.cluster.dispatch import Dispatch
 from daskcnn.cluster.peers.tasks import Peers, RoundStart, add_up, adopt, cut, end_round, train
-from daskcnn.cluster.run_context import RunContext
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Meeting:
     sums: Mapping[str, Future]
 
     def cancel(self) -> None:
+        """Cancel all tasks of the meeting."""
         for future in (*self.steps.values(), *self.cuts, *self.sums.values()):
             future.cancel()
 
@@ -32,15 +33,15 @@ class Meeting:
 class PeerGraph:
     """Submits the meetings of one life of a run."""
 
-    def __init__(self, context: RunContext, peers: Peers) -> None:
-        self.context, self.peers = context, peers
+    def __init__(self, dispatch: Dispatch, peers: Peers) -> None:
+        self._submit, self.peers = dispatch.submit, peers
 
     def meet(self, version: int, starts: Mapping[str, RoundStart], before: Meeting | None) -> Meeting:
         """Train from the center of this version, adopted from the meeting before, and exchange what came of it.
 
         starts: by worker, where a round begins.
         """
-        peers, submit, sums = self.peers, self.context.submit, _sums(before)
+        peers, submit, sums = self.peers, self._submit, _sums(before)
         steps = {
             name: submit("train", train, peers, version, starts.get(name), sums, worker=name) for name in peers.names
         }
@@ -58,12 +59,12 @@ class PeerGraph:
 
     def adopt(self, last: Meeting) -> dict[str, Future]:
         """All workers take over what the meeting came to, and hold nothing that depends on its tasks."""
-        submit, version = self.context.submit, last.version + 1
+        submit, version = self._submit, last.version + 1
         return {w: submit("adopt", adopt, self.peers, version, _sums(last), worker=w) for w in self.peers.names}
 
     def end(self, last: Meeting) -> dict[str, Future]:
         """The same at the end of a round: reports."""
-        submit, version = self.context.submit, last.version + 1
+        submit, version = self._submit, last.version + 1
         return {w: submit("adopt", end_round, self.peers, version, _sums(last), worker=w) for w in self.peers.names}
 
 

@@ -19,11 +19,10 @@ from daskcnn.errors import Diverged
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, Vector
 from daskcnn.ps.asa import ASA
-from daskcnn.ps.bsp import BSP
 from daskcnn.ps.half import cast
 from daskcnn.ps.split import Span, spans
 from daskcnn.ps.vectors import all_finite
-from daskcnn.training.cadence import Cadence, Train
+from daskcnn.training.cadence import Cadence, TrainSteps
 from daskcnn.training.exchange import JudgeCenter, Order, ReplicaExchange, Report, Send
 from daskcnn.training.replica import Stopped, Trained
 from daskcnn.training.reports import RoundReport
@@ -31,12 +30,12 @@ from daskcnn.training.round_steps import steps_of_round
 
 
 class OutOfTurn(Exception):
-    """Dask ran a task again, because somebody was lost: nobody needs what it would make."""
+    """Dask ran a task again because a worker was lost; its result is not needed."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Who meets. life: counts what the driver begins; tasks of an earlier one are refused. size: the vector's length.
+    """Workers that meet. life: counts what the driver begins; tasks of earlier ones are refused. size: of the vector.
 
     names: in the order in which their pieces are added up, each in charge of one range.
     """
@@ -61,7 +60,7 @@ class RoundStart:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What a worker did for a meeting: samples trained on, seconds of load and compute."""
+    """A worker's training for a meeting: samples trained on, seconds of load and compute."""
 
     samples: int
     seconds: float
@@ -69,7 +68,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Rescued:
-    """What a worker has when a meeting was given up."""
+    """The state of a worker when a meeting was given up."""
 
     version: int
     velocity: Array
@@ -77,12 +76,12 @@ class Rescued:
 
 @dataclass(frozen=True)
 class Pieces:
-    """What `ReplicaExchange` says at a meeting, and goes on from: a contribution; sums, each adopted as it came."""
+    """The arithmetic of a meeting for `ReplicaExchange`: it gives a contribution, and adopts each sum as it came."""
 
     asa: ASA
 
     def payload(self, local: Local) -> Vector:
-        """What is cut into pieces."""
+        """The vector that is cut into pieces."""
         return self.asa.contribution(local)
 
     def adopt(self, local: Local, answer: Vector, version: int) -> None:
@@ -146,14 +145,12 @@ def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, ce
     """Start as the worker of this name, from the center (size,), which stays untouched, and from this momentum."""
     session = session_of(peers.run)
     replica = session.replica
-    rule = replica.job.rule
-    assert isinstance(rule, BSP), "no other rule is serverless"
-    wire = rule.wire(replica.job.cluster.wire)
+    asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
     end_life(session)
     replica.adopt_velocity(velocity)
-    asa = ASA(rule, np.dtype(wire))
     local = Local(replica.weights, replica.weights)
-    exchange = ReplicaExchange(rule, local, Cadence(rule, replica.job.train.batch_size), overlap=False, via=Pieces(asa))
+    cadence = Cadence(asa.rule, replica.job.train.batch_size)
+    exchange = ReplicaExchange(asa.rule, local, cadence, overlap=False, via=Pieces(asa))
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
     exchange.joined(own, version)
     session.kept.put(Peer(name, peers.life, asa, exchange))
@@ -176,7 +173,7 @@ def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[A
     _adopt(peers, session, peer, version, sums)
     if start is not None:
         _begin_round(session, peer, start, replicas=len(peers.names))
-    if not isinstance(peer.now.order, Train):
+    if not isinstance(peer.now.order, TrainSteps):
         raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
     try:
         with single_threaded_blas():
@@ -291,7 +288,7 @@ def _begin_round(session: Session, peer: Peer, start: RoundStart, *, replicas: i
     peer.round = RoundUnderWay(exchange.begin(start.round, start.score), steps)
 
 
-def _steps(session: Session, peer: Peer, order: Train) -> Stepped:
+def _steps(session: Session, peer: Peer, order: TrainSteps) -> Stepped:
     now = peer.now
     so_far = next(each for each in now.training if each.score.samples == order.samples)
     busy = so_far.load + so_far.compute

@@ -48,6 +48,7 @@ class Callers:
 
     @property
     def workers(self) -> list[str]:
+        """The workers that wait, one entry a request."""
         return [worker for worker, _, _ in self._waiting]
 
     def expect(self, request: Request) -> asyncio.Future[Any]:
@@ -68,7 +69,7 @@ class Callers:
                     waiting.set_exception(PushRefused(f"{instruction.worker}: {reason}", code))
 
     def lose(self, error: Exception) -> None:
-        """A part of the server is gone: nobody who waits will be answered."""
+        """Fail all answers: a part of the server is gone."""
         self.lost = self.lost or error
         for answers in self._waiting.values():
             for answer in answers:
@@ -147,7 +148,7 @@ class ServerActor:
             raise
 
     def _handle(self, request: Request) -> list[tuple[Instruction, Reply | None]]:
-        """What follows, and replies as they go over the wire."""
+        """The instructions that follow, and replies as they go over the wire."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
             raise ConnectionError(str(lost)) from lost
         if isinstance(request, Push) and not isinstance(request.payload, StagedPayload):

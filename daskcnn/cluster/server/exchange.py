@@ -9,10 +9,11 @@ from typing import Any
 from daskcnn.arrays import Array
 from daskcnn.cluster.calls import answer_of_actor
 from daskcnn.cluster.exchange import Momenta, Replicas, Watch
+from daskcnn.cluster.lost import ServerLost
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext, ServerLost
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.hosts import Hosted, host_server
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -28,50 +29,57 @@ class ServerExchange:
         self._hosted: Hosted | None = None
 
     def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         context = self._context
-        context.needs_server = True
+        context.workers.needs_server = True
         if order.moved:
-            context.new_host()
+            context.workers.new_host()
         rule_state = dict(state.rule_state) or None
         snapshot = Snapshot(state.weights, version=state.step, epoch=order.life - 1, state=rule_state)
         self._hosted = host_server(context, self._rule, snapshot, epoch=order.life)
-        context.hosts = self._hosted.hosts
-        return context.members.server.name
+        context.workers.hosts = self._hosted.hosts
+        return context.workers.members.server.name
 
     def form(self, order: orders.FormGroups) -> None:
         """Make groups of workers. Raises WorkersLost."""
         self._replicas.form(order)
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> Work:
+    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
+        """Let a replica begin a session with the server."""
         sent = replace(self._order(order.replica, order), velocity=momenta.get(order.replica))
         future = self._replicas.join(sent)
         future.add_done_callback(lambda done: self._watch(order.replica, done))
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
 
-    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, Work]:
-        return {each.round.worker: self._round(each) for each in started}
-
-    def _round(self, order: orders.StartRound) -> Work:
-        replica = order.round.worker
-        sent = replace(self._order(replica, order), round=order.round, score=order.score, replicas=order.replicas)
-        return self._replicas.start(sent, self._watch)
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
+        """Start these rounds; returns what is under way, by replica."""
+        found = {}
+        for order in started:
+            joined = self._order(order.round.worker, order)
+            sent = replace(joined, round=order.round, score=order.score, replicas=order.replicas)
+            found[order.round.worker] = self._replicas.start(sent, self._watch)
+        return found
 
     def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
         assert self._hosted is not None, "started"
         return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at)
 
     def leave(self, order: orders.Leave) -> None:
+        """Free a replica's place at the server's barrier. Raises ServerLost."""
         self._call("leave", order.replica, order.session)
 
     def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+        """Replicas that wait at the server, and the workers that an overdue replica waits for. Raises ServerLost."""
         waiting = frozenset(self._call("waiting"))
         return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
 
     def snapshot(self) -> Snapshot:
+        """The server's center and rule state. Raises ServerLost."""
         snapshot: Snapshot = self._call("snapshot")
         return snapshot
 
     def rescue(self, momenta: dict[str, Array]) -> int | None:
+        """Fail: the server has the center."""
         raise AssertionError("a run with a server goes on from its snapshot")
 
     def close(self) -> None:
@@ -86,6 +94,6 @@ class ServerExchange:
             raise ServerLost
         try:
             answer = getattr(self._hosted.handle, method)(*args)
-            return answer_of_actor(answer, within=CALL, check=self._context.heed)
+            return answer_of_actor(answer, within=CALL, check=self._context.connection.heed)
         except (OSError, RuntimeError) as error:
             raise ServerLost from error

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
 from distributed import Future
 
-from daskcnn.cluster.members import RESOURCES, Member
-from daskcnn.cluster.run_context import RunContext, WorkersLost
+from daskcnn.cluster.lost import WorkersLost
+from daskcnn.cluster.members import Member
+from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
 from daskcnn.errors import Lost
@@ -75,6 +76,7 @@ class Hosted:
     hosts: frozenset[str]
 
     def close(self) -> None:
+        """Cancel the server's actors."""
         for future in self.futures:
             future.cancel()
 
@@ -85,13 +87,13 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, ep
     The ranges of a split server go to the server's worker, to others set apart for it, and then to the run's own, in
     turn.
     """
-    server, cluster = context.members.server, context.job.cluster
+    server, cluster = context.workers.members.server, context.job.cluster
     ranges, futures = _start_ranges(context, rule, snapshot) if cluster.ps_shards > 1 else ((), [])
-    at = ServerAt(server.address, context.key("parameter-server"), ranges)
+    at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges)
     sent = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
-    held = context.send_to(sent, [server.address])
+    held = context.dispatch.send_to(sent, [server.address])
     options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
-    futures.append(_start(context, server, at.key, ServerActor, rule, held, **options))
+    futures.append(context.dispatch.submit_actor(at.key, ServerActor, rule, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)
     return Hosted(at, ServerHandle(actor, parts), tuple(futures), frozenset(held_by))
@@ -101,11 +103,11 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
     """The actors, once they run. Raises WorkersLost or ServerLost where one of the hosts does not answer, else Lost."""
     limit = context.job.cluster.stall_timeout
     try:
-        return list(context.gather(dict(enumerate(futures)), within=limit).values())
+        return list(context.results.gather(dict(enumerate(futures)), within=limit).values())
     except WorkersLost as lost:
-        if set(lost.names) <= context.alive.keys():
+        if set(lost.names) <= context.workers.alive.keys():
             raise
-        context.require_answers(list(hosts))
+        context.workers.require_answers(list(hosts))
         raise Lost(
             f"workers {', '.join(hosts)}",
             f"the parameter server did not start within {limit:g} s",
@@ -119,30 +121,15 @@ def _start_ranges(
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
     ranges, futures = [], []
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), _hosts(context, len(cuts)), strict=True):
-        at = RangeAt(host.address, context.key("parameter-range"), lo, hi)
-        held = context.send_to(part, [host.address])
-        futures.append(_start(context, host, at.key, RangeActor, rule, held, wire=context.job.cluster.wire))
+        at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
+        held = context.dispatch.send_to(part, [host.address])
+        wire = context.job.cluster.wire
+        futures.append(context.dispatch.submit_actor(at.key, RangeActor, rule, held, host=host, wire=wire))
         ranges.append(at)
     return tuple(ranges), futures
 
 
 def _hosts(context: RunContext, count: int) -> list[Member]:
-    first = (context.members.server, *context.members.servers)
-    rest = [member for member in context.alive.values() if member.address not in {m.address for m in first}]
+    first = (context.workers.members.server, *context.workers.members.servers)
+    rest = [member for member in context.workers.alive.values() if member.address not in {m.address for m in first}]
     return list(islice(cycle([*first, *rest]), count))
-
-
-def _start(
-    context: RunContext, host: Member, key: tuple[str, int], actor: Callable[..., Any], *args: Any, **options: Any
-) -> Future:
-    return context.client.submit(
-        actor,
-        *args,
-        **options,
-        actor=True,
-        key=key,
-        workers=[host.address],
-        resources={RESOURCES[host.kind]: 1},
-        allow_other_workers=False,
-        pure=False,
-    )

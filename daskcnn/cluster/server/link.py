@@ -27,6 +27,7 @@ class NoAnswer:
     cause: Exception
 
     def result(self, timeout: float) -> Any:
+        """Raise ConnectionError at once."""
         raise ConnectionError("the parameter server's worker is gone") from self.cause
 
 

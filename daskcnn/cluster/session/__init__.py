@@ -1,1 +1,1 @@
-"""What a worker keeps of a run, and its tasks."""
+"""A worker's session of a run, and its tasks."""

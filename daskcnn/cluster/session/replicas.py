@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from distributed import Future
 
+from daskcnn.cluster.dispatch import Dispatch
 from daskcnn.cluster.exchange import Watch
+from daskcnn.cluster.lost import WorkersLost
 from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext, WorkersLost
 from daskcnn.cluster.session.tasks import join_run, train_round
-from daskcnn.cluster.work import TaskWork, Work
+from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.reports import RoundReport
 
@@ -16,17 +17,20 @@ from daskcnn.training.reports import RoundReport
 class WorkerReplicas:
     """A round is one long task of its worker."""
 
-    def __init__(self, context: RunContext) -> None:
-        self._context = context
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._submit = dispatch.submit
 
     def form(self, order: orders.FormGroups) -> None:
+        """Fail: replicas of one worker are in no groups."""
         raise AssertionError("replicas of one worker are in no groups")
 
     def join(self, order: RoundOrder) -> Future:
-        return self._context.submit("join", join_run, order, worker=order.worker)
+        """Let the worker join the server; ends when it holds the center."""
+        return self._submit("join", join_run, order, worker=order.worker)
 
-    def start(self, order: RoundOrder, watch: Watch) -> Work:
-        future = self._context.submit("round", train_round, order, worker=order.worker)
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
+        """Submit the worker's round as one task."""
+        future = self._submit("round", train_round, order, worker=order.worker)
         future.add_done_callback(lambda done: watch(order.worker, done))
 
         def done(report: RoundReport | None, at: float) -> facts.RoundDone:
@@ -37,4 +41,5 @@ class WorkerReplicas:
         return TaskWork(future, done)
 
     def stuck(self, replica: str) -> tuple[str, ...]:
+        """The worker itself."""
         return (replica,)

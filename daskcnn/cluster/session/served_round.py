@@ -15,8 +15,8 @@ from daskcnn.cluster.session.stopping import stopped
 from daskcnn.nn.score import Score
 from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.half import cast
-from daskcnn.training.cadence import Cadence, JudgeLocal, Train
-from daskcnn.training.exchange import Answer, Await, Gain, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
+from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Send
 from daskcnn.training.replica import Replica, Trained
 from daskcnn.training.reports import RoundReport
 from daskcnn.training.round_steps import steps_of_round
@@ -66,7 +66,7 @@ class ServedRound:
             self._replica, exchange.rule, asked.round, exchange.local, replicas=asked.replicas, stop=stopped
         )
         with closing(steps):
-            while isinstance(self.order, Train):
+            while isinstance(self.order, TrainSteps):
                 self.trained(self._stretch(steps, self.order))
         return self.end()
 
@@ -94,7 +94,7 @@ class ServedRound:
 
     # --- orders ---
 
-    def _stretch(self, steps: Iterator[Trained], order: Train) -> Trained:
+    def _stretch(self, steps: Iterator[Trained], order: TrainSteps) -> Trained:
         """Make these steps; hand in replies that come meanwhile."""
         for so_far in steps:
             if so_far.score.samples == order.samples:
@@ -118,7 +118,11 @@ class ServedRound:
                 return self._taken_in(calls.result())
 
     def _send(self, order: Send) -> Order:
-        push = None if order.push is None else self._push(order.push)
+        push, asked = None, self.asked
+        if (gain := order.push) is not None:
+            payload, count = self._replica.device.backend.to_host(gain.payload), gain.samples
+            sender = asked.epoch, asked.worker, asked.session
+            push = Push(*sender, gain.seq, gain.base_version, payload, count, gain.accuracy)
         if order.meanwhile is None:
             return self._taken_in(self._made(push, order.pull))
         self._calls = self._session.sender.submit(self._made, push, order.pull)
@@ -136,24 +140,11 @@ class ServedRound:
         pushed = [self._link.call(push)] if push else []
         return [*pushed, *([self._link.call(self._pull())] if pull else [])]
 
-    def _push(self, gain: Gain) -> Push:
-        asked, payload = self.asked, self._replica.device.backend.to_host(gain.payload)
-        return Push(
-            asked.epoch,
-            asked.worker,
-            asked.session,
-            gain.seq,
-            gain.base_version,
-            payload,
-            gain.samples,
-            gain.accuracy,
-        )
-
     def _pull(self) -> Pull:
         return Pull(self.asked.epoch, self.asked.worker, self.asked.session)
 
     def _taken_in(self, replies: list[Reply]) -> Order:
-        """What is ordered after replies that were waited for."""
+        """Take in replies that were waited for; returns the order that follows."""
         order = self._replied(replies)
         assert order is not None
         return order

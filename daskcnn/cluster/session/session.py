@@ -1,4 +1,4 @@
-"""What a worker keeps of a run between its tasks."""
+"""A worker's session of a run, which lasts between its tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass
 class Counters:
-    """What a worker spent and moved in a layer-sharded run since it was last asked: seconds, bytes.
+    """Counts a worker's seconds and bytes in a layer-sharded run since it was last asked.
 
     conv_seconds of each stage, for conv_samples that went there and back.
     """
@@ -37,8 +37,8 @@ class Counters:
     bytes_down: int = 0
 
 
-class Kept:
-    """What tasks leave on a worker for later tasks: one object of a class."""
+class TaskMemory:
+    """Keeps objects on a worker for later tasks, one of each class."""
 
     def __init__(self) -> None:
         self._by_class: dict[type[Any], Any] = {}
@@ -81,7 +81,7 @@ class Session:
     counters: Counters = field(default_factory=Counters)
     order: tuple[BatchPlan, Array] | None = None
     exchange: ReplicaExchange | None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: TaskMemory = field(default_factory=TaskMemory)
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
 
 

@@ -16,14 +16,15 @@ class CalibrationPhase:
     ----------
     roster : the workers of the run.
     limit : seconds within which a worker has to measure itself.
+    remedy : what helps after a worker was lost, in words.
 
     Attributes
     ----------
     begun : whether the run has begun with the workers that there were.
     """
 
-    def __init__(self, roster: Roster, limit: float) -> None:
-        self.roster, self._limit = roster, limit
+    def __init__(self, roster: Roster, limit: float, remedy: str = "start it again") -> None:
+        self.roster, self._limit, self._remedy = roster, limit, remedy
         self.begun = False
 
     @property
@@ -71,8 +72,7 @@ class CalibrationPhase:
     def gone(self, fact: facts.WorkerGone) -> list[Order]:
         """The run goes on without workers that were lost meanwhile: before it begins, measured or not."""
         known = {*self.roster.calibrating, *(() if self.begun else self.roster.alive)}
-        remedy = "start it again"
-        out = [self._leave_out(worker, fact.reason, remedy) for worker in fact.workers if worker in known]
+        out = [self._leave_out(worker, fact.reason, self._remedy) for worker in fact.workers if worker in known]
         return [order for part in out for order in part]
 
     def overdue(self, now: float) -> list[Order]:

@@ -1,4 +1,4 @@
-"""What an epoch costs the workers of a layer-sharded run: counters that are asked for now and then, and add up."""
+"""Costs of an epoch for the workers of a layer-sharded run: counters that are asked for now and then, and add up."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StepCosts:
 
 
 def added_up(some: Spent | None, more: Spent) -> Spent:
-    """What a worker spent and moved in two times together."""
+    """The sum of a worker's counters of two times."""
     if some is None:
         return more
     return Spent(

@@ -1,4 +1,4 @@
-"""What a coordinator is told: what happened in a run, and when. Plain frozen data.
+"""Facts that a coordinator is told: events of a run, and their times. Plain frozen data.
 
 Every fact has `at`, seconds on the shell's own clock. `life` counts the servers of a run, or the times that the pieces
 of a layer-sharded network were placed; `session` counts the times a replica has joined a server. Facts of an earlier

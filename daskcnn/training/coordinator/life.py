@@ -63,7 +63,7 @@ class Life:
 
     @property
     def over(self) -> bool:
-        """Whether nobody has anything to do any more."""
+        """Whether no replica has anything left to do."""
         return not self.sessions.running and not self.sessions.joining
 
     # --- rounds are given out ---
@@ -137,13 +137,8 @@ class Life:
 
     # --- what is heard of them ---
 
-    def joined(self, fact: facts.Joined) -> None:
-        """A replica has joined."""
-        if self.sessions.has_joined(fact.replica, fact.session) and not self.sessions.joining:
-            self._all_joined(fact.at)
-
-    def _all_joined(self, now: float) -> None:
-        """The rounds start, and the reports that came meanwhile are taken."""
+    def all_joined(self, now: float) -> None:
+        """Nobody is joining any more: the rounds start, and the reports that came meanwhile are taken."""
         due, held = self.sessions.waiting()
         if due:
             self._start(due, now)
@@ -207,7 +202,7 @@ class Life:
         if self.sessions.joining:
             return
         if self.sessions.due or self.sessions.held:
-            self._all_joined(now)
+            self.all_joined(now)
         else:
             self.issue(now)
 

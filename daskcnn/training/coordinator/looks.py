@@ -68,7 +68,7 @@ class Looks:
         return self.patience is not None and self.worse >= self.patience
 
     def due(self, issued: float) -> bool:
-        """Whether a round that is given out now, so many epochs into the run, is to judge the center at its end."""
+        """Whether a round that is given out now is to judge the center at its end. issued: epochs given out so far."""
         if issued < self.mark:
             return False
         self.mark = math.floor(issued) + 1

@@ -1,4 +1,4 @@
-"""What a coordinator wants done. Plain frozen data; a shell carries the orders out in turn and answers with facts."""
+"""Orders of a coordinator. Plain frozen data; a shell carries the orders out in turn and answers with facts."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from daskcnn.events import Event, Warned
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.orders import Order
@@ -21,6 +23,10 @@ class Outbox:
     def put(self, order: Order) -> None:
         """This is to be done next."""
         self._orders.append(order)
+
+    def extend(self, following: Iterable[Order]) -> None:
+        """These are to be done next, in turn."""
+        self._orders.extend(following)
 
     def log(self, event: Event) -> None:
         """This is to be recorded."""

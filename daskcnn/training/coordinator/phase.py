@@ -1,4 +1,4 @@
-"""What a run does now."""
+"""Phases of a run."""
 
 from __future__ import annotations
 
@@ -15,4 +15,16 @@ class Phase(Enum):
     JUDGING = auto()  # the last center
     STOPPING = auto()  # the last state is kept after a signal
     CLOSING = auto()  # the last state is kept at the end
+    ENDED = auto()
+
+
+class LayerPhase(Enum):
+    """Phases of a layer-sharded run."""
+
+    CALIBRATING = auto()
+    MEASURING = auto()  # links
+    STEPPING = auto()
+    COLLECTING = auto()  # the pieces, behind a segment
+    JUDGING = auto()  # the snapshot at an epoch's end
+    COUNTING = auto()  # what the epoch cost the workers
     ENDED = auto()

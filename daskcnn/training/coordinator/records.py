@@ -78,7 +78,7 @@ class Records:
         self._out.put(orders.Save(epoch, book, rounds.workers, validation))
 
     def saved(self, step: int) -> None:
-        """The oldest of the states that are being kept is kept, with so many merges."""
+        """The oldest of the states that are being kept is kept. step: its merges."""
         self.kept = replace(self.saving.pop(0), step=step)
 
     def rescued(self, version: int, rounds: Rounds, life: int) -> None:

@@ -10,7 +10,7 @@ Replicas. A replica is a worker, or a group of workers with a name of its own. A
 with it; the replica's samples go to the others.
 
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
-who waits for whom, and gives up the replicas that wait for nobody.
+which replicas wait for others, and gives up those that do not.
 
 Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
 new life begins from the last center that one of the others has.
@@ -26,9 +26,10 @@ from typing import Any
 
 from daskcnn import errors
 from daskcnn.errors import ClusterError, Lost, UserError
-from daskcnn.events import WorkerIgnored, WorkerLeftOut, WorkerLost, WorkersCalibrated
+from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.calibration import CalibrationPhase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
 from daskcnn.training.coordinator.looks import Looks
@@ -36,7 +37,7 @@ from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.outbox import Outbox
 from daskcnn.training.coordinator.phase import Phase
 from daskcnn.training.coordinator.records import Kept, Records
-from daskcnn.training.coordinator.roster import Measured, Roster
+from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 
@@ -57,6 +58,8 @@ class Coordinator:
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
         self.settings, self._logs = settings, logs
         self.roster, self._out = Roster(settings.wanted), Outbox()
+        remedy = "start it again; it is taken when it is there"
+        self._calibration = CalibrationPhase(self.roster, settings.stall_timeout, remedy)
         self._records = Records(settings, kept or Kept(), self._out)
         self.phase = Phase.CALIBRATING
         self.life = 0
@@ -122,16 +125,11 @@ class Coordinator:
 
     def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
         ending = self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
-        if not ending and self.roster.wants(fact.worker, fact.kind):
-            self.roster.calibrate(fact.worker, fact.kind, fact.at)
-            self._out.put(orders.Calibrate(fact.worker))
-        elif fact.worker not in self.roster.alive and fact.worker not in self.roster.calibrating:
-            self._out.log(WorkerIgnored(address=fact.worker))
+        self._out.extend(self._calibration.ignored(fact) if ending else self._calibration.ready(fact))
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
-        if fact.worker not in self.roster.calibrating:
+        if not self._calibration.calibrated(fact):
             return
-        self.roster.calibrated(fact.worker, Measured(fact.seconds, fact.row))
         if self.phase is Phase.CALIBRATING:
             self._begin_if_calibrated(fact.at)
             return
@@ -142,25 +140,23 @@ class Coordinator:
                 self._alive.issue(fact.at)
 
     def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
-        if fact.worker in self.roster.calibrating:
-            self._leave_out(fact.worker, fact.reason, fact.remedy, fact.at)
+        self._leave_out(self._calibration.failed(fact), fact.at)
 
-    def _leave_out(self, worker: str, reason: str, remedy: str, now: float) -> None:
-        """Go on without a worker that was not calibrated."""
-        self.roster.drop(worker)
-        self._out.log(WorkerLeftOut(worker=worker, reason=reason, remedy=remedy))
-        self._out.put(orders.Dismiss(worker))
-        if self.phase is Phase.CALIBRATING:
+    def _leave_out(self, left_out: list[Order], now: float) -> None:
+        """Go on without workers that were not calibrated, if these are orders to leave some out."""
+        self._out.extend(left_out)
+        if left_out and self.phase is Phase.CALIBRATING:
             self._begin_if_calibrated(now)
 
     def _begin_if_calibrated(self, now: float) -> None:
         """Begin the first life once every worker has measured itself or was left out."""
-        if self.roster.calibrating:
+        if not self._calibration.over:
             return
-        if not self.roster.alive:
-            self._end("unusable", ClusterError("no worker is usable; see the warnings above"))
+        try:
+            self._out.extend(self._calibration.begin())
+        except ClusterError as error:
+            self._end("unusable", error)
             return
-        self._out.log(WorkersCalibrated(workers=[measured.row for measured in self.roster.alive.values()]))
         if (problem := too_few(self.settings, len(self.roster.alive))) is not None:
             self._end("unusable", problem)
         else:
@@ -226,7 +222,9 @@ class Coordinator:
 
     def _on_joined(self, fact: facts.Joined) -> None:
         if self._is_training(fact.life):
-            self._alive.joined(fact)
+            sessions = self._alive.sessions
+            if sessions.has_joined(fact.replica, fact.session) and not sessions.joining:
+                self._alive.all_joined(fact.at)
             self._finish_if_over()
 
     def _on_progress(self, fact: facts.Progress) -> None:
@@ -312,11 +310,9 @@ class Coordinator:
     # --- workers go ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
+        self._leave_out(self._calibration.gone(fact), fact.at)
         for worker in fact.workers:
-            early = worker in self.roster.alive and self.phase is Phase.CALIBRATING
-            if early or worker in self.roster.calibrating:
-                self._leave_out(worker, fact.reason, "start it again; it is taken when it is there", fact.at)
-            elif worker in self.roster.alive and self._forming:
+            if worker in self.roster.alive and self._forming:
                 self._drop(worker, fact.reason, 0)
             elif worker in self.roster.alive:
                 self._lose_worker(worker, fact.reason)
@@ -407,9 +403,7 @@ class Coordinator:
 
     def _on_tick(self, fact: facts.Tick) -> None:
         now, limit = fact.at, self.settings.stall_timeout
-        for worker in self.roster.overdue(now, limit):
-            remedy = "is it busy with another job? Give each its own workers, or raise cluster.stall_timeout"
-            self._leave_out(worker, f"not calibrated within {limit:g} s", remedy, now)
+        self._leave_out(self._calibration.overdue(now), now)
         if self.phase is not _TRAINING:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members

@@ -54,13 +54,19 @@ class Roster:
         self._kinds.pop(worker, None)
 
     def overdue(self, now: float, seconds: float) -> list[str]:
-        """Workers that measure themselves for longer than so many seconds."""
+        """Workers that have been measuring themselves for longer than this."""
         return [worker for worker, begun in self.calibrating.items() if now - begun > seconds]
 
     @property
     def seconds(self) -> dict[str, float]:
         """Seconds a sample of every worker that is alive."""
         return {worker: measured.seconds for worker, measured in self.alive.items()}
+
+    @property
+    def fastest(self) -> str:
+        """The worker of the run that takes the least time for a sample."""
+        seconds = self.seconds
+        return min(seconds, key=seconds.__getitem__)
 
     def validate(self) -> None:
         """Assert what holds between two facts."""

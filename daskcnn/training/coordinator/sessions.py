@@ -26,7 +26,7 @@ class Running:
 
 
 class Sessions:
-    """Who takes part in a life, and what is under way.
+    """The replicas that take part in a life, and their rounds under way.
 
     Attributes
     ----------
@@ -107,11 +107,11 @@ class Sessions:
         return stall_timeout + PATIENCE * max((running.expected for running in self.running.values()), default=0.0)
 
     def silent(self, now: float, limit: float) -> list[str]:
-        """Replicas whose rounds have not been heard of for longer than so many seconds."""
+        """Replicas whose rounds have not been heard of for longer than `limit` seconds."""
         return [replica for replica, running in self.running.items() if now - running.heard > limit]
 
     def not_joined(self, now: float, limit: float) -> list[str]:
-        """Replicas that have been joining for longer than so many seconds."""
+        """Replicas that have been joining for longer than `limit` seconds."""
         return [replica for replica, since in self.joining.items() if now - since > limit]
 
     def validate(self) -> None:

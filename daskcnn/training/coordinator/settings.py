@@ -1,4 +1,4 @@
-"""What a coordinator has to know of a job: numbers, the rule and the partitioner. Filled in by the cluster and by the
+"""A job's settings for the coordinator: numbers, the rule and the partitioner. Filled in by the cluster and by the
 simulator alike.
 """
 
@@ -52,7 +52,7 @@ class Settings:
 
     @classmethod
     def of(cls, job: Job, samples: int) -> Settings:
-        """Those of a resolved job that trains on so many samples."""
+        """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
         assert job.rule is not None, "strategy layer has a driver of its own"
@@ -118,7 +118,7 @@ class LayerSettings:
 
     @classmethod
     def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int) -> LayerSettings:
-        """Those of a resolved job that trains on so many samples."""
+        """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         return cls(
             samples,

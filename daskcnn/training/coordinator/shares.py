@@ -1,4 +1,4 @@
-"""Who has which kernels of a layer-sharded network, and whether these shares still fit the workers' speeds."""
+"""The shares of a layer-sharded network's kernels, and whether they still fit the workers' speeds."""
 
 from __future__ import annotations
 

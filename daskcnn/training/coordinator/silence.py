@@ -24,7 +24,7 @@ class Silence:
         self._since = now
 
     def longer(self, now: float, limit: float) -> bool:
-        """Whether nothing was heard for longer than so many seconds."""
+        """Whether nothing was heard for longer than `limit` seconds."""
         return self._since is not None and now - self._since > limit
 
     def overdue(self, now: float, limit: float) -> bool:

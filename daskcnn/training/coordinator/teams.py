@@ -12,7 +12,7 @@ from daskcnn.training.coordinator.settings import Settings
 
 
 def too_few(settings: Settings, workers: int) -> ClusterError | None:
-    """Why a run cannot begin with so many workers; None: it can."""
+    """Why a run cannot begin with this number of workers; None: it can."""
     size, fewest = settings.replica_size, settings.rule.fewest
     if workers < size:
         return ClusterError(

@@ -1,0 +1,82 @@
+"""Waits for the results of tasks, and finds out meanwhile which workers are lost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from distributed import Future, KilledWorker, wait
+
+from daskcnn.cluster.lost import NotYet, WorkersLost
+from daskcnn.cluster.run_workers import LOOK, RunWorkers
+
+K = TypeVar("K")
+
+
+class Results:
+    """Takes the results of a run's tasks.
+
+    Parameters
+    ----------
+    limit : seconds after which a worker whose result has not come counts as lost, where a call names no other.
+    """
+
+    def __init__(self, workers: RunWorkers, limit: float) -> None:
+        self._workers, self._limit = workers, limit
+
+    def turn(self, futures: Iterable[Future]) -> set[Future]:
+        """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
+        waiting = set(futures)
+        try:
+            return set(wait(waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
+        except TimeoutError:
+            return waiting
+        except CancelledError as error:
+            self._workers.explain(error)
+
+    def gather(self, futures: Mapping[K, Future], *, within: float | None = None) -> dict[K, Any]:
+        """Results by the same keys. Raises what the tasks raise, and what `RunWorkers.look_round` raises.
+
+        Parameters
+        ----------
+        within : seconds after which the keys are taken for workers, and those whose task has not ended, or whose
+            result does not come, for lost.
+        """
+        deadline = time.monotonic() + (self._limit if within is None else within)
+        waiting = set(futures.values())
+        while waiting := self.turn(waiting):
+            self._workers.look_round()
+            if time.monotonic() > deadline:
+                raise WorkersLost(str(key) for key, future in futures.items() if future in waiting)
+        return {key: self.result(future, str(key), deadline) for key, future in futures.items()}
+
+    def result(self, future: Future, worker: str = "", deadline: float = math.inf) -> Any:
+        """The task's result. Raises as `fetch` and `RunWorkers.look_round` do, and WorkersLost after the deadline."""
+        while True:
+            try:
+                return self.fetch(future)
+            except NotYet:
+                self._workers.look_round()
+                if time.monotonic() > deadline:
+                    raise WorkersLost([worker]) from None
+
+    def fetch(self, future: Future) -> Any:
+        """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
+
+        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises.
+        """
+        try:
+            return future.result(timeout=LOOK)
+        except (KilledWorker, CancelledError) as error:
+            self._workers.explain(error)
+        except RuntimeError as error:
+            if "Actor was lost" in str(error):  # what the server's future has then
+                self._workers.explain(error)
+            raise
+        except OSError as error:
+            if future.status == "error":
+                self._workers.explain(error)
+            raise NotYet from None  # it was the timeout of this turn

@@ -1,0 +1,129 @@
+"""The workers of a run: which of them are there, which came in mid-run, and which are lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import replace
+from typing import NoReturn
+
+from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.lost import ServerLost, WorkersLost
+from daskcnn.cluster.members import Member, Members, advertised
+from daskcnn.errors import Lost
+from daskcnn.events import Event, WorkerIgnored, WorkerLost
+
+LOOK = 0.5  # seconds between two looks at who is there, while tasks run
+EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
+
+
+class RunWorkers:
+    """Knows the workers of a run by their names in it.
+
+    Parameters
+    ----------
+    emit : takes events.
+
+    Attributes
+    ----------
+    alive : the workers that the run uses now.
+    members : the workers that it was admitted with, and those set apart for the server.
+    needs_server : whether the run ends without the hosts of its server.
+    hosts : addresses of workers that hold a part of the server.
+    takes_newcomers : whether workers that come in mid-run are of use.
+    newcomers : workers that came, until they are taken from here.
+    """
+
+    def __init__(self, connection: Connection, members: Members, emit: Callable[[Event], None]) -> None:
+        self.connection, self.members, self._emit = connection, members, emit
+        self.alive = {member.name: member for member in members.workers}
+        self.needs_server = self.takes_newcomers = False
+        self.hosts: frozenset[str] = frozenset()
+        self.newcomers: list[Member] = []
+        self._known = {*connection.workers()}  # addresses that were seen
+        self._looked = 0.0
+
+    def look_round(self) -> bool:
+        """See which workers are there; False where that was a moment ago. New ones are noted, or logged as ignored.
+
+        Raises
+        ------
+        WorkersLost, ServerLost : a worker of the run, or a host of its server, is gone.
+        Lost : the scheduler is gone.
+        Interrupted : a signal came.
+        """
+        self.connection.heed()
+        if time.monotonic() - self._looked < LOOK:
+            return False
+        self._looked = time.monotonic()
+        now = self.connection.workers()
+        for member in advertised({address: info for address, info in now.items() if address not in self._known}):
+            if self.takes_newcomers and member.kind != "ps":
+                self.newcomers.append(member)
+            else:
+                self._emit(WorkerIgnored(address=member.address))
+        self._known |= now.keys()
+        if gone := [name for name, member in self.alive.items() if member.address not in now]:
+            raise WorkersLost(gone)
+        if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
+            raise ServerLost
+        return True
+
+    def explain(self, error: BaseException) -> NoReturn:
+        """Raise which workers were lost, as soon as the scheduler knows, in place of the error that it led to."""
+        deadline = time.monotonic() + EXPLAINED
+        while time.monotonic() < deadline:
+            self.look_round()
+            time.sleep(LOOK / 5)
+        raise error
+
+    def unheard(self, seconds: float) -> list[str]:
+        """Workers of the run that the scheduler has not heard of for longer than that, while it heard of others."""
+        seen = {address: float(info["last_seen"]) for address, info in self.connection.workers().items()}
+        newest = max(seen.values(), default=0.0)
+        return [name for name, member in self.alive.items() if newest - seen.get(member.address, 0.0) > seconds]
+
+    def require_answers(self, addresses: Iterable[str]) -> None:
+        """Raise WorkersLost or ServerLost where one of these workers does not answer."""
+        silent = self.connection.silent(addresses)
+        if names := [name for name, member in self.alive.items() if member.address in silent]:
+            raise WorkersLost(names)
+        if silent:
+            raise ServerLost
+
+    def new_host(self) -> Member:
+        """Move the server to another worker set apart for it, else to one of the run, unless its own is there again.
+
+        Raises Lost where none of them answers.
+        """
+        members, now = self.members, self.connection.workers()
+        apart = [member for member in (members.server, *members.servers) if member.address in now]
+        silent = self.connection.silent(member.address for member in (*apart, *self.alive.values()))
+        apart = [member for member in apart if member.address not in silent]
+        if not (able := apart or [member for member in self.alive.values() if member.address not in silent]):
+            raise Lost(f"workers {', '.join(sorted(silent))}: none answers, and the parameter server needs one")
+        host = able[0]
+        alone = members.server_alone if apart else False
+        servers = tuple(member for member in apart if member is not host)
+        self.members = replace(members, server=host, servers=servers, server_alone=alone)
+        return host
+
+    def lose(self, worker: str, reason: str) -> None:
+        """Go on without this worker. Raises Lost where it was the last of the run."""
+        member = self.alive.pop(worker)
+        self._emit(WorkerLost(worker=worker, reason=reason, samples_moved=0))
+        if not self.alive:
+            raise Lost(f"worker {worker} ({member.address}): {reason}, and it was the last of the run")
+
+    def only(self, names: Iterable[str]) -> RunWorkers:
+        """The same with these workers only. What becomes of them later is not told to it."""
+        part = copy(self)
+        part.alive = {name: self.alive[name] for name in names}
+        return part
+
+
+def new_name(kind: str, taken: Iterable[str]) -> str:
+    """The next name of a worker of this kind that no worker of the run has had."""
+    numbers = [int(name.removeprefix(f"{kind}-")) for name in taken if name.startswith(f"{kind}-")]
+    return f"{kind}-{max(numbers, default=-1) + 1}"
