@@ -1,0 +1,290 @@
+"""A run in this process: the driver, the workers' tasks and the server are a cluster's; Dask alone is left out.
+
+Each worker has a thread that makes its tasks one after the other, as a worker of one thread does. A result that comes
+from another worker has been through Dask's serialisation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from dask.task_spec import Alias
+from distributed.protocol import deserialize, serialize
+
+from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.groups.tasks import GroupMeeting
+from daskcnn.cluster.layers.task_context import TaskContext
+from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.peers.tasks import Peers
+from daskcnn.cluster.protocol import Calibration, RoundOrder
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.server import actor as server_actor
+from daskcnn.cluster.session import stopping
+from daskcnn.cluster.session.session import Session, forget_run, keep_session
+from daskcnn.cluster.session.tasks import calibrate
+from daskcnn.events import Event
+from daskcnn.job.network import network_of
+from daskcnn.job.tables import Job
+from daskcnn.ps import Leave, Request
+from daskcnn.runs.state import TrainingState
+from daskcnn.sharded import stages_of
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.replica import Replica
+
+NAME = "run-here"
+E = TypeVar("E", bound=Event)
+
+
+class TaskHere:
+    """A task's result to come, with what of a Dask future the driver uses. status: as Dask calls it."""
+
+    def __init__(self, key: Any, worker: str, future: Future[Any]) -> None:
+        self.key, self.worker, self._future = key, worker, future
+        self.status = "pending"
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._future.result(timeout)
+
+    def waited_for(self) -> Future[Any]:
+        return self._future
+
+    def add_done_callback(self, told: Callable[[Any], None]) -> None:
+        self._future.add_done_callback(lambda _: told(self))
+
+    def cancel(self) -> None:
+        self._future.cancel()
+
+    def release(self) -> None:
+        """Results are kept until the run is over."""
+
+
+class WorkersHere:
+    """Threads that make the tasks of workers, each worker's in the order in which they were submitted."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._threads = {name: ThreadPoolExecutor(1, f"worker-{name}") for name in names}
+        self._tasks: dict[Any, TaskHere] = {}
+
+    def submit(self, key: Any, worker: str, function: Callable[..., Any], args: Sequence[Any]) -> TaskHere:
+        """Make the task once the results that it is given are there: all of them were submitted before."""
+        future = self._threads[worker].submit(lambda: function(*[self._given(worker, arg) for arg in args]))
+        self._tasks[key] = task = TaskHere(key, worker, future)
+        return task
+
+    def keep(self, key: Any, worker: str, value: Any) -> TaskHere:
+        """A result that was sent."""
+        future: Future[Any] = Future()
+        future.set_result(value)
+        self._tasks[key] = task = TaskHere(key, worker, future)
+        return task
+
+    def task(self, key: Any) -> TaskHere:
+        return self._tasks[key]
+
+    def _given(self, worker: str, arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [self._given(worker, each) for each in arg]
+        task = self._tasks[arg.key] if isinstance(arg, Alias | TaskHere) else None
+        if task is None:
+            return _at(worker, arg)
+        found = task.result()
+        return found if task.worker == worker else deserialize(*serialize(found))
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.shutdown(cancel_futures=True)
+
+
+def _at(worker: str, arg: Any) -> Any:
+    """The argument as this worker gets it: the run has a name at each of them, for all sessions are in this process."""
+    match arg:
+        case str() if arg == NAME:
+            return f"{NAME}@{worker}"
+        case TaskContext() | Peers() | RoundOrder():
+            return replace(arg, run=f"{NAME}@{worker}")
+        case GroupMeeting():
+            return replace(arg, order=_at(worker, arg.order))
+        case _:
+            return arg
+
+
+class ActorHere:
+    """The server's actor on an event loop of its own. A call gives the answer to come.
+
+    Attributes
+    ----------
+    requests : what workers asked, in order, with payloads.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor, self.requests = actor, list[Request]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server-here", daemon=True)
+        self._thread.start()
+
+    def handle(self, request: Request) -> Future[Any]:
+        return self._called("handle", request, noted=request)
+
+    def leave(self, worker: str, session: int) -> Future[Any]:
+        return self._called("leave", worker, session, noted=Leave(worker, session))
+
+    def snapshot(self) -> Future[Any]:
+        return self._called("snapshot")
+
+    def waiting(self) -> Future[Any]:
+        return self._called("waiting")
+
+    def _called(self, method: str, *args: Any, noted: Request | None = None) -> Future[Any]:
+        async def called() -> Any:
+            self.requests += [noted] if noted else []  # the actor handles them in the order of these calls
+            return await getattr(self._actor, method)(*args)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass
+class ClientHere:
+    """What of a Dask client starts actors."""
+
+    workers: WorkersHere
+    actors: dict[Any, ActorHere] = field(default_factory=dict)
+
+    def submit(self, kind: Callable[..., Any], *args: Any, key: Any, workers: list[str], **options: Any) -> TaskHere:
+        placing = ("actor", "resources", "allow_other_workers", "pure")
+        own = {name: value for name, value in options.items() if name not in placing}
+        given = [arg.result() if isinstance(arg, TaskHere) else arg for arg in args]
+        actor = self.actors[key] = ActorHere(kind(*given, **own))
+        return self.workers.keep(key, workers[0], actor)
+
+
+class BundleHere:
+    """Tasks that are submitted as they are put in."""
+
+    def __init__(self, context: ContextHere) -> None:
+        self._context = context
+
+    def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
+        return Alias(self._context.submit(label, function, *args, worker=worker).key)
+
+    def submit(self, wanted: Iterable[Alias]) -> dict[Any, TaskHere]:
+        return {ref.key: self._context.here.task(ref.key) for ref in wanted}
+
+
+class ContextHere(RunContext):
+    """A run's surroundings without a scheduler: nobody comes or goes.
+
+    Attributes
+    ----------
+    here : the workers.
+    """
+
+    here: WorkersHere
+
+    def _present(self) -> dict[str, Any]:
+        return {member.address: {} for member in (*self.members.workers, self.members.server)}
+
+    def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Any:
+        function = self._calibrated if function is calibrate else function
+        return self.here.submit(self.key(label), worker, function, args)
+
+    def bundle(self) -> Any:
+        return BundleHere(self)
+
+    def send_to(self, data: Any, addresses: list[str]) -> Any:
+        return self.here.keep(self.key("sent"), addresses[0], deserialize(*serialize(data)))
+
+    def turn(self, futures: Iterable[Any]) -> set[Any]:
+        wait([future.waited_for() for future in futures], timeout=0.5, return_when="FIRST_COMPLETED")
+        return {future for future in futures if not future.done()}
+
+    def _calibrated(self, run: str, job: Job, *_: Any) -> Calibration:
+        """All are equally fast: nothing here depends on what a machine does besides."""
+        replica = Replica(job, self.dataset, Device(), clock=lambda: 0.0)
+        keep_session(run, Session(replica))
+        convs = {stage.name: 1e-3 for stage in stages_of(network_of(job, self.dataset)) if stage.name}
+        return Calibration(2e-3, convs, {}, 1, "here", 0, None)
+
+
+def _member(name: str, kind: Any) -> Member:
+    return Member(name, name, "here", kind, 1, 0)
+
+
+class RunHere:
+    """One run of a resolved job.
+
+    Parameters
+    ----------
+    interrupted_after : states that are saved before a signal comes; None: there is no signal.
+
+    Attributes
+    ----------
+    heard : facts, and the orders that they led to.
+    saved : states in the order in which they were saved.
+    """
+
+    def __init__(self, job: Job, dataset: Dataset, workers: int, *, interrupted_after: int | None = None) -> None:
+        self.job, self.dataset, self._limit = job, dataset, interrupted_after
+        self.names = [f"cpu-{i}" for i in range(workers)]
+        self.events: list[Event] = []
+        self.heard: list[tuple[Fact, list[Order]]] = []
+        self.saved: list[TrainingState] = []
+        self._actors: dict[Any, ActorHere] = {}
+
+    def train(self, resumed: TrainingState | None = None) -> np.ndarray:
+        """To the end; returns the weights. Raises as a cluster's run does."""
+        here = WorkersHere([*self.names, "ps"])
+        members = Members(tuple(_member(name, "cpu") for name in self.names), _member("ps", "ps"), True)
+        client: Any = ClientHere(here, self._actors)
+        context = ContextHere(
+            client, NAME, self.job, self.dataset, members, {}, self.events.append, self.saved.append, self._signal
+        )
+        context.here = here
+        with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
+            patch.setattr(stopping, "get_worker", lambda: _WORKING)
+            patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
+            try:
+                state = DataParallel(context, resumed, lambda *told: self.heard.append(told)).train()
+            finally:
+                for actor in self._actors.values():
+                    actor.close()
+                here.close()
+                for name in self.names:
+                    forget_run(f"{NAME}@{name}")
+        return np.asarray(state.weights)
+
+    def _signal(self) -> int | None:
+        return 15 if self._limit is not None and len(self.saved) >= self._limit else None
+
+    @property
+    def requests(self) -> list[Request]:
+        """What workers asked of the server, in order, with payloads; and who left it."""
+        return [request for actor in self._actors.values() for request in actor.requests]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+_WORKING = SimpleNamespace(
+    get_current_task=lambda: "task", state=SimpleNamespace(tasks={"task": SimpleNamespace(state="executing")})
+)
+"""A worker whose task is wanted to its end."""
