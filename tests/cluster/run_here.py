@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.events import Event
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import Job
-from daskcnn.ps import Leave, Request
+from daskcnn.ps import Leave, Push, Request
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import stages_of
 from daskcnn.store import Dataset
@@ -47,66 +48,83 @@ E = TypeVar("E", bound=Event)
 
 
 class TaskHere:
-    """A task's result to come, with what of a Dask future the driver uses. status: as Dask calls it."""
+    """A task's result to come, with what of a Dask future the driver uses.
 
-    def __init__(self, key: Any, worker: str, future: Future[Any]) -> None:
-        self.key, self.worker, self._future = key, worker, future
-        self.status = "pending"
+    Attributes
+    ----------
+    status : as Dask calls it.
+    state : what its worker is asked for by a task that wants to know whether it was stopped.
+    """
+
+    def __init__(self, key: Any, worker: str, future: Future[Any] | None = None) -> None:
+        self.key, self.worker, self.future = key, worker, future or Future()
+        self.status, self.state = "pending", "executing"
 
     def done(self) -> bool:
-        return self._future.done()
+        return self.future.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        return self._future.result(timeout)
-
-    def waited_for(self) -> Future[Any]:
-        return self._future
+        return self.future.result(timeout)
 
     def add_done_callback(self, told: Callable[[Any], None]) -> None:
-        self._future.add_done_callback(lambda _: told(self))
+        self.future.add_done_callback(lambda _: told(self))
 
     def cancel(self) -> None:
-        self._future.cancel()
+        self.state = "cancelled"
+        self.future.cancel()
 
     def release(self) -> None:
         """Results are kept until the run is over."""
 
 
 class WorkersHere:
-    """Threads that make the tasks of workers, each worker's in the order in which they were submitted."""
+    """Threads that make the tasks of workers, each worker's in the order in which they were submitted.
+
+    Attributes
+    ----------
+    tasks : all so far, by key.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._threads = {name: ThreadPoolExecutor(1, f"worker-{name}") for name in names}
-        self._tasks: dict[Any, TaskHere] = {}
+        self._present = threading.local()
+        self.tasks: dict[Any, TaskHere] = {}
 
     def submit(self, key: Any, worker: str, function: Callable[..., Any], args: Sequence[Any]) -> TaskHere:
         """Make the task once the results that it is given are there: all of them were submitted before."""
-        future = self._threads[worker].submit(lambda: function(*[self._given(worker, arg) for arg in args]))
-        self._tasks[key] = task = TaskHere(key, worker, future)
+
+        def made() -> Any:
+            self._present.key = key
+            return function(*[self._given(worker, arg) for arg in args])
+
+        self.tasks[key] = task = TaskHere(key, worker)
+        task.future = self._threads[worker].submit(made)
         return task
 
     def keep(self, key: Any, worker: str, value: Any) -> TaskHere:
         """A result that was sent."""
-        future: Future[Any] = Future()
-        future.set_result(value)
-        self._tasks[key] = task = TaskHere(key, worker, future)
+        self.tasks[key] = task = TaskHere(key, worker)
+        task.future.set_result(value)
         return task
-
-    def task(self, key: Any) -> TaskHere:
-        return self._tasks[key]
 
     def _given(self, worker: str, arg: Any) -> Any:
         if isinstance(arg, list):
             return [self._given(worker, each) for each in arg]
-        task = self._tasks[arg.key] if isinstance(arg, Alias | TaskHere) else None
+        task = self.tasks[arg.key] if isinstance(arg, Alias | TaskHere) else None
         if task is None:
             return _at(worker, arg)
         found = task.result()
         return found if task.worker == worker else deserialize(*serialize(found))
 
+    def worker(self) -> Any:
+        """This thread's worker, as a task asks Dask for it."""
+        return SimpleNamespace(get_current_task=lambda: self._present.key, state=self)
+
     def close(self) -> None:
+        for task in list(self.tasks.values()):
+            task.cancel()
         for thread in self._threads.values():
-            thread.shutdown(cancel_futures=True)
+            thread.shutdown()
 
 
 def _at(worker: str, arg: Any) -> Any:
@@ -137,6 +155,8 @@ class ActorHere:
         self._thread.start()
 
     def handle(self, request: Request) -> Future[Any]:
+        if isinstance(request, Push):  # the replica may use its memory again
+            request = replace(request, payload=request.payload.copy())
         return self._called("handle", request, noted=request)
 
     def leave(self, worker: str, session: int) -> Future[Any]:
@@ -186,7 +206,7 @@ class BundleHere:
         return Alias(self._context.submit(label, function, *args, worker=worker).key)
 
     def submit(self, wanted: Iterable[Alias]) -> dict[Any, TaskHere]:
-        return {ref.key: self._context.here.task(ref.key) for ref in wanted}
+        return {ref.key: self._context.here.tasks[ref.key] for ref in wanted}
 
 
 class ContextHere(RunContext):
@@ -213,12 +233,13 @@ class ContextHere(RunContext):
         return self.here.keep(self.key("sent"), addresses[0], deserialize(*serialize(data)))
 
     def turn(self, futures: Iterable[Any]) -> set[Any]:
-        wait([future.waited_for() for future in futures], timeout=0.5, return_when="FIRST_COMPLETED")
+        wait([future.future for future in futures], timeout=0.5, return_when="FIRST_COMPLETED")
         return {future for future in futures if not future.done()}
 
     def _calibrated(self, run: str, job: Job, *_: Any) -> Calibration:
-        """All are equally fast: nothing here depends on what a machine does besides."""
-        replica = Replica(job, self.dataset, Device(), clock=lambda: 0.0)
+        """All are equally fast, and each look at a clock takes a millisecond: the machine's own speed does not show."""
+        ticks = count()
+        replica = Replica(job, self.dataset, Device(), clock=lambda: next(ticks) / 1000)
         keep_session(run, Session(replica))
         convs = {stage.name: 1e-3 for stage in stages_of(network_of(job, self.dataset)) if stage.name}
         return Calibration(2e-3, convs, {}, 1, "here", 0, None)
@@ -259,14 +280,14 @@ class RunHere:
         )
         context.here = here
         with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
-            patch.setattr(stopping, "get_worker", lambda: _WORKING)
+            patch.setattr(stopping, "get_worker", here.worker)
             patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
             try:
                 state = DataParallel(context, resumed, lambda *told: self.heard.append(told)).train()
             finally:
+                here.close()
                 for actor in self._actors.values():
                     actor.close()
-                here.close()
                 for name in self.names:
                     forget_run(f"{NAME}@{name}")
         return np.asarray(state.weights)
@@ -282,9 +303,3 @@ class RunHere:
     def of(self, kind: type[E]) -> list[E]:
         """The events of a kind."""
         return [event for event in self.events if isinstance(event, kind)]
-
-
-_WORKING = SimpleNamespace(
-    get_current_task=lambda: "task", state=SimpleNamespace(tasks={"task": SimpleNamespace(state="executing")})
-)
-"""A worker whose task is wanted to its end."""

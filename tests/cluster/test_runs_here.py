@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +30,9 @@ LAYERS = [
     {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
     {"layer": "relu"},
     {"layer": "maxpool", "size": 4},
+    {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
+    {"layer": "relu"},
+    {"layer": "averagepool", "size": 2},
     {"layer": "dense", "units": 10},
 ]
 NORMALISED: list[dict[str, Any]] = [
@@ -201,9 +201,7 @@ def test_asa_makes_the_very_weights_that_the_server_would(dataset: Dataset, rule
 
 
 def test_asa16_halves_the_bytes_and_follows_asa(dataset: Dataset) -> None:
-    (whole, run), (half, run16) = (
-        trained(job_of(rule={"exchange": name}), dataset, 2) for name in ("asa", "asa16")
-    )
+    (whole, run), (half, run16) = (trained(job_of(rule={"exchange": name}), dataset, 2) for name in ("asa", "asa16"))
     assert [2 * n for n in moved(run16)] == [*moved(run)]
     assert half.dtype == np.float32
     assert not np.array_equal(half, whole)
@@ -226,7 +224,6 @@ def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset, monkeypatch:
 
 
 # --- groups ---
-
 
 
 @pytest.mark.parametrize(
