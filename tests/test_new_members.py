@@ -19,7 +19,6 @@ from daskcnn.conv.algorithm import Work
 from daskcnn.conv.planner import forget_plans
 from daskcnn.events import RunResumed
 from daskcnn.job.resolve import resolve
-from daskcnn.launch import training
 from daskcnn.launch.resume import kept_job
 from daskcnn.launch.training import train_job
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
@@ -121,6 +120,7 @@ JOB: dict[str, Any] = {
     },
     "train": {"strategy": "last-of-all", "partition": "first-takes-most", "epochs": 2, "batch_size": 25},
     "rule": {"factor": 0.999},
+    "cluster": {"settle": 0.0},
     "run": {"name": "it", "dir": "runs"},
 }
 CLUSTER = """
@@ -135,7 +135,6 @@ images_per_second = 100
 def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A line each."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "SETTLE", 0.0)
     monkeypatch.setitem(RULES, "last-of-all", LastOfAll)
     monkeypatch.setitem(PARTITIONERS, "first-takes-most", FirstTakesMost)
     monkeypatch.setitem(LAYERS, "negate", Negate)

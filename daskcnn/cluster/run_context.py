@@ -34,7 +34,7 @@ from daskcnn.training.coordinator.settings import PATIENCE
 
 K = TypeVar("K")
 LOOK = 0.5  # seconds between two looks at who is there, while tasks run
-FREED = 20.0  # seconds that workers may take to free what a run keeps: one that hangs is left alone
+FREED = 20.0  # seconds at most that workers may take to free what a run keeps: one that hangs is left alone
 EXPLAINED = 20.0  # seconds within which the scheduler says that a worker is gone, once its task has failed
 
 
@@ -388,8 +388,9 @@ class RunContext:
         self.ignore_signals()
         there = {m.address: name for name, m in self.alive.items()}
         addresses = self._present().keys() & there.keys()
-        answers = ask_workers(self.client, forget_run, addresses, self.name, within=FREED)
+        limit = min(FREED, self.job.cluster.stall_timeout)
+        answers = ask_workers(self.client, forget_run, addresses, self.name, within=limit)
         for address in answers.silent:
             value, remedy = f"worker {there[address]} ({address})", "restart it"
-            reason = f"no answer within {FREED:g} s, it may keep the run's memory"
+            reason = f"no answer within {limit:g} s, it may keep the run's memory"
             self.emit(Warned(value=value, reason=reason, remedy=remedy))

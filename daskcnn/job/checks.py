@@ -99,6 +99,11 @@ def _of_sharding(train: Train) -> Iterator[str]:
             f"train.first_conv = {train.first_conv!r}: only strategy 'layer' and groups divide convolutions; remove "
             "it, or set train.replica_size"
         )
+    if train.kernel_shares != "measured" and train.strategy != LAYER and train.replica_size == 1:
+        yield (
+            f"train.kernel_shares = {train.kernel_shares!r}: only strategy 'layer' and groups shard kernels; remove "
+            "it, or set train.replica_size"
+        )
     if train.sub_batches > train.batch_size:
         yield (
             f"train.sub_batches = {train.sub_batches}: more than the {train.batch_size} samples of a minibatch; "

@@ -90,6 +90,7 @@ def _named_schedule(value: Any) -> Any:
 
 
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
+KernelShares: TypeAlias = Literal["measured", "speeds"]
 
 
 class Train(Options):
@@ -127,6 +128,12 @@ class Train(Options):
         "auto",
         description="What the workers divide in the first convolution, where kernels are sharded: kernels or samples. "
         "`auto` takes the shorter step.",
+    )
+    kernel_shares: KernelShares = Field(
+        "measured",
+        description="What decides how many kernels each worker gets, where kernels are sharded. `measured`: speeds, "
+        "links, what a shard takes whatever its size, and the scheduler's time for each task. `speeds`: measured "
+        "speeds alone (Marques et al., eq. 1), at the start and where kernels move; no link is measured.",
     )
     early_stopping: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without a better validation accuracy. Default: never."
@@ -167,6 +174,18 @@ class Cluster(Options):
     stall_timeout: float = Field(
         300.0, gt=0, description="Seconds without progress after which a worker counts as lost."
     )
+    settle: float = Field(
+        2.0,
+        ge=0,
+        description="Seconds without a new worker after which a job that takes all workers there are begins. A job "
+        "with a local cluster begins at once.",
+    )
+    chain: int = Field(
+        250,
+        ge=1,
+        description="Steps or meetings after which the chain of tasks, which the scheduler remembers, is cut. With "
+        "`layer` also the most steps between two snapshots.",
+    )
     wire: Literal["float32", "float16"] = Field("float32", description="Number type of vectors on the network.")
     overlap: bool = Field(
         True, description="Whether replicas train on while they push and pull within a round (asynchronous rules)."
@@ -186,6 +205,7 @@ class Run(Options):
         description="Name of the run's folder. Default: the time and the strategy.",
     )
     checkpoint_every: float = Field(1.0, gt=0, description="Epochs between two checkpoints.")
+    report_every: int = Field(25, ge=1, description="Steps between two reports of steps in the log (strategy `layer`).")
     keep: int = Field(3, ge=1, description="Newest checkpoints that are kept; the best one is kept besides.")
 
 

@@ -91,6 +91,7 @@ class Scenario:
             sub_batches=job.train.sub_batches,
             per_task=cluster.costs.task,
             first_conv=job.train.first_conv,
+            kernel_shares=job.train.kernel_shares,
         )
 
     def star(self, cluster: Cluster) -> Sharding:

@@ -38,7 +38,6 @@ from daskcnn.show.progress import Progress, choose
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
-SETTLE = 2.0  # seconds without a new worker, where the job takes all there are
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
@@ -127,7 +126,7 @@ def train_job(
         signals.polled = True
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
-        settle = SETTLE if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
+        settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
         members, left_out = admit(there, job, fingerprint, signals.check, say, settle=settle)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))

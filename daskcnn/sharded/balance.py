@@ -88,6 +88,8 @@ class ShareSearch:
         Of a minibatch, which go one behind the other.
     apart
         Of stages' seconds by worker, those of layers that home does alone where they are not spread.
+    speeds_alone
+        Whether shares are eq. 1's, whatever step that makes.
     """
 
     stages: Sequence[Stage]
@@ -103,6 +105,11 @@ class ShareSearch:
     parts: int = 1
     apart: Mapping[str, float] = field(default_factory=dict)
     weight_itemsize: int = 4
+    speeds_alone: bool = False
+
+    def by_speeds_alone(self) -> ShareSearch:
+        """The same where nothing counts but how fast each worker computes (Marques et al., eq. 1)."""
+        return replace(self, links={}, fixed={}, task=0.0, speeds_alone=True)
 
     def divided_by(self, first: By | Literal["auto"]) -> ShareSearch:
         """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
@@ -126,6 +133,8 @@ class ShareSearch:
 
     @cached_property
     def _best(self) -> list[dict[str, int]]:
+        if self.speeds_alone:
+            return self.by_compute
         among = [self._among(count) for count in AMONG if count < len(self.compute)]
         starts = [(balance, balance.by_compute) for balance in (self, *among)]
         starts += [(self, self._at_home()), *((self, start) for _, start in starts[1:])]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from daskcnn.job.tables import FirstConv
+from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Sequential, Shape
 from daskcnn.sharded import (
     ShareSearch,
@@ -52,6 +52,7 @@ class Direct(Sharding):
     per_task: seconds that each of a step's tasks costs the scheduler, besides `overhead`. given: how many kernels of
     each layer the workers have, by name; None: as the cluster balances them. at: home's name; None: the fastest.
     first_conv: what of the first convolution is divided (train.first_conv); of given kernels, those.
+    kernel_shares: what decides how many kernels each worker gets (train.kernel_shares).
     """
 
     model: Sequential
@@ -61,6 +62,7 @@ class Direct(Sharding):
     given: Mapping[str, Mapping[str, int]] | None = None
     at: str | None = None
     first_conv: FirstConv = "auto"
+    kernel_shares: KernelShares = "measured"
 
     @property
     def home(self) -> int:
@@ -121,6 +123,8 @@ class Direct(Sharding):
             self.parts,
             {worker.name: worker.spread_share for worker in self.workers},
         )
+        if self.kernel_shares == "speeds":
+            balance = balance.by_speeds_alone()
         return balance.divided_by(self.first_conv)
 
     def _by_layer(self) -> list[tuple[float, ...]]:

@@ -22,12 +22,9 @@ from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch import training as runner
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
-
-runner.SETTLE = 0.0  # the clusters made here are complete
 
 LAYERS = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
@@ -41,16 +38,26 @@ LAYERS = [
 
 
 def small_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    """The tables of a job that takes seconds; `sections` are merged over them."""
+    """The tables of a job that takes seconds; `sections` are merged over them.
+
+    The clusters made here are complete. Networks that train in seconds are not worth a transfer, or what any shard
+    takes: kernels are shared out by speed alone, unless a section says otherwise.
+    """
     job: dict[str, Any] = {
         "data": {"path": path, "limit": 900, "validation": 100},
         "model": {"layers": LAYERS},
         "train": {"epochs": 2, "batch_size": 32, "lr": 0.01},
+        "cluster": {"settle": 0.0},
         "run": {"dir": runs},
     }
     for name, keys in sections.items():
         job[name] = job.get(name, {}) | keys
-    return job
+    return sharded_by_speed(job) if job["train"].get("strategy") == "layer" else job
+
+
+def sharded_by_speed(job: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """The same job by strategy `layer`, unless `train` has another; a job of another strategy has no shares."""
+    return job | {"train": {"strategy": "layer", "kernel_shares": "speeds"} | job["train"] | train}
 
 
 class Watch:

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster import link_speeds, run_context
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.layers import driver
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import StepPlan, WorkerLink, WorkerLinks, stages_of, traffic, weight_traffic
-from daskcnn.training.coordinator import layer as coordinator
 from tests.cluster.cluster_jobs import (
     LAYERS,
     Watch,
@@ -26,9 +24,10 @@ from tests.cluster.cluster_jobs import (
     kill_worker,
     one_process,
     run,
+    sharded_by_speed,
     small_job,
 )
-from tests.cluster.test_layer_sharding import REACHING, losses_of
+from tests.cluster.test_layer_sharding import EACH, REACHING, losses_of
 
 pytestmark = pytest.mark.cluster
 
@@ -42,9 +41,7 @@ WIDE: list[dict[str, Any]] = [
 
 
 def layer_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
-    job = small_job(path, runs, **sections)
-    job["train"]["strategy"] = "layer"
-    return job
+    return sharded_by_speed(small_job(path, runs, **sections))
 
 
 def kernels_of(event: dict[str, Any], worker: str) -> int:
@@ -68,9 +65,9 @@ def change_throttle(factor: float) -> None:
 def test_links_are_measured_with_results_and_logged(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "measure_links", link_speeds.measure_links)
     watch = Watch()
-    run(three_workers, layer_job(synthetic, runs, train={"epochs": 1}, cluster={"workers": {"cpu": 3}}), watch)
+    measured = {"epochs": 1, "kernel_shares": "measured"}
+    run(three_workers, layer_job(synthetic, runs, train=measured, cluster={"workers": {"cpu": 3}}), watch)
     (links,) = watch.of("links")
     assert {row["name"] for row in links["workers"]} == {"cpu-0", "cpu-1", "cpu-2"}
     assert all(0 < row["bandwidth"] < float("inf") and row["latency"] > 0 for row in links["workers"])
@@ -85,7 +82,8 @@ def test_a_worker_behind_a_slow_link_gets_no_kernels_and_the_log_says_so(
     monkeypatch.setattr(driver, "measure_links", lambda context, home: WorkerLinks({"cpu-1": WorkerLink(1e3, 0.01)}))
     watch = Watch()
     with counted_seconds(three_workers, {"cpu-1": 1.5}):  # cpu-0 is home
-        result = run(three_workers, layer_job(synthetic, runs, cluster={"workers": {"cpu": 2}}), watch)
+        job = layer_job(synthetic, runs, train={"kernel_shares": "measured"}, cluster={"workers": {"cpu": 2}})
+        result = run(three_workers, job, watch)
     assert result.summary["status"] == "done"
     assert kernels_of(watch.of("shards")[0], "cpu-1") == 0
     assert result.summary["bytes"] == {"up": 0, "down": 0}
@@ -148,11 +146,11 @@ def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_n
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With their momentum, of which nothing may be lost."""
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
-    monkeypatch.setattr(coordinator, "BETWEEN_MOVES", 10)
-    job = small_job(synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003}, cluster={"workers": {"cpu": 2}})
+    job = small_job(
+        synthetic, runs, model={"dtype": "float64"}, train={"lr": 0.003}, cluster={"workers": {"cpu": 2}}, run=EACH
+    )
     expected, _ = one_process(job)
-    job["train"]["strategy"] = "layer"
+    job = sharded_by_speed(job)
     where = [addresses_of(three_workers)["cpu-1"]]
     watch = Watch("steps", lambda: three_workers.run(change_throttle, 8.0, workers=where))
     run(three_workers, job, watch)
@@ -203,7 +201,6 @@ def without_a_gpu() -> None:
 def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
     two_cpus_and_a_gpu: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
     job = small_job(
         synthetic,
         runs,
@@ -211,9 +208,10 @@ def test_cpus_and_a_gpu_share_a_layer_and_the_loss_is_that_of_one_process(
         model={"name": None, "layers": REACHING, "dtype": "float64"},
         train={"lr": 0.003, "epochs": 1, "batch_size": 16},
         cluster={"workers": {"cpu": 2, "gpu": 1}},
+        run=EACH,
     )
     expected, _ = one_process(job)
-    job["train"]["strategy"] = "layer"
+    job = sharded_by_speed(job)
     two_cpus_and_a_gpu.run(stand_in_for_a_gpu, workers=[addresses_of(two_cpus_and_a_gpu)["gpu-0"]])
     watch = Watch()
     with counted_seconds(two_cpus_and_a_gpu, {"cpu-0": 4.0, "cpu-1": 4.0}):
@@ -263,10 +261,8 @@ def test_a_worker_that_stands_still_ends_the_run_by_its_name(
     three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: its connections stay open, and nothing comes through them any more. The last snapshot is kept."""
-    monkeypatch.setattr(run_context, "FREED", 1.0)
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 4)
-    monkeypatch.setattr(coordinator, "SNAPSHOT_EVERY", 5)
-    job = layer_job(synthetic, runs, train={"epochs": 40}, cluster={"stall_timeout": 4.0, "workers": {"cpu": 3}})
+    cluster = {"stall_timeout": 4.0, "chain": 5, "workers": {"cpu": 3}}
+    job = layer_job(synthetic, runs, train={"epochs": 40}, cluster=cluster, run={"report_every": 4})
     go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
     stop = kill_worker(three_workers, "cpu-1", signal.SIGSTOP)
     watch = Watch("steps", stop, lambda event: event["step"] >= 12)

@@ -191,7 +191,6 @@ def test_a_worker_that_died_since_is_named():
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     limited = {"within": SHORT}
     monkeypatch.setattr(run_context, "silent_among", lambda *args, **kw: silent_among(*args, **kw | limited))
-    monkeypatch.setattr(run_context, "FREED", SHORT)
     monkeypatch.setattr(run_context, "EXPLAINED", SHORT)
 
 

@@ -17,7 +17,6 @@ import pytest
 from distributed import Client
 
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.peers import exchange as peer
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server import hosts as hosting
 from daskcnn.cluster.server.hosts import Hosted, host_server
@@ -95,12 +94,10 @@ def test_one_worker_exchanges_nothing(three_workers: Client, synthetic: str, run
     assert result.summary["status"] == "done"
 
 
-def test_chain_of_meetings_is_cut_without_a_trace(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chain_of_meetings_is_cut_without_a_trace(three_workers: Client, synthetic: str, runs: str) -> None:
     job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 2}})
     whole = run(three_workers, job)
-    monkeypatch.setattr(peer, "SEGMENT", 3)
+    job["cluster"]["chain"] = 3
     np.testing.assert_array_equal(run(three_workers, job).model.weights, whole.model.weights)
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster import run_context as context
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.runs.checkpoint import Checkpoint, load
-from daskcnn.training.coordinator import layer as coordinator
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
 from daskcnn.training.coordinator.orders import StartRound
 from tests.cluster.cluster_jobs import (
@@ -97,11 +95,11 @@ def _newest(run_directory: Path) -> Checkpoint:
 
 
 def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
+    three_workers: Client, synthetic: str, runs: str
 ) -> None:
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 8)
     train = {"strategy": "layer", "epochs": 1}
-    job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run={"checkpoint_every": 0.2})
+    often = {"checkpoint_every": 0.2, "report_every": 8}
+    job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run=often)
     undisturbed = run(three_workers, job)
     watch = Watch("steps", kill_worker(three_workers, "cpu-1"))
     result = run(three_workers, job, watch)
@@ -160,11 +158,8 @@ def test_stopped_worker_is_given_up(three_workers: Client, synthetic: str, runs:
     assert presented(watch) == 4 * 800
 
 
-def test_interrupt_ends_the_run_though_a_worker_stands_still(
-    three_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(context, "FREED", 1.0)
-    job = small_job(synthetic, runs, cluster=TWO)
+def test_interrupt_ends_the_run_though_a_worker_stands_still(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, cluster=TWO | {"stall_timeout": 5.0})
     stop, go_on = (kill_worker(three_workers, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
     watch = Watch("round", lambda: (stop(), os.kill(os.getpid(), signal.SIGINT)))
     try:

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster.groups import replicas as groups
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import parsed
 from daskcnn.runs.checkpoint import load
-from daskcnn.sharded import WorkerLinks
 from daskcnn.show.report_tables import tables
 from daskcnn.training.replica import Replica
 from tests.cluster.cluster_jobs import (
@@ -61,11 +59,6 @@ def four_workers(_four_workers: Client) -> Iterator[Client]:
     wait_for_all(_four_workers, 5)
 
 
-@pytest.fixture(autouse=True)
-def _free_links_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "measure_links", lambda context, home: WorkerLinks())
-
-
 def short_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
     """A small job with a quarter of its steps, in half of its samples: a group's step costs what its tasks do."""
     train = {"batch_size": 64} | sections.get("train", {})
@@ -73,9 +66,10 @@ def short_job(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any
 
 
 def grouped(job: dict[str, Any], workers: int = 4, **train: Any) -> dict[str, Any]:
-    """The same job in groups of 2."""
+    """The same job in groups of 2, whose shares go by speed alone."""
+    train = {"replica_size": 2, "kernel_shares": "speeds"} | train
     cluster = job.get("cluster", {}) | {"workers": {"cpu": workers}}
-    return job | {"train": job["train"] | {"replica_size": 2} | train, "cluster": cluster}
+    return job | {"train": job["train"] | train, "cluster": cluster}
 
 
 def plain_sgd(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
@@ -113,8 +107,8 @@ def presented(watch: Watch) -> int:
 def test_one_group_is_plain_sgd(
     four_workers: Client, synthetic: str, runs: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "CHAIN", 3)  # cut within a round as well
-    job = short_job(synthetic, runs, train={"increments": 1})
+    chain = {"chain": 3}  # cut within a round as well
+    job = short_job(synthetic, runs, train={"increments": 1}, cluster=chain)
     job["model"] |= more.get("model", {}) | WHOLE
     expected = plain_sgd(job, monkeypatch)
     watch = Watch()
@@ -177,18 +171,16 @@ def test_groups_learn_and_every_sample_is_presented(
     assert all(member["busy"] > 0 and member["bytes_up"] > 0 for member in members.values())
 
 
-def test_scheduler_forgets_steps_that_are_done(
-    four_workers: Client, synthetic: str, runs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scheduler_forgets_steps_that_are_done(four_workers: Client, synthetic: str, runs: str) -> None:
     """A task keeps all that it hangs on, so each step would keep all steps before it."""
-    monkeypatch.setattr(groups, "CHAIN", 3)
+    job = grouped(short_job(synthetic, runs, train={"epochs": 6}, cluster={"chain": 3}), 2)
     remembered: list[int] = []
 
     def count(event: Any) -> bool:
         remembered.append(four_workers.run_on_scheduler(_tasks))
         return False
 
-    run(four_workers, grouped(short_job(synthetic, runs, train={"epochs": 6}), 2), Watch("round", lambda: None, count))
+    run(four_workers, job, Watch("round", lambda: None, count))
     assert len(remembered) >= 6
     assert max(remembered[3:]) <= 1.3 * max(remembered[:3])
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.training.coordinator import layer as coordinator
-from tests.cluster.cluster_jobs import Watch, one_process, run, small_job
+from tests.cluster.cluster_jobs import Watch, one_process, run, sharded_by_speed, small_job
 
 pytestmark = pytest.mark.cluster
 
@@ -28,6 +27,9 @@ REACHING: list[dict[str, Any]] = [
 ]
 """Every shard needs its neighbours' channels, and draws its own part of dropout's mask."""
 
+EACH = {"report_every": 1}
+"""A report a step."""
+
 
 def losses_of(watch: Watch) -> list[float]:
     return [event["loss"] for event in watch.of("steps")]
@@ -42,13 +44,13 @@ def test_layer_sharding_follows_one_process_for_50_steps(
     workers: int,
     dtype: str,
     tolerance: float,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
     # at 0.01 a rounding error may flip a near-tie of a max pool, which float32 does not forgive within 50 steps
-    job = small_job(synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}})
+    job = small_job(
+        synthetic, runs, model={"dtype": dtype}, train={"lr": 0.003}, cluster={"workers": {"cpu": workers}}, run=EACH
+    )
     expected, _ = one_process(job)
-    job["train"]["strategy"] = "layer"
+    job = sharded_by_speed(job)
     watch = Watch()
     run(three_workers, job, watch)
     losses = [event["loss"] for event in watch.of("steps")]
@@ -76,15 +78,13 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
     sub_batches: int,
     first: str,
     wire: str,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nor does it matter what of the first convolution is divided."""
-    monkeypatch.setattr(coordinator, "REPORT_EVERY", 1)
     model = {"name": None, "layers": REACHING, "dtype": "float64"}
     cluster = {"workers": {"cpu": workers}, "wire": wire}
-    job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster=cluster)
+    job = small_job(synthetic, runs, model=model, train={"lr": 0.003}, cluster=cluster, run=EACH)
     expected, _ = one_process(job)
-    job["train"] |= {"strategy": "layer", "sub_batches": sub_batches, "first_conv": first}
+    job = sharded_by_speed(job, sub_batches=sub_batches, first_conv=first)
     watch = Watch()
     run(three_workers, job, watch)
     np.testing.assert_allclose(losses_of(watch), expected, rtol=1e-9 if wire == "float32" else 0.02)

@@ -26,6 +26,7 @@ TWO = {"replica_size": 2}
         ({"train": TWO | {"strategy": "layer"}}, "train.replica_size"),
         ({"train": {"sub_batches": 2}}, "train.sub_batches = 2"),
         ({"train": {"first_conv": "samples"}}, "train.first_conv = 'samples'"),
+        ({"train": {"kernel_shares": "speeds"}}, "train.kernel_shares = 'speeds'"),
     ],
 )
 def test_what_groups_cannot_do_is_refused_before_anything_starts(raw: dict[str, Any], words: str) -> None:

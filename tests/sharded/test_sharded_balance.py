@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
+from daskcnn.partition.proportional import kernel_shards
 from daskcnn.sharded import (
     FREE,
     ShareSearch,
@@ -432,3 +433,33 @@ def test_the_papers_network_over_five_megabytes_a_second() -> None:
     alone = [{"a": 50}, {"a": 500}]
     assert fast.step_seconds(fast.kernels()) < 0.75 * fast.step_seconds(alone)
     assert slow.kernels() == alone
+
+
+# --- shares by speed alone ---
+
+
+@given(
+    seconds=st.lists(st.floats(0.01, 10), min_size=1, max_size=6),
+    bandwidth=st.floats(1.0, 1e9),
+    task=st.floats(0, 1),
+    first=st.sampled_from(["auto", "kernels", "samples"]),
+)
+def test_by_speeds_alone_shares_are_eq_1_whatever_links_and_tasks_take(
+    seconds: list[float], bandwidth: float, task: float, first: Any
+) -> None:
+    compute = {f"w{i}": {"conv1": each, "conv2": 2 * each} for i, each in enumerate(seconds)}
+    links = {worker: WorkerLink(bandwidth, 0.1) for worker in compute}
+    found = ShareSearch(LOCAL, IN_SHAPE, "w0", compute, links, samples=64, task=task, fixed=compute)
+    by_speeds = found.by_speeds_alone().divided_by(first)
+    for stage, own in zip(by_speeds.stages, by_speeds.kernels(), strict=True):
+        shares = kernel_shards(stage.conv.kernels, seconds) if stage.conv else [0] * len(seconds)
+        assert own == {worker: n for worker, n in zip(compute, shares, strict=True) if n}
+    slower = {"w0": {"conv1": 20.0, "conv2": 40.0}}
+    assert by_speeds.measured(slower).kernels() == by_speeds.measured(slower).by_compute, "kernels move by eq. 1 too"
+
+
+def test_by_speeds_alone_the_worst_link_counts_for_nothing() -> None:
+    found = two(link=WorkerLink(1.0, 10.0))
+    assert [*map(len, found.kernels())] == [1, 1]
+    assert [*map(len, found.by_speeds_alone().kernels())] == [2, 2]
+    assert found.by_speeds_alone().idle(found.by_speeds_alone().kernels()) == {}

@@ -49,6 +49,12 @@ def test_one_worker_s_step_is_its_own_whole_step() -> None:
     assert direct(1.0).speedup() == pytest.approx(1.0)
 
 
+def test_shares_by_speeds_alone_are_eq_1_on_any_link() -> None:
+    slow = direct(3.0, 1.0, bandwidth=1e3)
+    assert slow.step().kernels == ((50, 0), (500, 0))
+    assert replace(slow, kernel_shares="speeds").step().kernels == ((38, 12), (375, 125))
+
+
 def test_on_free_links_two_workers_halve_what_is_sharded_but_for_channels_computed_twice() -> None:
     """Four of 50 and of 500 channels are held besides each half: a pass more of two in conv1, of three in conv2."""
     step = direct(1.0, 1.0).step()

@@ -22,7 +22,7 @@ from daskcnn.events import (
 )
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLink, WorkerLinks
-from daskcnn.training.coordinator import facts, layer, orders
+from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.layer import GO_BACK, LayerSnapshot, Phase
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.shares import REPORTS
@@ -78,6 +78,11 @@ def test_a_worker_alone_has_no_links_to_measure() -> None:
     assert kinds(Shell().start(a=1.0)) == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
 
 
+def test_shares_by_speeds_alone_order_no_links() -> None:
+    out = Shell(settings_of(measures_links=False)).start(a=1.0, b=3.0)
+    assert kinds(out) == [WorkersCalibrated, KernelsSharded, orders.Place, orders.RunSegment]
+
+
 def test_an_epoch_ends_with_a_judged_snapshot() -> None:
     shell = begun()
     assert shell.steps(9) == []
@@ -129,17 +134,15 @@ def test_snapshots_within_an_epoch_are_saved_where_a_checkpoint_is_due() -> None
     assert run == orders.RunSegment(3, 4, 8)
 
 
-def test_a_chain_of_steps_is_cut_without_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_a_chain_of_steps_is_cut_without_a_checkpoint() -> None:
+    shell = begun(snapshot_every=3)
     assert shell.steps(3) == [orders.Collect(2, 3)]
     assert kinds(shell.pieces()) == [orders.Keep, orders.Place, orders.RunSegment]
     assert shell.end == 6
 
 
-def test_steps_are_reported_with_their_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "REPORT_EVERY", 4)
-    shell = begun()
+def test_steps_are_reported_with_their_seconds() -> None:
+    shell = begun(report_every=4)
     log, ask = shell.steps(4)
     assert isinstance(log, orders.Log)
     assert log.event.record() == {
@@ -155,9 +158,8 @@ def test_steps_are_reported_with_their_seconds(monkeypatch: pytest.MonkeyPatch) 
     assert kinds(shell.steps(4)) == [StepsEnded], "the answer is not there yet, and nobody is asked twice"
 
 
-def test_counters_that_are_awaited_at_an_epochs_end_are_asked_for_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "REPORT_EVERY", 4)
-    shell = begun()
+def test_counters_that_are_awaited_at_an_epochs_end_are_asked_for_once_more() -> None:
+    shell = begun(report_every=4)
     shell.steps(10)
     shell.pieces()
     assert kinds(shell.judged()) == [orders.Keep]
@@ -288,9 +290,8 @@ def test_a_worker_lost_while_links_are_measured_has_them_measured_anew() -> None
     assert kinds(shell.links()) == [KernelsSharded, orders.Place, orders.RunSegment]
 
 
-def test_the_last_worker_takes_the_run_with_it_and_the_snapshot_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_the_last_worker_takes_the_run_with_it_and_the_snapshot_is_saved() -> None:
+    shell = begun(snapshot_every=3)
     shell.steps(3)
     shell.pieces()
     out = shell.lose("a", "b")
@@ -350,9 +351,8 @@ def test_tasks_that_are_never_in_step_end_the_run() -> None:
     assert message in str(end.error)
 
 
-def test_tasks_out_of_step_now_and_then_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 1)
-    shell = begun()
+def test_tasks_out_of_step_now_and_then_do_not() -> None:
+    shell = begun(snapshot_every=1)
     for _ in range(GO_BACK):
         shell.then(facts.OutOfStep, shell.life, "somebody took it")
         shell.step()
@@ -397,11 +397,8 @@ def silent(shell: Shell, *stuck: str) -> list[Order]:
 
 
 @pytest.mark.parametrize("stuck", [("b",), ("a", "b"), ()])
-def test_a_stalled_run_ends_and_names_whom_it_waits_for(
-    stuck: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_a_stalled_run_ends_and_names_whom_it_waits_for(stuck: tuple[str, ...]) -> None:
+    shell = begun(snapshot_every=3)
     shell.steps(3)
     shell.pieces()
     shell.step()
@@ -456,11 +453,8 @@ def test_the_time_that_orders_take_is_no_silence() -> None:
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_ends_the_run_without_another_checkpoint(
-    loss: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_a_loss_that_is_not_finite_ends_the_run_without_another_checkpoint(loss: float) -> None:
+    shell = begun(snapshot_every=3)
     shell.steps(3)
     shell.pieces()
     out = shell.step(loss)
@@ -503,11 +497,8 @@ def test_a_signal_before_the_first_step_keeps_what_the_run_began_with() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["lost", "out of step", "silent", "scheduler"])
-def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(
-    trouble: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_a_signal_keeps_the_last_snapshot_where_the_steps_cannot_end(trouble: str) -> None:
+    shell = begun(snapshot_every=3)
     shell.steps(3)
     shell.pieces()
     shell.step()
@@ -540,9 +531,8 @@ def test_a_signal_before_training_leaves_no_checkpoint() -> None:
     assert kinds(shell.interrupt()) == [orders.CancelAll, orders.End]
 
 
-def test_a_lost_scheduler_ends_the_run_and_the_snapshot_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 3)
-    shell = begun()
+def test_a_lost_scheduler_ends_the_run_and_the_snapshot_is_saved() -> None:
+    shell = begun(snapshot_every=3)
     shell.steps(3)
     shell.pieces()
     error = Lost("scheduler tcp://s: connection lost")
@@ -554,11 +544,8 @@ def test_a_lost_scheduler_ends_the_run_and_the_snapshot_is_saved(monkeypatch: py
 # --- shares ---
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report every two steps, and kernels that may move after six."""
-    monkeypatch.setattr(layer, "REPORT_EVERY", 2)
-    monkeypatch.setattr(layer, "BETWEEN_MOVES", 6)
+OFTEN = {"report_every": 2, "between_moves": 6}
+"""A report every two steps, and kernels that may move after six."""
 
 
 def reports(shell: Shell, count: int = REPORTS) -> list[Order]:
@@ -568,9 +555,8 @@ def reports(shell: Shell, count: int = REPORTS) -> list[Order]:
     return out
 
 
-@pytest.mark.usefixtures("often")
 def test_kernels_move_away_from_a_worker_that_has_become_slower() -> None:
-    shell = begun(samples=800)
+    shell = begun(samples=800, **OFTEN)
     shell.seconds = {"b": 1.5}
     warned, stop = reports(shell)
     assert isinstance(warned, orders.Log)
@@ -592,10 +578,9 @@ def test_kernels_move_away_from_a_worker_that_has_become_slower() -> None:
     assert shell.saved == 200
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("b", "moved"), [(0.55, True), (0.505, False)])
 def test_behind_a_snapshot_less_is_enough_and_nobody_is_told(b: float, moved: bool) -> None:
-    shell = begun()
+    shell = begun(**OFTEN)
     shell.seconds = {"b": b}
     reports(shell, 5)
     shell.pieces()
@@ -606,9 +591,8 @@ def test_behind_a_snapshot_less_is_enough_and_nobody_is_told(b: float, moved: bo
     assert shell.trained == 10
 
 
-@pytest.mark.usefixtures("often")
 def test_kernels_do_not_move_where_no_step_is_left() -> None:
-    shell = begun(epochs=1)
+    shell = begun(epochs=1, **OFTEN)
     shell.seconds = {"b": 1.5}
     shell.steps(10)
     for _ in range(REPORTS + 2):
@@ -618,9 +602,8 @@ def test_kernels_do_not_move_where_no_step_is_left() -> None:
     assert len(shell.events(KernelsSharded)) == 1
 
 
-@pytest.mark.usefixtures("often")
 def test_an_answer_from_before_a_move_says_nothing_of_the_new_shares() -> None:
-    shell = begun(samples=800)
+    shell = begun(samples=800, **OFTEN)
     shell.seconds = {"b": 1.5}
     reports(shell)
     shell.stopped()
@@ -657,7 +640,16 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shell = Shell(
-            settings_of(samples=240, validation=20, stall_timeout=50.0, checkpoint_every=0.3, patience=2)
+            settings_of(
+                samples=240,
+                validation=20,
+                stall_timeout=50.0,
+                checkpoint_every=0.3,
+                patience=2,
+                report_every=2,
+                between_moves=4,
+                snapshot_every=4,
+            )
         )
         self.coordinator = self.shell.coordinator
         for worker in WORKERS:
@@ -808,8 +800,5 @@ class Machine(RuleBasedStateMachine):
         self.the_end_is_whole()
 
 
-def test_any_order_of_facts_keeps_the_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "REPORT_EVERY", 2)
-    monkeypatch.setattr(layer, "BETWEEN_MOVES", 4)
-    monkeypatch.setattr(layer, "SNAPSHOT_EVERY", 4)
+def test_any_order_of_facts_keeps_the_run_whole() -> None:
     run_state_machine_as_test(Machine, settings=settings(max_examples=100, stateful_step_count=60, deadline=None))

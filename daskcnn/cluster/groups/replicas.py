@@ -33,8 +33,6 @@ from daskcnn.training.coordinator.facts import Fact, Progress, RoundDone
 from daskcnn.training.coordinator.settings import STEPS_AHEAD
 from daskcnn.training.reports import RoundReport
 
-CHAIN = 250  # steps after which the tasks' chain is cut, which the scheduler has to remember
-
 
 @dataclass
 class Group:
@@ -63,7 +61,11 @@ class Group:
 
 
 class GroupRound:
-    """A round of a group under way. `watch` is given every task whose result the round waits for."""
+    """A round of a group under way.
+
+    watch : is given every task whose result the round waits for.
+    chain : steps after which the chain of tasks is cut.
+    """
 
     def __init__(
         self,
@@ -72,8 +74,10 @@ class GroupRound:
         rule: UpdateRule,
         steps: Iterator[RoundStep],
         watch: Watch,
+        chain: int,
     ) -> None:
         self._graph, self._order, self._rule, self._steps, self._told = graph, order, rule, steps, watch
+        self._chain = chain
         self._made, self._begun = 0, time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
         self._flight: dict[Any, tuple[RoundStep, Future]] = {}  # by key
@@ -118,7 +122,7 @@ class GroupRound:
     def advance(self) -> None:
         """Submit what may be ahead of what has ended."""
         while self._report is None and self._settling is None and len(self._flight) <= STEPS_AHEAD:
-            if self._graph.chained < CHAIN:
+            if self._graph.chained < self._chain:
                 self._submit(next(self._steps))
             elif self._flight:
                 return
@@ -176,7 +180,8 @@ class GroupReplicas:
 
     def _group(self, name: str, members: tuple[str, ...]) -> Group:
         part = self._context.within(members)
-        part.links = measure_links(part, fastest(part))
+        if self._context.job.train.kernel_shares == "measured":
+            part.links = measure_links(part, fastest(part))
         seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
         return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)
 
@@ -189,7 +194,7 @@ class GroupReplicas:
         assert round_ is not None, "the order of a round"
         passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)
         steps = round_steps(job, round_, passes=passes, scale=scale)
-        work = GroupRound(self._groups[order.worker].graph, order, rule, steps, watch)
+        work = GroupRound(self._groups[order.worker].graph, order, rule, steps, watch, job.cluster.chain)
         work.advance()
         return work
 

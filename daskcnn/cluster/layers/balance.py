@@ -34,4 +34,6 @@ def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> Share
         parts=min(job.train.sub_batches, job.train.batch_size),
         weight_itemsize=whole,
     )
+    if job.train.kernel_shares == "speeds":
+        balance = balance.by_speeds_alone()
     return balance.divided_by(job.train.first_conv)

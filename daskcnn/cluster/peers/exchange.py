@@ -28,7 +28,6 @@ from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.reports import RoundReport
 
 AHEAD = 2  # meetings submitted before the oldest has ended
-SEGMENT = 200  # meetings after which the chain of tasks is cut, which the scheduler has to remember
 
 
 class PeerExchange:
@@ -90,7 +89,8 @@ class PeerExchange:
         names = tuple(sorted(order.round.worker for order in started))
         self._peers, self._holders = replace(self._peers, names=names), names
         graph = PeerGraph(self._context, self._peers)
-        self._round = PeerRound(graph, started, self._version, self._period, self._watch, self._met)
+        chain = self._context.job.cluster.chain
+        self._round = PeerRound(graph, started, self._version, self._period, chain, self._watch, self._met)
         self._round.advance()
         return dict.fromkeys(names, self._round)
 
@@ -136,6 +136,7 @@ class PeerExchange:
 class PeerRound:
     """The meetings of a round, under way for all of its workers.
 
+    chain : meetings after which the chain of tasks is cut.
     met : is told the version after the last meeting.
     """
 
@@ -145,10 +146,12 @@ class PeerRound:
         started: Sequence[orders.StartRound],
         version: int,
         period: int | None,
+        chain: int,
         watch: Watch,
         met: Callable[[int], None],
     ) -> None:
         self._graph, self._watch, self._met, self._version = graph, watch, met, version
+        self._chain = chain
         self._started = {order.round.worker: order for order in started}
         steps = started[0].round.steps
         self._count = -(-steps // period) if steps and period else 1
@@ -181,7 +184,7 @@ class PeerRound:
             if self._made == self._count:
                 self._end_when_met()
                 return
-            if self._made and self._made % SEGMENT == 0 and self._last is not None:
+            if self._made and self._made % self._chain == 0 and self._last is not None:
                 self._settle_when_met()
                 return
             self._meet()

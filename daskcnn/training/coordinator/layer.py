@@ -5,11 +5,11 @@ snapshot are placed on the workers, a segment of steps is trained on them, and t
 snapshot. What a shell finds out comes in as facts, with the time; what is to be done goes out as orders. Nothing here
 does I/O, looks at a clock, or holds weights: the shell keeps the snapshot's.
 
-Segments. A segment ends with the epoch, where a checkpoint is due, or after `SNAPSHOT_EVERY` steps: a longer chain of
+Segments. A segment ends with the epoch, where a checkpoint is due, or after `snapshot_every` steps: a longer chain of
 tasks burdens the scheduler, and a lost worker costs the steps since the snapshot. It is stopped early by a signal, or
 where kernels are to move. An epoch's snapshot is judged.
 
-Shares. The first go by calibration and measured links. Every `REPORT_EVERY` steps the workers are asked for what they
+Shares. The first go by calibration and measured links. Every `report_every` steps the workers are asked for what they
 spent; nobody waits for the answers. Where other shares would save enough, the segment stops and its snapshot is placed
 by them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
@@ -48,12 +48,6 @@ from daskcnn.training.coordinator.silence import Silence
 
 REPLICA = "layer"
 """The name of the only replica."""
-SNAPSHOT_EVERY = 250
-"""Steps between two snapshots at most."""
-REPORT_EVERY = 25
-"""Steps between two reports."""
-BETWEEN_MOVES = 25
-"""Steps at least that shares stay as they are."""
 GO_BACK = 5
 """Times on end that tasks out of step take a run back to the same snapshot before it ends."""
 
@@ -98,7 +92,7 @@ class LayerCoordinator:
         self.saved = self.snapshot.step  # the step of the last checkpoint
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
         self.links: WorkerLinks | None = None
-        self.sharing = Sharing(BETWEEN_MOVES)
+        self.sharing = Sharing(settings.between_moves)
         self._fewer = False  # a worker was lost since kernels were shared
         self._stopping = False  # the segment
         self._gone_back: deque[int] = deque(maxlen=GO_BACK)  # the steps gone back to, last
@@ -180,7 +174,7 @@ class LayerCoordinator:
     def _go_on_from_snapshot(self) -> None:
         """Share out the network over the workers that are left, once their links are known."""
         self._fewer = False
-        if self.links is None and len(self.roster.alive) > 1:
+        if self.settings.measures_links and self.links is None and len(self.roster.alive) > 1:
             self._enter(Phase.MEASURING)
             self.life += 1
             self._out.append(orders.MeasureLinks(self.life, self._fastest))
@@ -222,7 +216,7 @@ class LayerCoordinator:
     def _segment_end(self) -> int:
         step, settings = self.snapshot.step, self.settings
         epoch_end = (step // settings.steps_per_epoch + 1) * settings.steps_per_epoch
-        return min(step + SNAPSHOT_EVERY, epoch_end, max(step + 1, self.saved + settings.between_checkpoints))
+        return min(step + settings.snapshot_every, epoch_end, max(step + 1, self.saved + settings.between_checkpoints))
 
     def _enter(self, phase: Phase) -> None:
         """The shell has something new to carry out; how long that takes is none of the workers' silence."""
@@ -239,7 +233,7 @@ class LayerCoordinator:
         self.done, self._lr = fact.number + 1, fact.lr
         self.silence.heard(fact.at)
         self.looks.trained(fact.score)
-        if self.done - self._reported[1] >= REPORT_EVERY or self.done >= self.settings.steps:
+        if self.done - self._reported[1] >= self.settings.report_every or self.done >= self.settings.steps:
             self._report_steps(fact.score)
         if self.done >= self.end:
             self._collect()
@@ -546,7 +540,7 @@ class LayerCoordinator:
             shares = self.sharing.shares
             assert shares is not None
             assert not self._fewer
-            assert self.end - snapshot.step <= SNAPSHOT_EVERY
+            assert self.end - snapshot.step <= settings.snapshot_every
             assert shares.balance.compute.keys() == alive.keys(), "shares of other workers"
             shares.validate()
         if self.phase in (Phase.JUDGING, Phase.COUNTING):

@@ -95,6 +95,10 @@ class LayerSettings:
     checkpoint_every : epochs between two checkpoints.
     stall_timeout : seconds without a sign of life.
     wanted : workers of each kind that the job asks for; empty: all there are.
+    measures_links : whether shares go by what transfers take.
+    snapshot_every : most steps between two snapshots.
+    report_every : steps between two reports.
+    between_moves : steps at least that shares stay as they are.
     """
 
     samples: int
@@ -107,6 +111,10 @@ class LayerSettings:
     checkpoint_every: float = 1.0
     stall_timeout: float = 300.0
     wanted: Mapping[str, int] = field(default_factory=dict)
+    measures_links: bool = True
+    snapshot_every: int = 250
+    report_every: int = 25
+    between_moves: int = 25
 
     @classmethod
     def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int) -> LayerSettings:
@@ -123,6 +131,9 @@ class LayerSettings:
             job.run.checkpoint_every,
             job.cluster.stall_timeout,
             job.cluster.workers.given,
+            measures_links=train.kernel_shares == "measured",
+            snapshot_every=job.cluster.chain,
+            report_every=job.run.report_every,
         )
 
     @property

@@ -1,0 +1,393 @@
+"""Workers of a layer-sharded run within this process: the driver's tasks run one by one, with the workers' functions.
+
+A task runs once all that it hangs on has run. As Dask has it, a worker runs what was submitted first before what was
+submitted later; otherwise chance says which task of which worker is next. What another worker, or the
+driver, has made arrives as it would over the network: pickled, so that it is what the wire's dtype leaves of it. Parts
+that are called for are answered by the handler that a worker registers for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, Literal, TypeVar, cast
+from weakref import WeakValueDictionary
+
+import pytest
+from dask.task_spec import Alias
+from distributed import Future
+from distributed.protocol.pickle import dumps, loads
+
+from daskcnn.arrays import Device
+from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.protocol import Calibration
+from daskcnn.cluster.run_context import Bundle, RunContext
+from daskcnn.cluster.session.session import Session, forget_run, keep_session
+from daskcnn.cluster.session.tasks import calibrate
+from daskcnn.cluster.shell import Heard
+from daskcnn.events import Event, KernelsSharded, StepsEnded
+from daskcnn.job.network import convolutions, network_of
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
+from daskcnn.runs.state import TrainingState
+from daskcnn.store import Dataset, open_dataset
+from daskcnn.training.replica import Replica
+
+E = TypeVar("E", bound=Event)
+RUN = "a run in one process"
+DRIVER = "the driver"
+
+
+class Result:
+    """Of a task that is wanted, as a future is; nobody holds it any more, nobody wants it."""
+
+    def __init__(self, key: tuple[str, int], tasks: Tasks) -> None:
+        self.key, self._tasks = key, tasks
+
+    def done(self) -> bool:
+        return self.key in self._tasks.made
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A task of this worker. batch: tasks that are submitted at once have the same number, later ones a higher one."""
+
+    batch: int
+    worker: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+    @property
+    def inputs(self) -> Iterator[tuple[str, int]]:
+        """Keys of what it hangs on."""
+        return _keys(self.args)
+
+
+def _keys(args: Iterable[Any]) -> Iterator[tuple[str, int]]:
+    for each in args:
+        if isinstance(each, Result | Alias):
+            yield each.key
+        elif isinstance(each, list):
+            yield from _keys(each)
+
+
+@dataclass
+class Made:
+    """What a task came to, on its worker, and copies of it on others."""
+
+    maker: str
+    value: Any
+    copies: dict[str, Any] = field(default_factory=dict)
+
+    def on(self, worker: str) -> Any:
+        """As this worker has it."""
+        if worker == self.maker:
+            return self.value
+        if worker not in self.copies:
+            self.copies[worker] = loads(dumps(self.value))
+        return self.copies[worker]
+
+
+class Worker:
+    """What Dask's worker is to a task."""
+
+    def __init__(self, address: str, cluster: Tasks) -> None:
+        self.address, self.loop = address, SimpleNamespace(asyncio_loop=cluster.loop)
+        self.handlers: dict[str, Callable[..., Any]] = {}
+        self.state = SimpleNamespace(tasks={"this": SimpleNamespace(state="executing")})
+        self._cluster = cluster
+
+    def get_current_task(self) -> str:
+        return "this"
+
+    def rpc(self, address: str) -> Any:
+        """To call another worker."""
+        return Calls(self._cluster, address)
+
+
+class Calls:
+    """A worker's handlers as methods."""
+
+    def __init__(self, cluster: Tasks, address: str) -> None:
+        self._cluster, self._address = cluster, address
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(**asked: Any) -> dict[str, Any]:
+            with self._cluster.being(self._address) as worker:
+                answer = await worker.handlers[name](**loads(dumps(asked)))
+            return {key: getattr(value, "data", value) for key, value in answer.items()}  # as if serialized
+
+        return call
+
+
+class Tasks:
+    """Tasks of all workers, and what they came to.
+
+    Attributes
+    ----------
+    made : results by key, of those that are wanted.
+    ran : label and worker of each task that has run.
+    """
+
+    def __init__(self, sessions: Mapping[str, Session], seed: int) -> None:
+        self.made: dict[tuple[str, int], Made] = {}
+        self.ran: list[tuple[str, str]] = []
+        self._waiting: dict[tuple[str, int], Submitted] = {}
+        self._wanted: WeakValueDictionary[tuple[str, int], Result] = WeakValueDictionary()
+        self._serial, self._batches, self._chance = count(), count(), random.Random(seed)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.sessions = sessions
+        self.workers = {name: Worker(name, self) for name in sessions}
+        self._now: str = next(iter(sessions))
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        for worker in self.workers:
+            with self.being(worker):
+                forget_run(RUN)
+
+    @property
+    def worker(self) -> Worker:
+        """The one that this process is now."""
+        return self.workers[self._now]
+
+    @contextmanager
+    def being(self, worker: str) -> Iterator[Worker]:
+        """For a while this process is that worker."""
+        before, self._now = self._now, worker
+        keep_session(RUN, self.sessions[worker])
+        try:
+            yield self.workers[worker]
+        finally:
+            self._now = before
+            keep_session(RUN, self.sessions[before])
+
+    # --- tasks come ---
+
+    def new_batch(self) -> int:
+        """Of tasks that are submitted at once."""
+        return next(self._batches)
+
+    def add(self, label: str, task: Submitted) -> Alias:
+        key = label, next(self._serial)
+        self._waiting[key] = task
+        return Alias(key)
+
+    def wanted(self, ref: Alias) -> Result:
+        result = self._wanted[ref.key] = self._wanted.get(ref.key) or Result(ref.key, self)
+        return result
+
+    def sent(self, value: Any) -> Result:
+        """What the driver has."""
+        key = "sent", next(self._serial)
+        self._wanted[key] = result = Result(key, self)
+        self.made[key] = Made(DRIVER, value)
+        return result
+
+    # --- tasks run ---
+
+    def run_one(self) -> None:
+        """Of the tasks that may run now, any one."""
+        self._forget()
+        if not (key := self._next()):
+            return
+        task = self._waiting.pop(key)
+        failed = next((made for each in task.inputs if isinstance((made := self.made[each]).value, Exception)), None)
+        if failed is not None:  # as Dask has it, what hangs on it has failed as well
+            self.made[key] = failed
+            return
+        self.ran.append((key[0], task.worker))
+        with self.being(task.worker):
+            try:
+                value = task.function(*self._given(task.args, task.worker))
+            except Exception as error:
+                value = error
+        self.made[key] = Made(task.worker, value)
+
+    def _next(self) -> tuple[str, int] | None:
+        """A task of any worker that has some to run, of those that were submitted to it first."""
+        ready: dict[str, dict[int, list[tuple[str, int]]]] = {}
+        for key, task in self._waiting.items():
+            if all(each in self.made for each in task.inputs):
+                ready.setdefault(task.worker, {}).setdefault(task.batch, []).append(key)
+        if not ready:
+            return None
+        batches = self._chance.choice([*ready.values()])
+        return self._chance.choice(batches[min(batches)])
+
+    def _given(self, args: Iterable[Any], worker: str) -> list[Any]:
+        return [
+            self.made[each.key].on(worker)
+            if isinstance(each, Result | Alias)
+            else self._given(each, worker)
+            if isinstance(each, list)
+            else each
+            for each in args
+        ]
+
+    def _forget(self) -> None:
+        """Results and tasks that nobody wants, for themselves or for what hangs on them."""
+        left, needed = [*self._wanted], set[tuple[str, int]]()
+        while left:
+            if (key := left.pop()) not in needed:
+                needed.add(key)
+                left += self._waiting[key].inputs if key in self._waiting else ()
+        self._waiting = {key: task for key, task in self._waiting.items() if key in needed}
+        self.made = {key: made for key, made in self.made.items() if key in needed}
+
+
+class TaskBundle(Bundle):
+    """Tasks that are submitted at once."""
+
+    def __init__(self, context: InProcess) -> None:
+        super().__init__(context)
+        self._tasks, self._batch = context.tasks, context.tasks.new_batch()
+
+    def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
+        return self._tasks.add(label, Submitted(self._batch, worker, function, args))
+
+    def submit(self, wanted: Iterable[Alias]) -> dict[Any, Future]:
+        return {ref.key: cast(Future, self._tasks.wanted(ref)) for ref in wanted}
+
+
+class InProcess(RunContext):
+    """A run's surroundings whose workers are all this process.
+
+    Attributes
+    ----------
+    events : what the run has logged.
+    saved : the states that it has saved.
+    """
+
+    def __init__(self, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0) -> None:
+        self.events: list[Event] = []
+        self.saved: list[TrainingState] = []
+        members = tuple(Member(name, name, "here", each.kind, 1, 1 << 30) for name, each in workers.items())
+        alone = Members(members, members[0], server_alone=False)
+        nobody: Any = None
+        super().__init__(nobody, RUN, job, dataset, alone, {}, self.events.append, self.saved.append, lambda: None)
+        self._workers = workers
+        self.tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
+
+    def __post_init__(self) -> None:
+        self.alive = {member.name: member for member in self.members.workers}
+
+    def look_round(self) -> bool:
+        return False
+
+    def processing(self) -> dict[str, Any]:
+        return {}
+
+    def silent(self, seconds: float) -> list[str]:
+        return []
+
+    def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
+        task = Submitted(self.tasks.new_batch(), worker, function, args)
+        if function is calibrate:
+            task = replace(task, function=self._workers[worker].calibration, args=(self.job, self.dataset))
+        return cast(Future, self.tasks.wanted(self.tasks.add(label, task)))
+
+    def bundle(self) -> Bundle:
+        return TaskBundle(self)
+
+    def send_to(self, data: Any, addresses: list[str]) -> Future:
+        return cast(Future, self.tasks.sent(data))
+
+    def turn(self, futures: Iterable[Future]) -> set[Future]:
+        self.tasks.run_one()
+        return {future for future in futures if not future.done()}
+
+    def fetch(self, future: Future) -> Any:
+        value = self.tasks.made[future.key].on(DRIVER)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+@dataclass(frozen=True)
+class LocalWorker:
+    """A worker of a run in this process.
+
+    Attributes
+    ----------
+    speed : samples a second of each stage, by its own account.
+    throttle : factor by which it takes longer for its shards than it took when it was calibrated.
+    """
+
+    speed: float = 1.0
+    throttle: float = 1.0
+    kind: Literal["cpu", "gpu"] = "cpu"
+    device: Callable[[], Device] = Device
+
+    def session(self, job: Job, dataset: Dataset) -> Session:
+        """Without any task so far."""
+        device, clock, throttle = self.device(), time.perf_counter, self.throttle
+        return Session(Replica(job, dataset, device, clock=clock, throttle=throttle, pause=list[float]().append))
+
+    def calibration(self, job: Job, dataset: Dataset) -> Calibration:
+        named = convolutions(network_of(job, dataset), dataset.shape, 1, job.model.dtype)
+        seconds = {name: 1 / self.speed for name, _ in named}
+        return Calibration(sum(seconds.values()) + 1 / self.speed, seconds, {}, 1, "", 0, 1 / self.speed)
+
+
+@dataclass(frozen=True)
+class TrainedHere:
+    """What a run came to.
+
+    Attributes
+    ----------
+    ran : label and worker of each task, in the order in which they ran.
+    """
+
+    events: list[Event]
+    state: TrainingState
+    ran: list[tuple[str, str]]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """Events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def losses(self) -> list[float]:
+        """Of the steps that were reported."""
+        return [event.loss for event in self.of(StepsEnded) if event.loss is not None]
+
+    @property
+    def kernels(self) -> dict[str, dict[str, int]]:
+        """The first shares, by worker and layer."""
+        return self.of(KernelsSharded)[0].kernels
+
+
+def train_here(
+    tables: dict[str, Any],
+    workers: Sequence[LocalWorker],
+    *,
+    seed: int = 0,
+    prepare: Callable[[Tasks], None] = lambda tasks: None,
+    heard: Heard | None = None,
+) -> TrainedHere:
+    """Run a job of strategy `layer`. seed: of the order in which tasks run. prepare: is done with all of them first."""
+    job = resolve(tables)
+    dataset = open_dataset(str(job.data.path), limit=job.data.limit)
+    context = InProcess(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("layers.transfers", "session.stopping"):
+            patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: context.tasks.worker)
+        try:
+            prepare(context.tasks)
+            state = LayerSharded(context, None, heard).train()
+        finally:
+            context.tasks.close()
+    return TrainedHere(context.events, state, context.tasks.ran)

@@ -1,0 +1,42 @@
+"""Plain SGD in this process, which layer sharding has to follow. Runs that train the same are made once a session."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from daskcnn.arrays import Array
+from tests.cluster.cluster_jobs import one_process
+
+SAME: dict[str, tuple[str, ...]] = {
+    "train": ("strategy", "kernel_shares", "sub_batches", "first_conv", "replica_size"),
+    "cluster": (),
+    "run": (),
+}
+"""Keys that say where and how a job is trained, not what it comes to; none: the whole table."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Loss of every step, and the weights (size,) at the end."""
+
+    losses: tuple[float, ...]
+    weights: Array
+
+
+def reference(tables: dict[str, Any]) -> Reference:
+    """What this job comes to in one process."""
+    kept = {
+        name: {key: value for key, value in table.items() if key not in SAME.get(name, ())}
+        for name, table in tables.items()
+        if SAME.get(name) != ()
+    }
+    return _trained(json.dumps(kept, sort_keys=True))
+
+
+@cache
+def _trained(tables: str) -> Reference:
+    losses, replica = one_process(json.loads(tables))
+    return Reference(tuple(losses), replica.host_weights())
