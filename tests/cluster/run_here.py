@@ -176,9 +176,18 @@ class ActorHere:
         return asyncio.run_coroutine_threadsafe(called(), self._loop)
 
     def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_unanswered_calls_end(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _unanswered_calls_end() -> None:
+    """Who still waits behind a barrier is not answered any more."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for call in left:
+        call.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 @dataclass
@@ -215,9 +224,11 @@ class ContextHere(RunContext):
     Attributes
     ----------
     here : the workers.
+    sessions : those of all workers.
     """
 
     here: WorkersHere
+    sessions: list[Session]
 
     def _present(self) -> dict[str, Any]:
         return {member.address: {} for member in (*self.members.workers, self.members.server)}
@@ -240,7 +251,7 @@ class ContextHere(RunContext):
         """All are equally fast, and each look at a clock takes a millisecond: the machine's own speed does not show."""
         ticks = count()
         replica = Replica(job, self.dataset, Device(), clock=lambda: next(ticks) / 1000)
-        keep_session(run, Session(replica))
+        self.sessions.append(keep_session(run, Session(replica)))
         convs = {stage.name: 1e-3 for stage in stages_of(network_of(job, self.dataset)) if stage.name}
         return Calibration(2e-3, convs, {}, 1, "here", 0, None)
 
@@ -278,7 +289,7 @@ class RunHere:
         context = ContextHere(
             client, NAME, self.job, self.dataset, members, {}, self.events.append, self.saved.append, self._signal
         )
-        context.here = here
+        context.here, context.sessions = here, []
         with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
             patch.setattr(stopping, "get_worker", here.worker)
             patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
@@ -286,6 +297,8 @@ class RunHere:
                 state = DataParallel(context, resumed, lambda *told: self.heard.append(told)).train()
             finally:
                 here.close()
+                for session in context.sessions:
+                    session.sender.shutdown()
                 for actor in self._actors.values():
                     actor.close()
                 for name in self.names:

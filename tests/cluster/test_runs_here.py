@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster.groups import replicas as groups
-from daskcnn.cluster.peers import exchange as peers
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
 from daskcnn.ps.half import cast
-from daskcnn.sharded import WorkerLinks
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
@@ -64,11 +61,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return toy_dataset(tmp_path_factory.mktemp("toy"), train=SAMPLES + 30, size=8)
 
 
-@pytest.fixture(autouse=True)
-def _free_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "measure_links", lambda context, home: WorkerLinks())
-
-
 def job_of(strategy: str = "bsp", **sections: dict[str, Any]) -> Job:
     """A run whose allocation does not depend on what is measured."""
     train = {"strategy": strategy, "partition": "udpa", "epochs": EPOCHS, "batch_size": 10, "lr": 0.01}
@@ -79,8 +71,9 @@ def job_of(strategy: str = "bsp", **sections: dict[str, Any]) -> Job:
 
 
 def grouped(job: Job, **train: Any) -> Job:
-    """The same in groups of 2."""
-    return job.model_copy(update={"train": job.train.model_copy(update={"replica_size": 2, **train})})
+    """The same in groups of 2, whose members have equally many kernels."""
+    groups = {"replica_size": 2, "kernel_shares": "speeds", **train}
+    return job.model_copy(update={"train": job.train.model_copy(update=groups)})
 
 
 def trained(job: Job, dataset: Dataset, workers: int) -> tuple[np.ndarray, RunHere]:
@@ -215,11 +208,9 @@ def test_one_worker_exchanges_nothing(dataset: Dataset) -> None:
     np.testing.assert_array_equal(weights, plain_sgd(job_of(), dataset))
 
 
-def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = job_of(rule={"exchange": "asa"})
-    whole, _ = trained(job, dataset, 2)
-    monkeypatch.setattr(peers, "SEGMENT", 3)
-    cut, _ = trained(job, dataset, 2)
+def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset) -> None:
+    whole, _ = trained(job_of(rule={"exchange": "asa"}), dataset, 2)
+    cut, _ = trained(job_of(rule={"exchange": "asa"}, cluster={"chain": 3}), dataset, 2)
     np.testing.assert_array_equal(cut, whole)
 
 
@@ -236,9 +227,9 @@ def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset, monkeypatch:
     ],
     ids=["plain", "normalised", "sub-batches", "samples"],
 )
-def test_one_group_is_plain_sgd(dataset: Dataset, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "CHAIN", 3)  # cut within a round as well
-    job = job_of("sgwu", model=more.get("model", {}) | WHOLE)
+def test_one_group_is_plain_sgd(dataset: Dataset, more: dict[str, Any]) -> None:
+    """Its chain of tasks is cut within a round as well."""
+    job = job_of("sgwu", model=more.get("model", {}) | WHOLE, cluster={"chain": 3})
     weights, run = trained(grouped(job, **more.get("train", {})), dataset, 2)
     (shards,) = run.of(KernelsSharded)
     assert len(shards.kernels) == 2
