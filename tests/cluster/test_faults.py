@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ TWO: dict[str, Any] = {"workers": {"cpu": 2}}
 
 def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
+
+
+def interrupt(first: Callable[[], None]) -> None:
+    """Do this, and send this process the signal that ends a run."""
+    first()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Told:
@@ -147,7 +154,7 @@ def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
     }
     watch = Watch("round", signals["cpu-1", signal.SIGSTOP])
     watch.then("worker-lost", lambda: None)
-    watch.then("round", lambda: (signals["cpu-2", signal.SIGSTOP](), os.kill(os.getpid(), signal.SIGTERM))[0])
+    watch.then("round", lambda: interrupt(signals["cpu-2", signal.SIGSTOP]))
     try:
         with pytest.raises(Interrupted, match="--resume") as caught:
             run(three_workers, job, watch, handle_signals=True)

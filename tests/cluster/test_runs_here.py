@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.arrays import Device
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
 from daskcnn.job.resolve import resolve
@@ -19,6 +19,7 @@ from daskcnn.store import Dataset
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
+from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere
 from tests.replays import assert_played, assert_replayed
 from tests.toy_data import toy_dataset
@@ -96,36 +97,19 @@ def presented(run: RunHere) -> int:
     return sum(event.samples or 0 for event in run.of(RoundEnded))
 
 
-def plain_sgd(job: Job, dataset: Dataset, *, rounded: bool = False) -> np.ndarray:
-    """Weights after the same by one replica. rounded: to float32 around every round, as on the way to the server."""
-    replica = Replica(job, dataset, Device(), clock=lambda: 0.0)
-    epochs = job.train.epochs
-
-    def travel() -> None:
-        if rounded:
-            replica.adopt(replica.host_weights().astype(np.float32))
-
-    with single_threaded_blas():
-        for epoch in range(epochs):
-            travel()
-            progress = epoch / epochs, (epoch + 1) / epochs
-            replica.train(((0, SAMPLES),), SAMPLES, presentation=epoch, progress=progress)
-            travel()
-    return replica.host_weights()
-
-
 # --- every rule ---
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "bsp"])
-def test_one_worker_is_plain_sgd(dataset: Dataset, strategy: str) -> None:
+def test_one_worker_is_trained_in_rounds(dataset: Dataset, strategy: str) -> None:
     job = job_of(strategy)
     weights, _ = trained(job, dataset, 1)
-    np.testing.assert_array_equal(weights, plain_sgd(job, dataset))
+    np.testing.assert_array_equal(weights, trained_in_rounds(job, dataset))
 
 
-@pytest.mark.parametrize("partition", ["idpa", "udpa"])
-@pytest.mark.parametrize("strategy", RULES)
+@pytest.mark.parametrize(
+    ("strategy", "partition"), [*((name, "idpa") for name in RULES), ("sgwu", "udpa"), ("agwu", "udpa")]
+)
 def test_every_sample_is_presented_and_all_travels_in_half_precision(
     dataset: Dataset, strategy: str, partition: str
 ) -> None:
@@ -205,7 +189,7 @@ def test_asa16_halves_the_bytes_and_follows_asa(dataset: Dataset) -> None:
 def test_one_worker_exchanges_nothing(dataset: Dataset) -> None:
     weights, run = trained(job_of(rule={"exchange": "asa"}), dataset, 1)
     assert moved(run) == (0, 0)
-    np.testing.assert_array_equal(weights, plain_sgd(job_of(), dataset))
+    np.testing.assert_array_equal(weights, trained_in_rounds(job_of(), dataset))
 
 
 def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset) -> None:
@@ -227,7 +211,7 @@ def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset) -> None:
     ],
     ids=["plain", "normalised", "sub-batches", "samples"],
 )
-def test_one_group_is_plain_sgd(dataset: Dataset, more: dict[str, Any]) -> None:
+def test_one_group_is_trained_in_rounds(dataset: Dataset, more: dict[str, Any]) -> None:
     """Its chain of tasks is cut within a round as well."""
     job = job_of("sgwu", model=more.get("model", {}) | WHOLE, cluster={"chain": 3})
     weights, run = trained(grouped(job, **more.get("train", {})), dataset, 2)
@@ -235,7 +219,7 @@ def test_one_group_is_plain_sgd(dataset: Dataset, more: dict[str, Any]) -> None:
     assert len(shards.kernels) == 2
     assert all(min(own.values()) > 0 for own in shards.kernels.values())
     assert shards.divided["cpu-0"]["conv1"] == more.get("train", {}).get("first_conv", "kernels")
-    np.testing.assert_allclose(weights, plain_sgd(job, dataset, rounded=True), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(weights, trained_in_rounds(job, dataset, rounded=True), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
