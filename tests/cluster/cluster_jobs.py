@@ -27,7 +27,7 @@ from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.facts import Progress, RoundDone
 from daskcnn.training.replica import Replica
 
-LAYERS = [
+LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "relu"},
     {"layer": "maxpool", "size": 4},
@@ -165,12 +165,12 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
     return train_job(resolve(job), client=client, progress=watch or Watch(), **more)
 
 
-def count_seconds() -> None:
-    """On a worker: whatever is measured there takes a second, but for its throttle."""
+def count_seconds(tick: float = 1.0) -> None:
+    """On a worker: whatever is measured there takes so many seconds, but for its throttle."""
     from daskcnn.cluster.session import session as worker
 
     ticks = count()
-    worker.time = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
+    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: tick * next(ticks), sleep=lambda seconds: None)
 
 
 def set_throttle(factor: float) -> None:
@@ -179,12 +179,17 @@ def set_throttle(factor: float) -> None:
 
 
 @contextmanager
-def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[None]:
-    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled."""
+def counted_seconds(client: Client, throttles: dict[str, float], *, calibrated_alike: bool = False) -> Iterator[None]:
+    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled.
+
+    calibrated_alike: only when it trains, not when it is calibrated, is it to be seen that a worker is throttled.
+    """
     addresses = addresses_of(client)
     client.run(count_seconds)
     for name, factor in throttles.items():
         client.run(set_throttle, factor, workers=[addresses[name]])
+        if calibrated_alike:
+            client.run(count_seconds, 1 / factor, workers=[addresses[name]])
     try:
         yield
     finally:
@@ -196,7 +201,7 @@ def measure_seconds() -> None:
     """On a worker: it has its clock again."""
     from daskcnn.cluster.session import session as worker
 
-    worker.time = time
+    vars(worker)["time"] = time
 
 
 def kill_worker(client: Client, name: str, signum: int = signal.SIGKILL) -> Callable[[], None]:
@@ -212,7 +217,13 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     replica = Replica(job, dataset, Device(), clock=time.perf_counter)
     losses: list[float] = []
     step = replica.step
-    replica.step = lambda *args: losses.append((out := step(*args))[0]) or out  # type: ignore[method-assign,func-returns-value]
+
+    def noted(*args: Any) -> tuple[float, int]:
+        found = step(*args)
+        losses.append(found[0])
+        return found
+
+    replica.step = noted  # type: ignore[method-assign,assignment]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():
         for epoch in range(epochs):

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import pytest
@@ -65,10 +66,18 @@ class Submitted:
     function: Callable[..., Any]
     args: tuple[Any, ...]
 
-    @property
-    def inputs(self) -> Iterator[tuple[str, int]]:
+    @cached_property
+    def inputs(self) -> tuple[tuple[str, int], ...]:
         """Keys of what it hangs on."""
-        return _keys(self.args)
+        return tuple(_keys(self.args))
+
+
+class Ran(NamedTuple):
+    """A task that has run."""
+
+    label: str
+    worker: str
+    function: Callable[..., Any]
 
 
 def _keys(args: Iterable[Any]) -> Iterator[tuple[str, int]]:
@@ -134,12 +143,12 @@ class Tasks:
     Attributes
     ----------
     made : results by key, of those that are wanted.
-    ran : label and worker of each task that has run.
+    ran : what has run, in order.
     """
 
     def __init__(self, sessions: Mapping[str, Session], seed: int) -> None:
         self.made: dict[tuple[str, int], Made] = {}
-        self.ran: list[tuple[str, str]] = []
+        self.ran: list[Ran] = []
         self._waiting: dict[tuple[str, int], Submitted] = {}
         self._wanted: WeakValueDictionary[tuple[str, int], Result] = WeakValueDictionary()
         self._serial, self._batches, self._chance = count(), count(), random.Random(seed)
@@ -208,7 +217,7 @@ class Tasks:
         if failed is not None:  # as Dask has it, what hangs on it has failed as well
             self.made[key] = failed
             return
-        self.ran.append((key[0], task.worker))
+        self.ran.append(Ran(key[0], task.worker, task.function))
         with self.being(task.worker):
             try:
                 value = task.function(*self._given(task.args, task.worker))
@@ -324,10 +333,12 @@ class LocalWorker:
     ----------
     speed : samples a second of each stage, by its own account.
     throttle : factor by which it takes longer for its shards than it took when it was calibrated.
+    problem : what its calibration raises.
     """
 
     speed: float = 1.0
     throttle: float = 1.0
+    problem: Exception | None = None
     kind: Literal["cpu", "gpu"] = "cpu"
     device: Callable[[], Device] = Device
 
@@ -337,6 +348,8 @@ class LocalWorker:
         return Session(Replica(job, dataset, device, clock=clock, throttle=throttle, pause=list[float]().append))
 
     def calibration(self, job: Job, dataset: Dataset) -> Calibration:
+        if self.problem is not None:
+            raise self.problem
         named = convolutions(network_of(job, dataset), dataset.shape, 1, job.model.dtype)
         seconds = {name: 1 / self.speed for name, _ in named}
         return Calibration(sum(seconds.values()) + 1 / self.speed, seconds, {}, 1, "", 0, 1 / self.speed)
@@ -348,12 +361,12 @@ class TrainedHere:
 
     Attributes
     ----------
-    ran : label and worker of each task, in the order in which they ran.
+    ran : all tasks, in the order in which they ran.
     """
 
     events: list[Event]
     state: TrainingState
-    ran: list[tuple[str, str]]
+    ran: list[Ran]
 
     def of(self, kind: type[E]) -> list[E]:
         """Events of one kind."""

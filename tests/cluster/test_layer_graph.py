@@ -30,7 +30,7 @@ from daskcnn.sharded import (
 from daskcnn.sharded.traffic import stage_weight_traffic
 
 IMAGE, BATCH = (32, 32, 3), 64
-REACHING = [
+REACHING: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 24, "size": 5, "pad": 2},
     {"layer": "lrn", "size": 3},
     {"layer": "maxpool", "size": 4},
@@ -42,7 +42,7 @@ REACHING = [
     {"layer": "dense", "units": 10},
 ]
 """Neighbours need each other's channels, and a head with weights stays at home."""
-MERGED = [
+MERGED: list[dict[str, Any]] = [
     {"layer": "averagepool", "size": 2},
     {"layer": "batchnorm"},
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},

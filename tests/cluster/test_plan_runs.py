@@ -7,24 +7,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client, SchedulerPlugin
 
-from daskcnn.nn import Layout, init_network, sequential_from_spec
-from daskcnn.sharded import Carried, StepPlan, samples_first, stages_of, step_bytes, weighted_stages
-from tests.cluster.cluster_jobs import LAYERS, Watch, addresses_of, run, small_job
-from tests.cluster.test_layer_sharding import REACHING
+from daskcnn.sharded import Carried, StepPlan, step_bytes
+from tests.cluster.cluster_jobs import LAYERS, Watch, addresses_of, run
+from tests.cluster.references import reference
+from tests.cluster.sharded_networks import REACHING, TOGETHER, layer_job, losses_of, step_plan
 
 pytestmark = pytest.mark.cluster
 
 IMAGE, BATCH, STEPS = (32, 32, 3), 32, 3
 STEP_TASKS = ("-fwd", "-bwd", "head", "score", "take-edges")
 """Ends of the labels of a step's tasks."""
-TOGETHER = [*LAYERS[:-2], {"layer": "lrn", "size": 5}, {"layer": "flatten"}, {"layer": "dense", "units": 10}]
-"""What the last shards make is put together at home, each of them with gradients of its own."""
 
 
-class Ran(SchedulerPlugin):
+class Ran(SchedulerPlugin):  # type: ignore[misc]
     """Notes each task that has run: its key, its worker, the keys of its inputs."""
 
     name = "ran"
@@ -57,17 +56,23 @@ def noting(client: Client) -> Iterator[None]:
         client.unregister_scheduler_plugin("ran")
 
 
-@pytest.mark.parametrize(
-    ("layers", "workers", "parts", "first", "wire"),
-    [
-        (LAYERS, 2, 1, "kernels", "float32"),
-        (LAYERS, 3, 2, "samples", "float32"),
-        (REACHING, 2, 2, "kernels", "float32"),
-        (REACHING, 2, 1, "kernels", "float16"),
-        (TOGETHER, 3, 1, "kernels", "float32"),
-    ],
-)
-def test_a_step_that_ran_is_the_plan(
+CASES = [
+    (REACHING, 3, 2, "kernels", "float32"),
+    (REACHING, 3, 1, "samples", "float16"),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            (LAYERS, 2, 1, "kernels", "float32"),
+            (LAYERS, 3, 2, "samples", "float32"),
+            (REACHING, 2, 1, "kernels", "float16"),
+            (TOGETHER, 3, 1, "kernels", "float32"),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("layers", "workers", "parts", "first", "wire"), CASES)
+def test_a_step_that_ran_is_the_plan_and_computes_what_one_process_does(
     three_workers: Client,
     synthetic: str,
     runs: str,
@@ -77,35 +82,25 @@ def test_a_step_that_ran_is_the_plan(
     first: str,
     wire: str,
 ) -> None:
-    """Of an epoch of three steps: labels, workers, what each task hung on, bytes up and down."""
-    job = small_job(
+    """Of an epoch of a few steps: labels, workers, what each task hung on, bytes up and down, losses."""
+    job = layer_job(
         synthetic,
         runs,
         data={"limit": STEPS * BATCH + 100},
-        model={"layers": layers},
-        train={"strategy": "layer", "epochs": 1, "batch_size": BATCH, "sub_batches": parts, "first_conv": first},
+        model={"layers": layers, "dtype": "float64" if wire == "float32" else "float32"},
+        train={"epochs": 1, "batch_size": BATCH, "sub_batches": parts, "first_conv": first},
         cluster={"workers": {"cpu": workers}, "wire": wire},
     )
     watch = Watch()
     with noting(three_workers):
         run(three_workers, job, watch)
         ran = three_workers.run_on_scheduler(noted)
-    plan = planned(layers, watch.of("shards")[0], first, parts, 2 if wire == "float16" else 4)
+    plan = step_plan(job, IMAGE, watch.of("shards")[0])
     assert_ran(plan, ran, {address: name for name, address in addresses_of(three_workers).items()})
     moved = step_bytes(plan)
     for row in watch.of("epoch")[0]["workers"]:
         assert (row["bytes_up"], row["bytes_down"]) == tuple(STEPS * each for each in moved[row["name"]])
-
-
-def planned(layers: list[dict[str, Any]], shards: dict[str, Any], first: str, parts: int, itemsize: int) -> StepPlan:
-    """By the kernels that the run's log has."""
-    model = sequential_from_spec(layers)
-    stages = samples_first(stages_of(model)) if first == "samples" else stages_of(model)
-    kernels = [{w: n for w, own in shards["kernels"].items() if (n := own.get(s.name))} for s in stages]
-    sizes = {"parts": parts, "samples": BATCH, "itemsize": itemsize}
-    plan = StepPlan.of(stages, IMAGE, kernels, shards["home"], **sizes)
-    layout = Layout.of(*init_network(model, 0, IMAGE, "float32"))
-    return replace(plan, weighted=weighted_stages(plan.stages, layout))
+    np.testing.assert_allclose(losses_of(watch), reference(job).losses, rtol=1e-9 if wire == "float32" else 0.02)
 
 
 def assert_ran(plan: StepPlan, ran: list[tuple[Any, str, list[Any]]], names: dict[str, str]) -> None:

@@ -122,7 +122,7 @@ def _laid_out(context: TaskContext, stage: int, parts: Mapping[str, Array]) -> C
     for worker, array in parts.items():
         shelf.put((*name, worker), context.step, packed(array, context.wire))
     worker = get_worker()
-    worker.handlers.setdefault(CALL, _answer)
+    worker.handlers.setdefault(CALL, answer_part)
     return Claim(worker.address, context.run, context.generation, context.step, name)
 
 
@@ -153,7 +153,7 @@ def _called(context: TaskContext, sources: Sources) -> dict[str, Array]:
     return {source.maker: unpacked(*part) for source, part in zip(sources, found, strict=True)}
 
 
-async def _answer(run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
+async def answer_part(run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
     """On the event loop of the worker that has laid it out: a part, to whom it is for, once."""
     try:
         shelf = session_of(run).kept.find(Shelf)

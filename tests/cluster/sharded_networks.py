@@ -1,0 +1,74 @@
+"""Networks of layer-sharding's tests, and jobs that train them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from daskcnn.nn import Layout, Shape, init_network, sequential_from_spec
+from daskcnn.sharded import StepPlan, samples_first, stages_of, weighted_stages
+from tests.cluster.cluster_jobs import LAYERS, Watch, sharded_by_speed, small_job
+
+REACHING: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 24, "size": 5, "pad": 2},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "dropout", "rate": 0.2},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "conv", "kernels": 16, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+"""Every shard needs its neighbours' channels, and draws its own part of dropout's mask."""
+TOGETHER = [*LAYERS[:-2], {"layer": "lrn", "size": 5}, {"layer": "flatten"}, {"layer": "dense", "units": 10}]
+"""What the last shards make is put together at home, each of them with gradients of its own."""
+NORMALISED: list[dict[str, Any]] = [
+    {"layer": "averagepool", "size": 2},
+    {"layer": "batchnorm"},
+    {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 5},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "conv", "kernels": 8, "size": 3, "pad": 1},
+    {"layer": "flatten"},
+    {"layer": "dense", "units": 16},
+    {"layer": "batchnorm"},
+    {"layer": "relu"},
+    {"layer": "dense", "units": 10},
+]
+"""It begins without a convolution, few kernels leave normalising to home, and it has state besides parameters."""
+
+
+def layer_job(path: str, runs: str = "runs", **sections: dict[str, Any]) -> dict[str, Any]:
+    """A small job of strategy `layer`, its shares by speed alone, that reports each step."""
+    sections["run"] = {"report_every": 1} | sections.get("run", {})
+    return sharded_by_speed(small_job(path, runs, **sections))
+
+
+def losses_of(watch: Watch) -> list[float]:
+    """Of the steps that a run has reported."""
+    return [event["loss"] for event in watch.of("steps")]
+
+
+def step_plan(job: dict[str, Any], image: Shape, shards: dict[str, Any]) -> StepPlan:
+    """A whole minibatch's step, by the kernels that the run's log has."""
+    train, layers = job["train"], job["model"]["layers"]
+    model, dtype = sequential_from_spec(layers), job["model"].get("dtype", "float32")
+    by_samples = "samples" in {by for own in shards["divided"].values() for by in own.values()}
+    stages = samples_first(stages_of(model)) if by_samples else stages_of(model)
+    kernels = [{w: n for w, own in shards["kernels"].items() if (n := own.get(s.name))} for s in stages]
+    layout = Layout.of(*init_network(model, 0, image, dtype))
+    whole = np.dtype(dtype).itemsize
+    plan = StepPlan.of(
+        stages,
+        image,
+        kernels,
+        shards["home"],
+        parts=train.get("sub_batches", 1),
+        samples=train["batch_size"],
+        itemsize=2 if job["cluster"].get("wire") == "float16" else whole,
+        weight_itemsize=whole,
+    )
+    return replace(plan, weighted=weighted_stages(plan.stages, layout))
