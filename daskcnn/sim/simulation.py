@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from daskcnn.sim.workload import Workload
 from daskcnn.training.cadence import Cadence
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.replicas import Coordinator
 
 
@@ -115,6 +116,28 @@ class Simulation:
         self._log(RunEnded(status=self.end.status))
         return snapshot
 
+    def play(self, recorded: Iterable[Fact]) -> list[list[Order]]:
+        """Play the facts of a recorded run, each at its time, as this simulation's agenda.
+
+        The coordinator decides and events are logged as in `run`; times count from the first fact. No order is carried
+        out besides: the recorded facts are the answers. With another workload than the recorded run's, the orders are
+        what it would have done up to the first one that the recorded run did not give.
+
+        Returns
+        -------
+        The orders that each fact led to.
+        """
+        found: list[list[Order]] = []
+        self._log(self._start_event())
+        begun: float | None = None
+        for fact in recorded:
+            begun = fact.at if begun is None else begun
+            self._agenda.at(fact.at - begun, lambda told: found.append(self._decided(told)), fact)
+        self._agenda.run()
+        if self.end is not None:
+            self._log(RunEnded(status=self.end.status))
+        return found
+
     @property
     def rounds(self) -> Rounds:
         """The rounds of the run, once it has begun."""
@@ -138,6 +161,14 @@ class Simulation:
         while self._facts:
             for order in self.coordinator.handle(self._facts.popleft()):
                 self._carry_out[type(order)](order)
+
+    def _decided(self, fact: Fact) -> list[Order]:
+        """What a recorded fact leads to; of that, events are logged, and the end is noted."""
+        found = self.coordinator.handle(fact)
+        for order in found:
+            if isinstance(order, orders.Log | orders.End):
+                self._carry_out[type(order)](order)
+        return found
 
     # --- orders ---
 

@@ -17,7 +17,8 @@ class Workload:
     """A data-parallel job. samples, validation: trained on, and judged by. numbers: in the vector that is pushed.
 
     wire: the dtype that it travels in. patience: looks at the center without a better one after which it stops early.
-    overlap: as in `[cluster]`. shards: workers that the server is split over.
+    overlap: as in `[cluster]`. shards: workers that the server is split over. checkpoint_every, stall_timeout: as in
+    `[run]` and `[cluster]`; they matter to a recorded run that is played (`Simulation.play`).
     """
 
     strategy: str
@@ -33,6 +34,8 @@ class Workload:
     patience: int | None = None
     overlap: bool = True
     shards: int = 1
+    checkpoint_every: float = 1.0
+    stall_timeout: float = 300.0
 
     @classmethod
     def of(cls, job: Job, *, samples: int, numbers: int) -> Workload:
@@ -54,6 +57,8 @@ class Workload:
             train.early_stopping,
             job.cluster.overlap,
             job.cluster.ps_shards,
+            job.run.checkpoint_every,
+            job.cluster.stall_timeout,
         )
 
     @property
@@ -73,6 +78,8 @@ class Workload:
             self.epochs,
             self.batch_size,
             patience=self.patience,
+            checkpoint_every=self.checkpoint_every,
+            stall_timeout=self.stall_timeout,
         )
 
     @property

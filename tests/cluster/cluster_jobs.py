@@ -24,6 +24,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import Result, train_job
 from daskcnn.store import open_dataset
+from daskcnn.training.coordinator.facts import Progress, RoundDone
 from daskcnn.training.replica import Replica
 
 LAYERS: list[dict[str, Any]] = [
@@ -65,6 +66,7 @@ class Watch:
 
     def __init__(self, kind: str = "", act: Callable[[], None] | None = None, when: Any = lambda event: True) -> None:
         self.events: list[dict[str, Any]] = []
+        self.typed: list[Event] = []
         self._acts = [(kind, act, when)] if act else []
 
     def then(self, kind: str, act: Callable[[], None]) -> None:
@@ -79,6 +81,7 @@ class Watch:
 
     def handle(self, event: Event) -> None:
         record = event.record()
+        self.typed.append(event)
         self.events.append(record)
         if not self._acts:
             return
@@ -149,6 +152,12 @@ class Listener:
         self.heard.append((fact, found))
         if self._acts and self._acts[0][0](fact, found):
             self._acts.pop(0)[1]()
+
+
+def in_mid_round(act: Callable[[], None]) -> Listener:
+    """Act once, when some meetings of the second round were made and others are under way."""
+    listener = Listener(lambda fact, _: isinstance(fact, Progress) and listener.count(RoundDone) > 0, act)
+    return listener
 
 
 def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more: Any) -> Result:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from daskcnn.arrays import Array
+import numpy as np
+
+from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.job.network import training_samples
+from daskcnn.job.tables import Job
+from daskcnn.store import Dataset
+from daskcnn.training.replica import Replica
 from tests.cluster.cluster_jobs import one_process
 
 SAME: dict[str, tuple[str, ...]] = {
@@ -40,3 +46,21 @@ def reference(tables: dict[str, Any]) -> Reference:
 def _trained(tables: str) -> Reference:
     losses, replica = one_process(json.loads(tables))
     return Reference(tuple(losses), replica.host_weights())
+
+
+def trained_in_rounds(job: Job, dataset: Dataset, *, rounded: bool = False) -> np.ndarray:
+    """Weights after as many rounds as epochs. rounded: to float32 around each, as on the way to a server and back."""
+    replica = Replica(job, dataset, Device(), clock=lambda: 0.0)
+    samples, epochs = training_samples(job, dataset), job.train.epochs
+
+    def travel() -> None:
+        if rounded:
+            replica.adopt(replica.host_weights().astype(np.float32))
+
+    with single_threaded_blas():
+        for epoch in range(epochs):
+            travel()
+            progress = epoch / epochs, (epoch + 1) / epochs
+            replica.train(((0, samples),), samples, presentation=epoch, progress=progress)
+            travel()
+    return np.asarray(replica.host_weights())

@@ -223,7 +223,7 @@ def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     """Equal parts and float64 leave no room for chance: the runs differ by how kernels or sums were cut, if at all."""
     train: dict[str, Any] = {"strategy": strategy, "lr": 0.02}
     train |= {"partition": "udpa", "epochs": 8} if strategy != "layer" else {"epochs": 2}
-    sections = {"model": {"dtype": "float64"}, "cluster": {"workers": {"cpu": 2}}}
+    sections: dict[str, dict[str, Any]] = {"model": {"dtype": "float64"}, "cluster": {"workers": {"cpu": 2}}}
     undisturbed = run_here(three_workers, small_job(synthetic, str(tmp_path / "here"), train=train, **sections))
     job = job_file(tmp_path, synthetic, train=train, **sections, run={"name": "it", "checkpoint_every": 0.5})
     with process(*daskcnn_run(job), start_new_session=True) as run:

@@ -44,13 +44,13 @@ def interrupted_after(seconds: float) -> Callable[[], None]:
 # --- the calls ---
 
 
-def test_workers_are_asked_at_the_same_time_and_the_silent_ones_are_named():
+def test_workers_are_asked_at_the_same_time_and_the_silent_ones_are_named() -> None:
     with fake_client(there(A, B, C), hang={A, C}) as client:
         answers = ask_workers(client, int, [A, B, C], "7", within=SHORT)
     assert (answers.given, answers.failed, answers.silent) == ({B: 7}, {}, (A, C))
 
 
-def test_an_error_of_a_worker_is_its_answer():
+def test_an_error_of_a_worker_is_its_answer() -> None:
     def spoil(answer: Any) -> Any:
         return ValueError("no such thing")  # as on_error="return" has it
 
@@ -61,7 +61,7 @@ def test_an_error_of_a_worker_is_its_answer():
         assert isinstance(ask_workers(client, int, [A]).failed[A], ValueError)
 
 
-def test_nobody_to_ask():
+def test_nobody_to_ask() -> None:
     with fake_client({}) as client:
         assert silent_among(client, []) == set()
 
@@ -75,7 +75,7 @@ def test_nobody_to_ask():
         lambda client, check: answer_of_actor(NeverAnswers(), within=60, check=check),
     ],
 )
-def test_a_signal_ends_waiting_at_once(call: Callable[..., Any]):
+def test_a_signal_ends_waiting_at_once(call: Callable[..., Any]) -> None:
     with fake_client(there(A), hang={A, "scheduler"}) as client, pytest.raises(Interrupted):
         call(client, interrupted_after(0.2))
 
@@ -88,7 +88,7 @@ class NeverAnswers:
         raise TimeoutError
 
 
-def test_a_scheduler_that_hangs_is_named():
+def test_a_scheduler_that_hangs_is_named() -> None:
     with (
         fake_client(there(A), hang={"scheduler"}) as client,
         pytest.raises(Unanswered, match=r"scheduler tcp://10.0.0.1:8786: no answer within 0.3 s; "),
@@ -96,12 +96,12 @@ def test_a_scheduler_that_hangs_is_named():
         ask_scheduler(client, int, within=SHORT)
 
 
-def test_an_actor_that_hangs():
+def test_an_actor_that_hangs() -> None:
     with pytest.raises(Unanswered):
         answer_of_actor(NeverAnswers(), within=SHORT)
 
 
-def test_a_connection_that_is_closed_is_an_error_of_the_connection():
+def test_a_connection_that_is_closed_is_an_error_of_the_connection() -> None:
     with fake_client({}) as client:
         pass
     with pytest.raises(ConnectionError, match="closed"):
@@ -124,7 +124,7 @@ def admitted(client: Any, *, wait: float = 0.5, check: Callable[[], None] = lamb
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_starts_without_a_worker_that_hangs_where_others_are_enough():
+def test_a_run_starts_without_a_worker_that_hangs_where_others_are_enough() -> None:
     with fake_client(there(A, B, C), hang={A}) as client:
         found, (warning,) = admitted(client, cpu=2)
     assert [m.address for m in found.workers] == [B, C]
@@ -133,7 +133,7 @@ def test_a_run_starts_without_a_worker_that_hangs_where_others_are_enough():
 
 
 @pytest.mark.usefixtures("quick")
-def test_any_number_of_workers_are_those_that_answer():
+def test_any_number_of_workers_are_those_that_answer() -> None:
     with fake_client(there(A, B, S), hang={B, S}) as client:
         found, warnings = admitted(client)
     assert ([m.address for m in found.workers], found.server.address) == ([A], A)
@@ -141,7 +141,7 @@ def test_any_number_of_workers_are_those_that_answer():
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_worker_that_no_job_asks_for_is_not_asked():
+def test_a_worker_that_no_job_asks_for_is_not_asked() -> None:
     with fake_client(there(A, B, C), hang={C}) as client:
         asked = set[str]()
         client.before = lambda address, _: asked.add(address)
@@ -151,7 +151,7 @@ def test_a_worker_that_no_job_asks_for_is_not_asked():
 
 
 @pytest.mark.usefixtures("quick")
-def test_too_few_workers_that_answer_are_an_unusable_cluster():
+def test_too_few_workers_that_answer_are_an_unusable_cluster() -> None:
     with fake_client(there(A, B), hang={B}) as client, pytest.raises(ClusterError) as caught:
         admitted(client, cpu=2, wait=1.0)
     assert caught.value.exit_code == 3
@@ -161,7 +161,7 @@ def test_too_few_workers_that_answer_are_an_unusable_cluster():
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_worker_that_hangs_over_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch):
+def test_a_worker_that_hangs_over_its_data_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "LOOK_AT_DATA", SHORT)
     with fake_client(there(A, B)) as client:
         client.before = lambda address, look: setattr(client, "hang", {A} if isinstance(look, partial) else set())
@@ -172,14 +172,14 @@ def test_a_worker_that_hangs_over_its_data_is_left_out(monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("hang", [A, "scheduler"])
-def test_a_signal_is_heeded_before_the_run(hang: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_signal_is_heeded_before_the_run(hang: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ANSWER", 60.0)
     with fake_client(there(A), hang={hang}) as client, pytest.raises(Interrupted):
         admitted(client, check=interrupted_after(0.2))
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_worker_that_died_since_is_named():
+def test_a_worker_that_died_since_is_named() -> None:
     with fake_client(there(A), lost={A}) as client, pytest.raises(ClusterError, match=rf"cpu-0 \({A}\): was lost"):
         admitted(client)
 
@@ -202,7 +202,7 @@ def context_of(client: Any, events: list[Any], *, signum: Callable[[], int | Non
 
 
 @pytest.mark.usefixtures("fast")
-def test_data_for_a_worker_that_hangs_names_it():
+def test_data_for_a_worker_that_hangs_names_it() -> None:
     with fake_client(there(A, B, S)) as client:
         context = context_of(client, [])
         assert context.dispatch.send("data").data == "data"
@@ -215,7 +215,7 @@ def test_data_for_a_worker_that_hangs_names_it():
 
 
 @pytest.mark.usefixtures("fast")
-def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch):
+def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monkeypatch: pytest.MonkeyPatch) -> None:
     with fake_client(there(A)) as client:
         context = context_of(client, [])
 
@@ -228,7 +228,7 @@ def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monk
 
 
 @pytest.mark.usefixtures("fast")
-def test_a_new_server_goes_to_a_worker_that_answers():
+def test_a_new_server_goes_to_a_worker_that_answers() -> None:
     with fake_client(there(A, B, S)) as client:
         context = context_of(client, [])
         client.hang = {S, A}
@@ -239,7 +239,7 @@ def test_a_new_server_goes_to_a_worker_that_answers():
 
 
 @pytest.mark.usefixtures("fast")
-def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Any] = []
     with fake_client(there(A, B)) as client:
         context = context_of(client, events, signum=lambda: 15 if client.hang else None)
@@ -261,7 +261,7 @@ def test_who_does_not_free_what_a_run_keeps_is_named(monkeypatch: pytest.MonkeyP
     ],
     ids=["scheduler_seconds", "processing", "new_host", "look_round"],
 )
-def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: Callable[[RunContext], Any]):
+def test_a_signal_is_heeded_while_the_scheduler_hangs(ask: Callable[[RunContext], Any]) -> None:
     with fake_client(there(A)) as client:
         check: list[Callable[[], None]] = []
 

@@ -1,4 +1,4 @@
-"""How weights travel, on real processes: peer to peer, over a split server, in half precision; and what is counted."""
+"""How weights travel, on real processes: peer to peer and over a split server; and what is counted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 from distributed import Client
@@ -19,17 +19,20 @@ from distributed import Client
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server import hosts as hosting
+from daskcnn.cluster.server.actor import ServerActor
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.launch.training import Result
-from daskcnn.ps import RULES, ParameterServer, Snapshot
+from daskcnn.ps import RULES, Leave, ParameterServer, Reply, Request, Snapshot
 from daskcnn.runs.checkpoint import load
-from daskcnn.training.coordinator.facts import Progress, RoundDone
-from tests.cluster.cluster_jobs import Listener, Watch, kill_worker, run, small_job
+from tests.cluster.cluster_jobs import Watch, in_mid_round, kill_worker, run, small_job
+from tests.cluster.conftest import RuleRuns
 
 pytestmark = pytest.mark.cluster
 VECTOR = 2113  # numbers of the small network
+RECORD = "DASKCNN_TEST_RECORD"
+"""Environment variable of a worker: the file for what a recorded server is asked."""
 
 
 def bsp(path: str, runs: str, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -58,22 +61,32 @@ def meetings(watch: Watch) -> int:
     return sum(count for _, count in pushes)
 
 
-@pytest.mark.parametrize("rule", [{}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
-def test_asa_makes_the_very_weights_that_the_server_would(
-    three_workers: Client, synthetic: str, runs: str, rule: dict[str, Any]
+@pytest.mark.parametrize("way", ["asa", "split server"])
+def test_every_way_makes_the_very_weights_of_a_server(
+    three_workers: Client, rule_runs: RuleRuns, runs: str, way: str
 ) -> None:
-    """On one-thread workers, to the last bit; each worker moves 2 (k-1)/k of the vector at each meeting."""
+    """On one-thread workers, to the last bit. Of peers, each moves 2 (k-1)/k of the vector at each meeting."""
     assert set(three_workers.nthreads().values()) == {1}
-    through = run(three_workers, bsp(synthetic, runs, rule=rule, cluster={"workers": {"cpu": 3}}))
+    through, through_watch, job = rule_runs("bsp")
+    job = job | {"run": {"dir": runs}}
+    if way == "asa":
+        job["rule"] = job["rule"] | {"exchange": "asa"}
+    else:
+        job["cluster"] = job["cluster"] | {"ps_shards": 3}
     watch = Watch()
-    result = run(three_workers, bsp(synthetic, runs, rule=rule | {"exchange": "asa"}), watch)
+    result = run(three_workers, job, watch)
     np.testing.assert_array_equal(result.model.weights, through.model.weights)
-    assert bytes_of(result) == (2 * 2 * VECTOR * 4 * meetings(watch),) * 2
-    one = watch.of("round")[0]
-    assert one["bytes_up"] == pytest.approx(2 * (2 / 3) * VECTOR * 4 * one["pushes"], rel=1e-3)
+    assert meetings(watch) == meetings(through_watch)
+    if way == "asa":
+        assert bytes_of(result) == (2 * 2 * VECTOR * 4 * meetings(watch),) * 2
+        one = watch.of("round")[0]
+        assert one["bytes_up"] == pytest.approx(2 * (2 / 3) * VECTOR * 4 * one["pushes"], rel=1e-3)
+    else:
+        assert bytes_of(result) == bytes_of(through)
     assert {event["version"] - event["base_version"] for event in watch.of("round")} == {1}
 
 
+@pytest.mark.slow
 def test_asa16_halves_the_bytes_and_follows_asa(three_workers: Client, synthetic: str, runs: str) -> None:
     whole, half = (
         run(three_workers, bsp(synthetic, runs, rule={"exchange": name}, cluster={"workers": {"cpu": 2}}))
@@ -87,43 +100,7 @@ def test_asa16_halves_the_bytes_and_follows_asa(three_workers: Client, synthetic
     assert abs(half.summary["test"]["loss"] - whole.summary["test"]["loss"]) < 0.02
 
 
-def test_one_worker_exchanges_nothing(three_workers: Client, synthetic: str, runs: str) -> None:
-    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 1}})
-    result = run(three_workers, job)
-    assert bytes_of(result) == (0, 0)
-    assert result.summary["status"] == "done"
-
-
-def test_chain_of_meetings_is_cut_without_a_trace(three_workers: Client, synthetic: str, runs: str) -> None:
-    job = bsp(synthetic, runs, rule={"exchange": "asa"}, cluster={"workers": {"cpu": 2}})
-    whole = run(three_workers, job)
-    job["cluster"]["chain"] = 3
-    np.testing.assert_array_equal(run(three_workers, job).model.weights, whole.model.weights)
-
-
-def in_mid_round(act: Any) -> Listener:
-    """Act once, when some meetings of the second round were made and others are under way."""
-    listener = Listener(lambda fact, _: isinstance(fact, Progress) and listener.count(RoundDone) > 0, act)
-    return listener
-
-
-def test_worker_killed_between_meetings_leaves_its_samples_to_the_others(
-    three_workers: Client, synthetic: str, runs: str
-) -> None:
-    watch, heard = Watch(), in_mid_round(kill_worker(three_workers, "cpu-1"))
-    job = bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3})
-    result = run(three_workers, job, watch, heard=heard)
-    (lost,) = watch.of("worker-lost")
-    assert (lost["worker"], lost["reason"]) == ("cpu-1", "connection lost")
-    assert lost["samples_moved"] > 0
-    assert any("begun again from version" in event["message"] for event in watch.of("warning"))
-    assert {"cpu-0", "cpu-2"} <= {event["worker"] for event in watch.of("round")[-3:]}
-    assert sum(event["samples"] for event in watch.of("round")) == 3 * 800
-    assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
-    losses = [event["loss"] for event in watch.of("epoch")]
-    assert losses[-1] < losses[0]
-
-
+@pytest.mark.slow
 def test_worker_that_stands_still_between_meetings_is_given_up(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
@@ -142,6 +119,7 @@ def test_worker_that_stands_still_between_meetings_is_given_up(
     assert sum(event["samples"] for event in watch.of("round")) == 2 * 800
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["asa", "asa16"])
 def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
     three_workers: Client, synthetic: str, runs: str, exchange: str
@@ -154,6 +132,7 @@ def test_divergence_between_peers_keeps_the_last_finite_checkpoint(
         assert all(np.isfinite(array).all() for array in load(path).arrays.values())
 
 
+@pytest.mark.slow
 def test_peers_interrupted_in_mid_round_are_saved_and_go_on(three_workers: Client, synthetic: str, runs: str) -> None:
     job = bsp(synthetic, runs, rule={"exchange": "asa"}, train={"epochs": 3}, run={"name": "it"})
     heard = in_mid_round(lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -169,15 +148,7 @@ def test_peers_interrupted_in_mid_round_are_saved_and_go_on(three_workers: Clien
 # --- the server split over several actors ---
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "bsp"])
-def test_split_server_makes_the_same_weights(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
-    whole, split = (
-        run(three_workers, bsp(synthetic, runs, train={"strategy": strategy}, cluster={"ps_shards": n})) for n in (1, 3)
-    )
-    np.testing.assert_array_equal(split.model.weights, whole.model.weights)
-    assert bytes_of(split) == bytes_of(whole)
-
-
+@pytest.mark.slow
 def test_new_split_server_goes_on_when_the_host_of_a_range_is_killed(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
@@ -238,7 +209,7 @@ def push_bad(at: Any, size: int) -> tuple[list[str], Any]:
     return said, center
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_workers: Client, parts: int) -> None:
     """Three processes push and read as fast as they can; with three ranges, two of those lie on workers that push."""
     size, rounds = 300_000, 40
@@ -259,54 +230,33 @@ def test_no_worker_reads_a_torn_vector_and_a_bad_push_changes_nothing(three_work
     assert (snapshot.version, snapshot.refused) == (3 * rounds + 3, {"finite": 2})
 
 
-# --- half precision, for every rule ---
-
-
-@pytest.mark.parametrize("strategy", RULES)
-def test_every_rule_travels_in_half_precision(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
-    """Each push and each reply with weights is 2 bytes a number; the center stays in float32."""
-    train = {"strategy": strategy, "partition": "udpa", "epochs": 2}
-    watch = Watch()
-    job = small_job(synthetic, runs, train=train, cluster={"workers": {"cpu": 2}, "wire": "float16"})
-    result = run(three_workers, job, watch)
-    rounds = watch.of("round")
-    pushes = sum(event["pushes"] for event in rounds)
-    up, down = bytes_of(result)
-    assert up == 2 * VECTOR * pushes
-    answers = {"center": pushes, "difference": pushes + down_for_scores(watch), "nothing": pushes}[
-        RULES[strategy].answers
-    ]
-    assert down == 2 * VECTOR * answers
-    assert result.model.weights.dtype == np.float32
-    # how far an asynchronous rule comes in its four pushes hangs on their order: 2.25 to 2.29 with AGWU, from 2.38
-    assert result.summary["test"]["loss"] < rounds[0]["loss"] - 0.05
-
-
-def down_for_scores(watch: Watch) -> int:
-    """Centers that were pulled only to be judged."""
-    return len(watch.of("epoch"))
-
-
 # --- a recorded run, done again without a cluster ---
 
 
-class Recorded(hosting.ServerActor):
-    """A server that writes down what it begins with and every event that it handles, in order, with payloads."""
-
-    path = ""
+class Recorded(ServerActor):
+    """A server that writes down what it begins with and every request, in order, with payloads."""
 
     def __init__(self, rule: Any, snapshot: Any, *, epoch: int, **options: Any) -> None:
         super().__init__(rule, snapshot, epoch=epoch, **options)
-        handle = self._server.handle
-        out = open(self.path, "wb")  # noqa: SIM115
-        pickle.dump((snapshot, epoch), out)
+        self._out = open(os.environ[RECORD], "wb")  # noqa: SIM115
+        self._note((snapshot, epoch))
 
-        def recorded(event: Any) -> Any:
-            pickle.dump(event, out)
-            out.flush()
-            return handle(event)
+    def _note(self, what: Any) -> None:
+        pickle.dump(what, self._out)
+        self._out.flush()
 
-        self._server.handle = recorded  # type: ignore[method-assign]
+    async def handle(self, request: Request) -> Reply:
+        self._note(request)
+        return await super().handle(request)
+
+    async def leave(self, worker: str, session: int) -> None:
+        self._note(Leave(worker, session))
+        await super().leave(worker, session)
+
+
+def write_down_at(path: str) -> None:
+    """On a worker: where a server that it hosts writes."""
+    os.environ[RECORD] = path
 
 
 def replay(path: Path, strategy: str) -> ParameterServer:
@@ -320,6 +270,7 @@ def replay(path: Path, strategy: str) -> ParameterServer:
                 return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd"])
 def test_recorded_run_replayed_through_the_bare_server_gives_the_same_weights(
     three_workers: Client,
@@ -329,10 +280,11 @@ def test_recorded_run_replayed_through_the_bare_server_gives_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     strategy: str,
 ) -> None:
-    path = tmp_path / "events"
-    monkeypatch.setattr(hosting, "ServerActor", type("RecordedHere", (Recorded,), {"path": str(path)}))
+    path = tmp_path / "requests"
+    monkeypatch.setattr(hosting, "ServerActor", Recorded)
     watch = Watch()
     with by_value():
+        three_workers.run(write_down_at, str(path))
         result = run(three_workers, small_job(synthetic, runs, train={"strategy": strategy}), watch)
     server = replay(path, strategy)
     server.validate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,30 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from daskcnn.cluster.layers.balance import settings_of
 from daskcnn.errors import Diverged, Interrupted, Lost
+from daskcnn.job.resolve import resolve
 from daskcnn.runs.checkpoint import Checkpoint, load
+from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
+from daskcnn.training.coordinator.layer import LayerCoordinator
 from daskcnn.training.coordinator.orders import StartRound
+from daskcnn.training.coordinator.replicas import Coordinator
+from daskcnn.training.coordinator.settings import Settings
 from tests.cluster.cluster_jobs import (
     Listener,
     Watch,
     addresses_of,
     allocations_after,
+    in_mid_round,
     kill_worker,
     run,
     set_throttle,
     small_job,
     wait_for_all,
 )
+from tests.cluster.references import reference
+from tests.replays import assert_played, assert_replayed
 
 pytestmark = pytest.mark.cluster
 TWO: dict[str, Any] = {"workers": {"cpu": 2}}
@@ -35,24 +45,165 @@ def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-@pytest.mark.parametrize(("strategy", "partition"), [("sgwu", "idpa"), ("agwu", "idpa"), ("easgd", "udpa")])
-def test_lost_worker_leaves_its_samples_to_the_others(
-    three_workers: Client, synthetic: str, runs: str, strategy: str, partition: str
+def interrupt(first: Callable[[], None]) -> None:
+    """Do this, and send this process the signal that ends a run."""
+    first()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Told:
+    """Hears the facts of a run and the orders that they led to."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, list[Any]]] = []
+
+    def __call__(self, fact: Any, found: list[Any]) -> None:
+        self.heard.append((fact, found))
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("agwu", marks=pytest.mark.slow)])
+def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
 ) -> None:
-    """The log has the new parts also where all samples were handed out before."""
-    job = small_job(synthetic, runs, train={"strategy": strategy, "partition": partition, "epochs": 4})
-    watch = Watch("round", kill_worker(three_workers, "cpu-1"))
-    result = run(three_workers, job, watch)
-    (lost,) = watch.of("worker-lost")
-    assert lost["worker"] == "cpu-1"
+    """The nanny brings a killed worker back under a new address, which is one that comes.
+
+    The recorded facts lead to the same orders and events without a cluster.
+    """
+    watch, told = Watch("round", kill_worker(three_workers, "cpu-1")), Told()
+    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 12})
+    result = run(three_workers, job, watch, heard=told)
+    (lost,), (joined,) = watch.of("worker-lost"), watch.of("worker-joined")
+    assert (lost["worker"], joined["worker"]) == ("cpu-1", "cpu-3")
     assert lost["samples_moved"] > 0
+    assert joined["samples"] > 0
     sizes = allocations_after(watch, lost)
     assert all({"cpu-0", "cpu-2"} <= each.keys() and "cpu-1" not in each for each in sizes)
+    assert sizes[-1].keys() == {"cpu-0", "cpu-2", "cpu-3"}
     assert sum(sizes[-1].values()) == 800
+    after = watch.events[watch.events.index(joined) :]
+    assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0", "cpu-2", "cpu-3"}
+    assert presented(watch) == 12 * 800
     assert result.summary["status"] == "done"
-    assert presented(watch) == 4 * 800
+
+    resolved = resolve(job)
+    assert_replayed(Coordinator(Settings.of(resolved, 800)), told.heard)
+    assert_played(resolved, 800, told.heard, watch.typed)
 
 
+def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    """Killed between two meetings."""
+    train = {"strategy": "bsp", "partition": "udpa", "batch_size": 64, "epochs": 3}
+    job = small_job(synthetic, runs, train=train, rule={"exchange": "asa"})
+    watch, heard = Watch(), in_mid_round(kill_worker(three_workers, "cpu-1"))
+    result = run(three_workers, job, watch, heard=heard)
+    (lost,) = watch.of("worker-lost")
+    assert (lost["worker"], lost["reason"]) == ("cpu-1", "connection lost")
+    assert lost["samples_moved"] > 0
+    assert any("begun again from version" in event["message"] for event in watch.of("warning"))
+    assert {"cpu-0", "cpu-2"} <= {event["worker"] for event in watch.of("round")[-3:]}
+    assert presented(watch) == 3 * 800
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
+    losses = [event["loss"] for event in watch.of("epoch")]
+    assert losses[-1] < losses[0]
+    assert_replayed(Coordinator(Settings.of(resolve(job), 800)), heard.heard)
+
+
+def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    """A worker is killed, and back as one that comes: it is mentioned and ignored."""
+    often = {"checkpoint_every": 0.2, "report_every": 8}
+    job = small_job(synthetic, runs, train={"strategy": "layer"}, model={"dtype": "float64"}, run=often)
+    watch, told = Watch("steps", kill_worker(three_workers, "cpu-1")), Told()
+    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
+    result = run(three_workers, job, watch, heard=told)
+    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
+    assert any("back to the snapshot" in event["message"] for event in watch.of("warning"))
+    assert len(watch.of("worker-ignored")) == 1
+    np.testing.assert_allclose(result.model.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+
+    resolved = resolve(job)
+    dataset = open_dataset(synthetic, limit=resolved.data.limit)
+    assert_replayed(LayerCoordinator(settings_of(resolved, dataset)), told.heard)
+
+
+@pytest.mark.parametrize("strategy", ["agwu", pytest.param("sgwu", marks=pytest.mark.slow)])
+def test_new_server_goes_on_when_its_host_is_killed(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, cluster=TWO)
+    watch = Watch("checkpoint", kill_worker(three_workers, "ps"))
+    result = run(three_workers, job, watch)
+    assert any("parameter server" in event["message"] for event in watch.of("warning"))
+    assert result.summary["status"] == "done"
+    assert result.summary["epochs"] == 4
+
+
+def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
+    three_workers: Client, synthetic: str, runs: str
+) -> None:
+    """SIGSTOP: a worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
+    job = small_job(synthetic, runs, train={"epochs": 6}, cluster={"stall_timeout": 2.0}, run={"name": "it"})
+    signals = {
+        (name, signum): kill_worker(three_workers, name, signum)
+        for name in ("cpu-1", "cpu-2")
+        for signum in (signal.SIGSTOP, signal.SIGCONT)
+    }
+    watch = Watch("round", signals["cpu-1", signal.SIGSTOP])
+    watch.then("worker-lost", lambda: None)
+    watch.then("round", lambda: interrupt(signals["cpu-2", signal.SIGSTOP]))
+    try:
+        with pytest.raises(Interrupted, match="--resume") as caught:
+            run(three_workers, job, watch, handle_signals=True)
+    finally:
+        for name in ("cpu-1", "cpu-2"):
+            signals[name, signal.SIGCONT]()
+    assert caught.value.exit_code == 143
+    (lost,) = watch.of("worker-lost")
+    assert lost["worker"] == "cpu-1"
+    assert "no report" in lost["reason"]
+
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert len(again.of("resume")) == 1
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 6)
+    assert presented(again) < 6 * 800
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
+def test_resumed_run_ends_as_plain_sgd_does(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
+    """Weights, momentum, order and schedule all come back: to the last bit with a server."""
+    train = {"strategy": strategy} | ({"epochs": 3, "increments": 1} if strategy == "sgwu" else {})
+    cluster = {"workers": {"cpu": 1}}
+    job = small_job(synthetic, runs, train=train, data={"limit": 500}, cluster=cluster, run={"name": "it"})
+    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted):
+        run(three_workers, job, watch, handle_signals=True)
+    result = run(three_workers, job, resume=Path(runs) / "it")
+    expected = reference(job).weights
+    if strategy == "sgwu":
+        np.testing.assert_array_equal(result.model.weights, expected)
+    else:
+        np.testing.assert_allclose(result.model.weights, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_interrupted_layer_run_is_saved_and_resumes(three_workers: Client, synthetic: str, runs: str) -> None:
+    job = small_job(synthetic, runs, train={"strategy": "layer"}, run={"name": "it"})
+    watch = Watch("steps", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="--resume") as caught:
+        run(three_workers, job, watch, handle_signals=True)
+    assert caught.value.exit_code == 143
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert len(again.of("resume")) == 1
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 2)
+
+
+@pytest.mark.slow
 def test_lost_worker_frees_the_barrier_within_a_round(three_workers: Client, synthetic: str, runs: str) -> None:
     """BSP's replicas wait for each other at every step; throttled, a round takes longer than a look round."""
     job = small_job(synthetic, runs, train={"strategy": "bsp", "batch_size": 16})
@@ -75,6 +226,7 @@ def test_lost_worker_frees_the_barrier_within_a_round(three_workers: Client, syn
     assert result.summary["status"] == "done"
 
 
+@pytest.mark.slow
 def test_what_a_rule_keeps_on_the_server_comes_back(three_workers: Client, synthetic: str, runs: str) -> None:
     """Adagrad's sums of squares grow on from the checkpoint's."""
     train = {"strategy": "downpour", "epochs": 3}
@@ -94,32 +246,7 @@ def _newest(run_directory: Path) -> Checkpoint:
     return load(max((run_directory / "checkpoints").glob("step-*")))
 
 
-def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
-    three_workers: Client, synthetic: str, runs: str
-) -> None:
-    train = {"strategy": "layer", "epochs": 1}
-    often = {"checkpoint_every": 0.2, "report_every": 8}
-    job = small_job(synthetic, runs, train=train, model={"dtype": "float64"}, run=often)
-    undisturbed = run(three_workers, job)
-    watch = Watch("steps", kill_worker(three_workers, "cpu-1"))
-    result = run(three_workers, job, watch)
-    assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
-    assert any("back to the snapshot" in event["message"] for event in watch.of("warning"))
-    np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
-def test_new_server_goes_on_when_its_host_is_killed(
-    three_workers: Client, synthetic: str, runs: str, strategy: str
-) -> None:
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 4}, cluster=TWO)
-    watch = Watch("checkpoint", kill_worker(three_workers, "ps"))
-    result = run(three_workers, job, watch)
-    assert any("parameter server" in event["message"] for event in watch.of("warning"))
-    assert result.summary["status"] == "done"
-    assert result.summary["epochs"] == 4
-
-
+@pytest.mark.slow
 def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
@@ -142,33 +269,7 @@ def test_worker_that_waits_for_the_others_is_told_that_the_server_is_lost(
     assert result.summary["status"] == "done"
 
 
-def test_stopped_worker_is_given_up(three_workers: Client, synthetic: str, runs: str) -> None:
-    """SIGSTOP: the worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
-    job = small_job(synthetic, runs, train={"epochs": 4}, cluster=TWO | {"stall_timeout": 2.0})
-    go_on = kill_worker(three_workers, "cpu-1", signal.SIGCONT)
-    watch = Watch("round", kill_worker(three_workers, "cpu-1", signal.SIGSTOP))
-    try:
-        result = run(three_workers, job, watch)
-    finally:
-        go_on()
-    (lost,) = watch.of("worker-lost")
-    assert lost["worker"] == "cpu-1"
-    assert "no report" in lost["reason"]
-    assert result.summary["status"] == "done"
-    assert presented(watch) == 4 * 800
-
-
-def test_interrupt_ends_the_run_though_a_worker_stands_still(three_workers: Client, synthetic: str, runs: str) -> None:
-    job = small_job(synthetic, runs, cluster=TWO | {"stall_timeout": 5.0})
-    stop, go_on = (kill_worker(three_workers, "cpu-1", signum) for signum in (signal.SIGSTOP, signal.SIGCONT))
-    watch = Watch("round", lambda: (stop(), os.kill(os.getpid(), signal.SIGINT)))
-    try:
-        with pytest.raises(Interrupted):
-            run(three_workers, job, watch, handle_signals=True)
-    finally:
-        go_on()
-
-
+@pytest.mark.slow
 def test_last_worker_lost_ends_the_run_resumably(three_workers: Client, synthetic: str, runs: str) -> None:
     job = small_job(synthetic, runs, cluster={"workers": {"cpu": 1}}, train={"epochs": 4})
     watch = Watch("checkpoint", kill_worker(three_workers, "cpu-0"))
@@ -176,31 +277,7 @@ def test_last_worker_lost_ends_the_run_resumably(three_workers: Client, syntheti
         run(three_workers, job, watch)
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
-def test_a_worker_that_comes_in_mid_run_takes_its_share(
-    three_workers: Client, synthetic: str, runs: str, strategy: str
-) -> None:
-    """The nanny brings a killed worker back under a new address, which is one that comes."""
-    watch = Watch("round", kill_worker(three_workers, "cpu-1"))
-    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
-    run(three_workers, small_job(synthetic, runs, train={"strategy": strategy, "epochs": 12}, cluster=TWO), watch)
-    (joined,) = watch.of("worker-joined")
-    assert joined["worker"] == "cpu-2"
-    assert joined["samples"] > 0
-    after = watch.events[watch.events.index(joined) :]
-    assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0", "cpu-2"}
-    assert presented(watch) == 12 * 800
-
-
-def test_a_worker_that_comes_is_mentioned_and_ignored_by_a_layer_run(
-    three_workers: Client, synthetic: str, runs: str
-) -> None:
-    watch = Watch("steps", kill_worker(three_workers, "cpu-1"))
-    watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
-    run(three_workers, small_job(synthetic, runs, train={"strategy": "layer", "epochs": 3}, cluster=TWO), watch)
-    assert len(watch.of("worker-ignored")) == 1
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])
 def test_divergence_ends_the_run_with_finite_checkpoints_only(
     three_workers: Client, synthetic: str, runs: str, strategy: str
@@ -212,44 +289,3 @@ def test_divergence_ends_the_run_with_finite_checkpoints_only(
         run(three_workers, job)
     for path in (Path(runs) / "it/checkpoints").glob("step-*"):
         assert all(np.isfinite(array).all() for array in load(path).arrays.values())
-
-
-@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
-def test_interrupted_run_is_saved_and_resumes(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
-    epochs, kind = (2, "steps") if strategy == "layer" else (4, "round")
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": epochs}, run={"name": "it"})
-    watch = Watch(kind, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="--resume") as caught:
-        run(three_workers, job, watch, handle_signals=True)
-    assert caught.value.exit_code == 143
-
-    again = Watch()
-    result = run(three_workers, job, again, resume=Path(runs) / "it")
-    assert len(again.of("resume")) == 1
-    assert result.summary["status"] == "done"
-    assert result.summary["epochs"] == epochs
-    if strategy != "layer":
-        assert presented(again) < 4 * 800
-
-
-@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
-def test_resumed_run_ends_as_the_undisturbed_one(
-    three_workers: Client, synthetic: str, runs: str, strategy: str
-) -> None:
-    """Weights, momentum, order and schedule all come back: to the last bit under a barrier."""
-
-    job = small_job(
-        synthetic,
-        runs,
-        train={"strategy": strategy, "epochs": 3, "increments": 1} if strategy == "sgwu" else {"strategy": strategy},
-        data={"limit": 500},
-        model={"dtype": "float64"},
-        cluster={"workers": {"cpu": 1}},
-    )
-    undisturbed = run(three_workers, job)
-    job["run"]["name"] = "it"
-    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted):
-        run(three_workers, job, watch, handle_signals=True)
-    result = run(three_workers, job, resume=Path(runs) / "it")
-    np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-12)

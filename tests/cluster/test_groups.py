@@ -12,21 +12,22 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
+from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.events import parsed
+from daskcnn.job.resolve import resolve
 from daskcnn.runs.checkpoint import load
 from daskcnn.show.report_tables import tables
-from daskcnn.training.replica import Replica
+from daskcnn.store import open_dataset
 from tests.cluster.cluster_jobs import (
     Watch,
     allocations_after,
     kill_worker,
     local_cluster,
-    one_process,
     run,
     small_job,
     wait_for_all,
 )
+from tests.cluster.references import trained_in_rounds
 
 pytestmark = pytest.mark.cluster
 
@@ -72,63 +73,66 @@ def grouped(job: dict[str, Any], workers: int = 4, **train: Any) -> dict[str, An
     return job | {"train": job["train"] | train, "cluster": cluster}
 
 
-def plain_sgd(tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Weights after the same in this process, rounded before and after each round as what goes to the server is."""
-
-    def rounded(replica: Replica) -> None:
-        replica.adopt(replica.host_weights().astype(np.float32))
-
-    def trained(replica: Replica, *args: Any, **options: Any) -> Any:
-        rounded(replica)
-        found = train(replica, *args, **options)
-        rounded(replica)
-        return found
-
-    train = Replica.train
-    with monkeypatch.context() as patch:
-        patch.setattr(Replica, "train", trained)
-        _, replica = one_process(tables)
-    return replica.host_weights()
-
-
 def presented(watch: Watch) -> int:
     return sum(event["samples"] for event in watch.of("round"))
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {"model": {"name": None, "layers": NORMALISED}},
-        {"train": {"sub_batches": 3}},
-        {"train": {"first_conv": "samples"}},
-    ],
-)
-def test_one_group_is_plain_sgd(
-    four_workers: Client, synthetic: str, runs: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chain = {"chain": 3}  # cut within a round as well
-    job = short_job(synthetic, runs, train={"increments": 1}, cluster=chain)
-    job["model"] |= more.get("model", {}) | WHOLE
-    expected = plain_sgd(job, monkeypatch)
-    watch = Watch()
-    result = run(four_workers, grouped(job, 2, **more.get("train", {})), watch)
-    (shards,) = watch.of("shards")
-    assert all(min(own.values()) > 0 for own in shards["kernels"].values())
-    assert len(shards["kernels"]) == 2
-    assert shards["divided"]["cpu-0"]["conv1"] == more.get("train", {}).get("first_conv", "kernels")
+def test_one_group_interrupted_and_resumed_is_plain_sgd(three_workers: Client, synthetic: str, runs: str) -> None:
+    """The third worker is in no group, and is named. A report counts the group as one worker."""
+    train, chain = {"increments": 1}, {"chain": 3}  # cut within a round as well
+    job = short_job(synthetic, runs, model={"layers": NORMALISED} | WHOLE, train=train, cluster=chain)
+    job = grouped(job, 3) | {"run": {"dir": runs, "name": "it"}}
+    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted, match="--resume"):
+        run(three_workers, job, watch, handle_signals=True)
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    resolved = resolve(job)
+    expected = trained_in_rounds(resolved, open_dataset(synthetic, limit=SAMPLES + 100), rounded=True)
     np.testing.assert_allclose(result.model.weights, expected, rtol=1e-9, atol=1e-9)
 
+    (formed,), (shards,) = again.of("groups"), again.of("shards")
+    (left_out,), (group,) = formed["left_out"], formed["groups"]
+    assert sorted([*group["members"], left_out]) == ["cpu-0", "cpu-1", "cpu-2"]
+    assert any(event["message"].startswith(f"{left_out}: left out, the slowest") for event in again.of("warning"))
+    assert shards["kernels"].keys() == set(group["members"])
+    assert {own["conv1"] for own in shards["divided"].values()} == {"kernels"}
+    assert presented(again) == SAMPLES
 
+    report = tables(parsed(again.events))
+    assert [(row.name, row.device, row.lost) for row in report.workers] == [("group-0", "2 cpu", False)]
+    assert report.total.samples == SAMPLES
+    assert report.balance is not None
+    assert report.balance.workers == 1
+    assert report.traffic.share == pytest.approx(1, abs=0.5)
+    assert report.kernels.keys() == report.conv_seconds.keys() == set(group["members"])
+    assert {member["name"] for event in again.of("round") for member in event["members"]} == set(group["members"])
+
+
+def test_last_group_lost_ends_the_run_resumably(three_workers: Client, synthetic: str, runs: str) -> None:
+    """With one worker left there is no group of 2; the killed one is back for the resumed run."""
+    job = grouped(short_job(synthetic, runs, train={"epochs": 4}, run={"name": "it"}), 3)
+
+    def kill_a_member() -> None:
+        (group,) = watch.of("groups")[0]["groups"]
+        kill_worker(three_workers, group["members"][0])()
+
+    watch = Watch("checkpoint", kill_a_member)
+    with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
+        run(three_workers, job, watch)
+    wait_for_all(three_workers, 4)
+    again = Watch()
+    result = run(three_workers, job, again, resume=Path(runs) / "it")
+    assert (result.summary["status"], result.summary["epochs"]) == ("done", 4)
+    assert presented(again) < 4 * SAMPLES
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "rule"),
     [
         ("sgwu", {}),
-        ("sgwu", {"accuracy_on": "train"}),
-        ("bsp", {}),
         ("bsp", {"every": 3, "combine": "sum"}),
-        ("admm", {"rho": 0.0, "every": 2, "from_center": True}),
-        ("parallel-sgd", {"rounds": 2}),
     ],
 )
 def test_two_groups_end_where_two_workers_do(
@@ -147,6 +151,7 @@ def test_two_groups_end_where_two_workers_do(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "rule"),
     [
@@ -171,16 +176,16 @@ def test_groups_learn_and_every_sample_is_presented(
     assert all(member["busy"] > 0 and member["bytes_up"] > 0 for member in members.values())
 
 
-def test_scheduler_forgets_steps_that_are_done(four_workers: Client, synthetic: str, runs: str) -> None:
+def test_scheduler_forgets_steps_that_are_done(three_workers: Client, synthetic: str, runs: str) -> None:
     """A task keeps all that it hangs on, so each step would keep all steps before it."""
     job = grouped(short_job(synthetic, runs, train={"epochs": 6}, cluster={"chain": 3}), 2)
     remembered: list[int] = []
 
     def count(event: Any) -> bool:
-        remembered.append(four_workers.run_on_scheduler(_tasks))
+        remembered.append(three_workers.run_on_scheduler(_tasks))
         return False
 
-    run(four_workers, job, Watch("round", lambda: None, count))
+    run(three_workers, job, Watch("round", lambda: None, count))
     assert len(remembered) >= 6
     assert max(remembered[3:]) <= 1.3 * max(remembered[:3])
 
@@ -189,37 +194,7 @@ def _tasks(dask_scheduler: Any) -> int:
     return len(dask_scheduler.tasks)
 
 
-def test_a_report_counts_groups_as_workers(four_workers: Client, synthetic: str, runs: str) -> None:
-    watch = Watch()
-    run(four_workers, grouped(short_job(synthetic, runs)), watch)
-    report = tables(parsed(watch.events))
-    assert [(row.name, row.device, row.lost) for row in report.workers] == [
-        ("group-0", "2 cpu", False),
-        ("group-1", "2 cpu", False),
-    ]
-    assert report.total.samples == 2 * SAMPLES
-    assert report.balance is not None
-    assert report.balance.workers == 2
-    assert report.traffic.share == pytest.approx(1, abs=0.5)
-    assert report.kernels.keys() == report.conv_seconds.keys() == {"cpu-0", "cpu-1", "cpu-2", "cpu-3"}
-
-
-def test_who_is_in_no_group_is_named(four_workers: Client, synthetic: str, runs: str) -> None:
-    watch = Watch()
-    run(four_workers, grouped(short_job(synthetic, runs), 3), watch)
-    (formed,) = watch.of("groups")
-    (left_out,) = formed["left_out"]
-    assert sorted([*formed["groups"][0]["members"], left_out]) == ["cpu-0", "cpu-1", "cpu-2"]
-    assert any(event["message"].startswith(f"{left_out}: left out, the slowest") for event in watch.of("warning"))
-    assert presented(watch) == 2 * SAMPLES
-
-
-def test_more_workers_to_a_group_than_there_are_is_refused(four_workers: Client, synthetic: str, runs: str) -> None:
-    job = short_job(synthetic, runs, train={"replica_size": 5})
-    with pytest.raises(ClusterError, match=r"train\.replica_size = 5: there are 4 workers"):
-        run(four_workers, job)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "bsp"])
 def test_lost_member_leaves_its_group_s_samples_to_the_others(
     four_workers: Client, synthetic: str, runs: str, strategy: str
@@ -242,6 +217,7 @@ def _rule(strategy: str) -> dict[str, Any]:
     return {"every": 2} if strategy == "bsp" else {}
 
 
+@pytest.mark.slow
 def test_group_that_stands_still_is_given_up(four_workers: Client, synthetic: str, runs: str) -> None:
     job = grouped(short_job(synthetic, runs, train={"epochs": 4}, cluster={"stall_timeout": 4.0}))
     go_on = kill_worker(four_workers, "cpu-1", signal.SIGCONT)
@@ -257,18 +233,7 @@ def test_group_that_stands_still_is_given_up(four_workers: Client, synthetic: st
     assert result.summary["status"] == "done"
 
 
-def test_last_group_lost_ends_the_run_resumably(four_workers: Client, synthetic: str, runs: str) -> None:
-    job = grouped(short_job(synthetic, runs, train={"epochs": 4}, run={"name": "it"}), 3)
-
-    def kill_a_member() -> None:
-        (group,) = watch.of("groups")[0]["groups"]
-        kill_worker(four_workers, group["members"][0])()
-
-    watch = Watch("checkpoint", kill_a_member)
-    with pytest.raises(Lost, match=r"last good checkpoint: .*step-"):
-        run(four_workers, job, watch)
-
-
+@pytest.mark.slow
 def test_new_server_goes_on_with_groups_when_its_host_is_killed(
     four_workers: Client, synthetic: str, runs: str
 ) -> None:
@@ -280,6 +245,7 @@ def test_new_server_goes_on_with_groups_when_its_host_is_killed(
     assert result.summary["epochs"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu"])
 def test_interrupted_groups_are_saved_and_resume(
     four_workers: Client, synthetic: str, runs: str, strategy: str
@@ -295,18 +261,7 @@ def test_interrupted_groups_are_saved_and_resume(
     assert presented(again) < 3 * SAMPLES
 
 
-def test_resumed_group_ends_as_the_undisturbed_one(four_workers: Client, synthetic: str, runs: str) -> None:
-    """Momentum goes from the shards into the checkpoint and back."""
-    job = short_job(synthetic, runs, model=WHOLE, train={"epochs": 2, "increments": 1})
-    undisturbed = run(four_workers, grouped(job, 2))
-    job["run"]["name"] = "it"
-    watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted):
-        run(four_workers, grouped(job, 2), watch, handle_signals=True)
-    result = run(four_workers, grouped(job, 2), resume=Path(runs) / "it")
-    np.testing.assert_allclose(result.model.weights, undisturbed.model.weights, rtol=1e-9, atol=1e-12)
-
-
+@pytest.mark.slow
 def test_divergence_of_a_group_ends_the_run(four_workers: Client, synthetic: str, runs: str) -> None:
     job = short_job(synthetic, runs, train={"lr": 1e6, "schedule": "constant"}, run={"name": "it"})
     with pytest.raises(Diverged, match=r"lower train\.lr"):

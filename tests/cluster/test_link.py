@@ -220,7 +220,7 @@ class RangeHere(RangeAt):
     def actor(self) -> Any:
         assert self.server is not None
         held = self.server.ranges[self.number]
-        names = {"stage": held.stage, "read": held.answer}
+        names: dict[str, Callable[..., Any]] = {"stage": held.stage, "read": held.answer}
         return type("Handle", (), {n: staticmethod(self.server.of_range(self.number, n, c)) for n, c in names.items()})
 
 

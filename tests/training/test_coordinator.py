@@ -110,6 +110,21 @@ def test_two_workers_begin() -> None:
     ]
 
 
+def test_who_has_measured_itself_first_does_not_matter() -> None:
+    """Samples go to workers in the order in which these came, so that the same job trains the same every time."""
+    shells = [Shell(settings_of(("sgwu", {}), "udpa")) for _ in range(2)]
+    for shell in shells:
+        for worker in ("cpu-0", "cpu-1", "cpu-2"):
+            shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
+    first, second = shells
+    for _ in range(3):
+        first.answer(0)
+    for index in (2, 0, 0):
+        second.answer(index)
+    assert first.answer_to(orders.StartServer) == second.answer_to(orders.StartServer)
+    assert [*second.coordinator.roster.alive] == ["cpu-0", "cpu-1", "cpu-2"]
+
+
 def test_a_calibration_fails() -> None:
     """The run begins with the other."""
     shell = Shell(settings_of(("sgwu", {}), "udpa"))

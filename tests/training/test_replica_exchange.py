@@ -89,7 +89,7 @@ class Facts(RuleBasedStateMachine):
     of: UpdateRule
 
     # of the latest order, exchange and round
-    stop: Train
+    stop: TrainSteps
     sent: Local
     payload: Vector
     center: Vector

@@ -2,12 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.sharded import ShareSearch, Stage, WorkerLinks
+from daskcnn.job.network import network_of, training_samples
+from daskcnn.job.tables import Job
+from daskcnn.nn.layer import Shape
+from daskcnn.sharded import ShareSearch, Stage, WorkerLinks, eq2_elements, stage_shapes, stages_of
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.coordinator.settings import LayerSettings
+
+
+class Timed(Protocol):
+    """What a worker has measured of itself: fields as in `Calibration`."""
+
+    @property
+    def conv_seconds(self) -> Mapping[str, float]: ...
+
+    @property
+    def conv_fixed(self) -> Mapping[str, float]: ...
+
+    @property
+    def rest_seconds(self) -> float | None: ...
+
+
+def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
+    """What the coordinator of a layer-sharded run has to know; shares go by the facts that it is told."""
+    stages = stages_of(network_of(job, dataset))
+
+    def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
+        rows = {name: own.row for name, own in workers.items()}
+        return share_search(job, dataset, stages, home, rows, links)
+
+    eq2 = _numbers_by_eq2(stages, dataset.shape, job.train.batch_size)
+    return LayerSettings.of(job, training_samples(job, dataset), balancing, eq2)
+
+
+def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:
+    """What the papers' scheme would exchange in a step."""
+    shaped = zip(stages, stage_shapes(stages, shape), strict=True)
+    convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
+    return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
 
 
 def fastest(context: RunContext) -> str:
@@ -17,16 +56,27 @@ def fastest(context: RunContext) -> str:
 
 def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
     """For the workers that are alive, by what is known of them now."""
-    job, measured = context.job, {name: context.calibrations[name] for name in context.workers.alive}
+    measured = {name: context.calibrations[name] for name in context.workers.alive}
+    return share_search(context.job, context.dataset, stages, home, measured, context.links or WorkerLinks())
+
+
+def share_search(
+    job: Job,
+    dataset: Dataset,
+    stages: Sequence[Stage],
+    home: str,
+    measured: Mapping[str, Timed],
+    links: WorkerLinks,
+) -> ShareSearch:
+    """For workers that have measured themselves."""
     whole = np.dtype(job.model.dtype).itemsize
-    links = context.links or WorkerLinks()
     balance = ShareSearch(
         stages,
-        context.dataset.shape,
+        dataset.shape,
         home,
         {name: own.conv_seconds for name, own in measured.items()},
         links.by_worker,
-        samples=min(job.train.batch_size, context.samples),
+        samples=min(job.train.batch_size, training_samples(job, dataset)),
         itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
         rest=measured[home].rest_seconds or 0.0,
         fixed={name: own.conv_fixed for name, own in measured.items()},

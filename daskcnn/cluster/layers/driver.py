@@ -18,7 +18,7 @@ from distributed import Future
 
 from daskcnn.arrays import Array
 from daskcnn.cluster.calibration import calibrated, submit_calibration
-from daskcnn.cluster.layers.balance import balance_of
+from daskcnn.cluster.layers.balance import settings_of
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.messages import OutOfStep
 from daskcnn.cluster.link_speeds import measure_links
@@ -33,14 +33,14 @@ from daskcnn.events import Spent
 from daskcnn.job.network import initial_weights, network_of, rate_of
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
-from daskcnn.sharded import ShareSearch, WorkerLinks, eq2_elements, stage_shapes, stages_of
+from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer import LayerCoordinator
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.roster import Measured
-from daskcnn.training.coordinator.settings import STEPS_AHEAD, LayerSettings
+from daskcnn.training.coordinator.settings import STEPS_AHEAD
 
 
 @dataclass
@@ -71,7 +71,8 @@ class LayerSharded:
         self.stages = stages_of(network_of(self.job, context.dataset))
         still = np.zeros(self.layout.parameter_size, self.layout.dtype)
         self.state = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
-        self.settings = LayerSettings.of(self.job, context.samples, self.balance, self._numbers_by_eq2())
+        settings = settings_of(self.job, context.dataset)
+        self.settings, self._balancing = replace(settings, balancing=self.balance), settings.balancing
         snapshot = LayerSnapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
         self.coordinator = LayerCoordinator(self.settings, snapshot)
         self._rate = rate_of(self.job.train.schedule)
@@ -103,22 +104,13 @@ class LayerSharded:
             orders.End: self._finish,
         }
 
-    def _numbers_by_eq2(self) -> int:
-        """Numbers that the papers' scheme would exchange in a step."""
-        shapes, batch = stage_shapes(self.stages, self.context.dataset.shape), self.job.train.batch_size
-        shaped = zip(self.stages, shapes, strict=True)
-        convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
-        return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
-
     def balance(self, home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
         """The search for the best shares. The context's calibrations are brought up to date by these measurements."""
         known = self.context.calibrations
         for name, own in workers.items():
             conv, fixed = dict(own.row.conv_seconds), dict(own.row.conv_fixed)
             known[name] = replace(known[name], seconds_per_sample=own.seconds, conv_seconds=conv, conv_fixed=fixed)
-        part = self.context.only(workers)
-        part.links = links
-        return balance_of(part, self.stages, home)
+        return self._balancing(home, workers, links)
 
     def train(self) -> TrainingState:
         """Train to the end and return the last state.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from daskcnn.events import CalibratedWorker
 
@@ -23,12 +24,15 @@ class Roster:
     Attributes
     ----------
     calibrating : since when each worker measures itself.
-    alive : calibrated workers that the run has, in the order in which they came.
+    alive : calibrated workers that the run has, in the order in which they came: who has which samples must not depend
+        on who has measured itself first.
     """
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._wanted = wanted
         self._kinds: dict[str, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._serial = count()
         self.calibrating: dict[str, float] = {}
         self.alive: dict[str, Measured] = {}
 
@@ -41,17 +45,22 @@ class Roster:
     def calibrate(self, worker: str, kind: str, now: float) -> None:
         """The worker begins to measure itself."""
         self._kinds[worker], self.calibrating[worker] = kind, now
+        self._numbers[worker] = next(self._serial)
 
     def calibrated(self, worker: str, measured: Measured) -> None:
         """The worker has measured itself."""
         del self.calibrating[worker]
+        last = next(reversed(self.alive), worker)
         self.alive[worker] = measured
+        if self._numbers[last] > self._numbers[worker]:
+            self.alive = {name: self.alive[name] for name in sorted(self.alive, key=self._numbers.__getitem__)}
 
     def drop(self, worker: str) -> None:
         """The worker is no longer part of the run."""
         self.calibrating.pop(worker, None)
         self.alive.pop(worker, None)
         self._kinds.pop(worker, None)
+        self._numbers.pop(worker, None)
 
     def overdue(self, now: float, seconds: float) -> list[str]:
         """Workers that have been measuring themselves for longer than this."""
@@ -71,4 +80,5 @@ class Roster:
     def validate(self) -> None:
         """Assert what holds between two facts."""
         assert not self.calibrating.keys() & self.alive.keys()
-        assert self._kinds.keys() == self.calibrating.keys() | self.alive.keys()
+        assert self._kinds.keys() == self.calibrating.keys() | self.alive.keys() == self._numbers.keys()
+        assert [*self.alive] == sorted(self.alive, key=self._numbers.__getitem__)

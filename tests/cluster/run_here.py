@@ -1,0 +1,345 @@
+"""A run in this process: the driver, the workers' tasks and the server are a cluster's; Dask alone is left out.
+
+Each worker has a thread that makes its tasks one after the other, as a worker of one thread does. A result that comes
+from another worker has been through Dask's serialisation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from dask.task_spec import Alias
+from distributed.protocol import deserialize, serialize
+
+from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.dispatch import Bundle, Dispatch
+from daskcnn.cluster.groups.tasks import GroupMeeting
+from daskcnn.cluster.layers.task_context import TaskContext
+from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.peers.tasks import Peers
+from daskcnn.cluster.protocol import Calibration, RoundOrder
+from daskcnn.cluster.results import Results
+from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run_workers import RunWorkers
+from daskcnn.cluster.scoring import Scoring
+from daskcnn.cluster.server import actor as server_actor
+from daskcnn.cluster.session import stopping
+from daskcnn.cluster.session.session import Session, forget_run, keep_session
+from daskcnn.cluster.session.tasks import calibrate
+from daskcnn.events import Event
+from daskcnn.job.network import network_of
+from daskcnn.job.tables import Job
+from daskcnn.ps import Leave, Push, Request
+from daskcnn.runs.state import TrainingState
+from daskcnn.sharded import stages_of
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.replica import Replica
+
+NAME = "run-here"
+E = TypeVar("E", bound=Event)
+
+
+class TaskHere:
+    """A task's result to come, with what of a Dask future the driver uses.
+
+    Attributes
+    ----------
+    status : as Dask calls it.
+    state : what its worker is asked for by a task that wants to know whether it was stopped.
+    """
+
+    def __init__(self, key: Any, worker: str, future: Future[Any] | None = None) -> None:
+        self.key, self.worker, self.future = key, worker, future or Future()
+        self.status, self.state = "pending", "executing"
+
+    def done(self) -> bool:
+        return self.future.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self.future.result(timeout)
+
+    def add_done_callback(self, told: Callable[[Any], None]) -> None:
+        self.future.add_done_callback(lambda _: told(self))
+
+    def cancel(self) -> None:
+        self.state = "cancelled"
+        self.future.cancel()
+
+    def release(self) -> None:
+        """Results are kept until the run is over."""
+
+
+class ThreadsHere:
+    """Threads that make the tasks of workers, each worker's in the order in which they were submitted.
+
+    Attributes
+    ----------
+    tasks : all so far, by key.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._threads = {name: ThreadPoolExecutor(1, f"worker-{name}") for name in names}
+        self._present = threading.local()
+        self.tasks: dict[Any, TaskHere] = {}
+
+    def submit(self, key: Any, worker: str, function: Callable[..., Any], args: Sequence[Any]) -> TaskHere:
+        """Make the task once the results that it is given are there: all of them were submitted before."""
+
+        def made() -> Any:
+            self._present.key = key
+            return function(*[self._given(worker, arg) for arg in args])
+
+        self.tasks[key] = task = TaskHere(key, worker)
+        task.future = self._threads[worker].submit(made)
+        return task
+
+    def keep(self, key: Any, worker: str, value: Any) -> TaskHere:
+        """A result that was sent."""
+        self.tasks[key] = task = TaskHere(key, worker)
+        task.future.set_result(value)
+        return task
+
+    def _given(self, worker: str, arg: Any) -> Any:
+        if isinstance(arg, list):
+            return [self._given(worker, each) for each in arg]
+        task = self.tasks[arg.key] if isinstance(arg, Alias | TaskHere) else None
+        if task is None:
+            return _at(worker, arg)
+        found = task.result()
+        return found if task.worker == worker else deserialize(*serialize(found))
+
+    def worker(self) -> Any:
+        """This thread's worker, as a task asks Dask for it."""
+        return SimpleNamespace(get_current_task=lambda: self._present.key, state=self)
+
+    def close(self) -> None:
+        for task in list(self.tasks.values()):
+            task.cancel()
+        for thread in self._threads.values():
+            thread.shutdown()
+
+
+def _at(worker: str, arg: Any) -> Any:
+    """The argument as this worker gets it: the run has a name at each of them, for all sessions are in this process."""
+    match arg:
+        case str() if arg == NAME:
+            return f"{NAME}@{worker}"
+        case TaskContext() | Peers() | RoundOrder():
+            return replace(arg, run=f"{NAME}@{worker}")
+        case GroupMeeting():
+            return replace(arg, order=_at(worker, arg.order))
+        case _:
+            return arg
+
+
+class ActorHere:
+    """The server's actor on an event loop of its own. A call gives the answer to come.
+
+    Attributes
+    ----------
+    requests : what workers asked, in order, with payloads.
+    """
+
+    def __init__(self, actor: Any) -> None:
+        self._actor, self.requests = actor, list[Request]()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server-here", daemon=True)
+        self._thread.start()
+
+    def handle(self, request: Request) -> Future[Any]:
+        if isinstance(request, Push):  # the replica may use its memory again
+            request = replace(request, payload=request.payload.copy())
+        return self._called("handle", request, noted=request)
+
+    def leave(self, worker: str, session: int) -> Future[Any]:
+        return self._called("leave", worker, session, noted=Leave(worker, session))
+
+    def snapshot(self) -> Future[Any]:
+        return self._called("snapshot")
+
+    def waiting(self) -> Future[Any]:
+        return self._called("waiting")
+
+    def _called(self, method: str, *args: Any, noted: Request | None = None) -> Future[Any]:
+        async def called() -> Any:
+            self.requests += [noted] if noted else []  # the actor handles them in the order of these calls
+            return await getattr(self._actor, method)(*args)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(_unanswered_calls_end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _unanswered_calls_end() -> None:
+    """Who still waits behind a barrier is not answered any more."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for call in left:
+        call.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+@dataclass
+class ClientHere:
+    """What of a Dask client starts actors."""
+
+    threads: ThreadsHere
+    actors: dict[Any, ActorHere] = field(default_factory=dict)
+
+    def submit(self, kind: Callable[..., Any], *args: Any, key: Any, workers: list[str], **options: Any) -> TaskHere:
+        placing = ("actor", "resources", "allow_other_workers", "pure")
+        own = {name: value for name, value in options.items() if name not in placing}
+        given = [arg.result() if isinstance(arg, TaskHere) else arg for arg in args]
+        actor = self.actors[key] = ActorHere(kind(*given, **own))
+        return self.threads.keep(key, workers[0], actor)
+
+
+class BundleHere(Bundle):
+    """Tasks that are submitted as they are put in."""
+
+    def __init__(self, dispatch: DispatchHere) -> None:
+        super().__init__(dispatch)
+        self._here = dispatch
+
+    def add(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Alias:
+        return Alias(self._here.submit(label, function, *args, worker=worker).key)
+
+    def submit(self, wanted: Iterable[Alias]) -> dict[Any, Any]:
+        return {ref.key: self._here.threads.tasks[ref.key] for ref in wanted}
+
+
+class ConnectionHere(Connection):
+    """Nobody comes or goes. members : those of the run."""
+
+    def __init__(self, client: Any, interrupted: Callable[[], int | None], members: Members) -> None:
+        super().__init__(client, interrupted)
+        self._addresses = [member.address for member in (*members.workers, members.server)]
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {address: {} for address in self._addresses}
+
+
+class DispatchHere(Dispatch):
+    """Tasks are made by threads of this process.
+
+    Attributes
+    ----------
+    sessions : those of all workers.
+    """
+
+    def __init__(self, workers: RunWorkers, limit: float, threads: ThreadsHere, dataset: Dataset) -> None:
+        super().__init__(NAME, workers, limit)
+        self.threads, self._dataset = threads, dataset
+        self.sessions: list[Session] = []
+
+    def only(self, workers: RunWorkers) -> Dispatch:
+        part = copy(self)
+        part.workers = workers
+        return part
+
+    def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Any:
+        function = self._calibrated if function is calibrate else function
+        return self.threads.submit(self.key(label), worker, function, args)
+
+    def bundle(self) -> Bundle:
+        return BundleHere(self)
+
+    def send_to(self, data: Any, addresses: list[str]) -> Any:
+        return self.threads.keep(self.key("sent"), addresses[0], deserialize(*serialize(data)))
+
+    def _calibrated(self, run: str, job: Job, *_: Any) -> Calibration:
+        """All are equally fast, and each look at a clock takes a millisecond: the machine's own speed does not show."""
+        ticks = count()
+        replica = Replica(job, self._dataset, Device(), clock=lambda: next(ticks) / 1000)
+        self.sessions.append(keep_session(run, Session(replica)))
+        convs = {stage.name: 1e-3 for stage in stages_of(network_of(job, self._dataset)) if stage.name}
+        return Calibration(2e-3, convs, {}, 1, "here", 0, None)
+
+
+class ResultsHere(Results):
+    """Waits for threads."""
+
+    def turn(self, futures: Iterable[Any]) -> set[Any]:
+        wait([future.future for future in futures], timeout=0.5, return_when="FIRST_COMPLETED")
+        return {future for future in futures if not future.done()}
+
+
+def _member(name: str, kind: Any) -> Member:
+    return Member(name, name, "here", kind, 1, 0)
+
+
+class RunHere:
+    """One run of a resolved job.
+
+    Parameters
+    ----------
+    interrupted_after : states that are saved before a signal comes; None: there is no signal.
+
+    Attributes
+    ----------
+    heard : facts, and the orders that they led to.
+    saved : states in the order in which they were saved.
+    """
+
+    def __init__(self, job: Job, dataset: Dataset, workers: int, *, interrupted_after: int | None = None) -> None:
+        self.job, self.dataset, self._limit = job, dataset, interrupted_after
+        self.names = [f"cpu-{i}" for i in range(workers)]
+        self.events: list[Event] = []
+        self.heard: list[tuple[Fact, list[Order]]] = []
+        self.saved: list[TrainingState] = []
+        self._actors: dict[Any, ActorHere] = {}
+
+    def train(self, resumed: TrainingState | None = None) -> np.ndarray:
+        """To the end; returns the weights. Raises as a cluster's run does."""
+        threads, limit = ThreadsHere([*self.names, "ps"]), self.job.cluster.stall_timeout
+        members = Members(tuple(_member(name, "cpu") for name in self.names), _member("ps", "ps"), True)
+        connection = ConnectionHere(ClientHere(threads, self._actors), self._signal, members)
+        workers = RunWorkers(connection, members, self.events.append)
+        dispatch, results = DispatchHere(workers, limit, threads, self.dataset), ResultsHere(workers, limit)
+        calibrations = dict[str, Calibration]()
+        scoring = Scoring(NAME, dispatch, results, limit, calibrations)
+        ways = connection, workers, dispatch, results, calibrations, scoring
+        context = RunContext(NAME, self.job, self.dataset, self.events.append, self.saved.append, *ways)
+        with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
+            patch.setattr(stopping, "get_worker", threads.worker)
+            patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
+            try:
+                state = DataParallel(context, resumed, lambda *told: self.heard.append(told)).train()
+            finally:
+                threads.close()
+                for session in dispatch.sessions:
+                    session.sender.shutdown()
+                for actor in self._actors.values():
+                    actor.close()
+                for name in self.names:
+                    forget_run(f"{NAME}@{name}")
+        return np.asarray(state.weights)
+
+    def _signal(self) -> int | None:
+        return 15 if self._limit is not None and len(self.saved) >= self._limit else None
+
+    @property
+    def requests(self) -> list[Request]:
+        """What workers asked of the server, in order, with payloads; and who left it."""
+        return [request for actor in self._actors.values() for request in actor.requests]
+
+    def of(self, kind: type[E]) -> list[E]:
+        """The events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]

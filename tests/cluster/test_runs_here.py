@@ -1,0 +1,337 @@
+"""Whole runs in this process, without Dask: what exchanges, groups and resuming do to the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskcnn.arrays import Device
+from daskcnn.errors import Diverged, Interrupted
+from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
+from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
+from daskcnn.ps.half import cast
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator.replicas import Coordinator
+from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.replica import Replica
+from tests.cluster.references import trained_in_rounds
+from tests.cluster.run_here import RunHere
+from tests.replays import assert_played, assert_replayed
+from tests.toy_data import toy_dataset
+
+LAYERS = [
+    {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 4},
+    {"layer": "conv", "kernels": 4, "size": 3, "pad": 1},
+    {"layer": "relu"},
+    {"layer": "averagepool", "size": 2},
+    {"layer": "dense", "units": 10},
+]
+NORMALISED: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 12, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 4},
+    {"layer": "dropout", "rate": 0.2},
+    {"layer": "dense", "units": 16},
+    {"layer": "batchnorm"},
+    {"layer": "relu"},
+    {"layer": "dense", "units": 10},
+]
+"""Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
+WHOLE = {"dtype": "float64"}
+SAMPLES, EPOCHS = 100, 2
+SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
+    "bsp": {"every": 2},
+    "easgd": {"tau": 2},
+    "downpour": {"n_push": 2, "n_fetch": 3},
+    "admm": {"every": 2, "rho": 0.1},
+    "parallel-sgd": {"rounds": 2},
+}
+"""With these, replicas exchange within rounds."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return toy_dataset(tmp_path_factory.mktemp("toy"), train=SAMPLES + 30, size=8)
+
+
+def job_of(strategy: str = "bsp", **sections: dict[str, Any]) -> Job:
+    """A run whose allocation does not depend on what is measured."""
+    train = {"strategy": strategy, "partition": "udpa", "epochs": EPOCHS, "batch_size": 10, "lr": 0.01}
+    tables: dict[str, Any] = {"data": {"validation": 30}, "model": {"layers": LAYERS}, "train": train}
+    for name, keys in sections.items():
+        tables[name] = tables.get(name, {}) | keys
+    return resolve(tables)
+
+
+def grouped(job: Job, **train: Any) -> Job:
+    """The same in groups of 2, whose members have equally many kernels."""
+    groups = {"replica_size": 2, "kernel_shares": "speeds", **train}
+    return job.model_copy(update={"train": job.train.model_copy(update=groups)})
+
+
+def trained(job: Job, dataset: Dataset, workers: int) -> tuple[np.ndarray, RunHere]:
+    """The run's weights, and the run."""
+    run = RunHere(job, dataset, workers)
+    return run.train(), run
+
+
+def moved(run: RunHere) -> tuple[int, int]:
+    """Bytes up and down."""
+    rounds = run.of(RoundEnded)
+    return sum(event.bytes_up or 0 for event in rounds), sum(event.bytes_down or 0 for event in rounds)
+
+
+def pushes(run: RunHere) -> int:
+    return sum(event.pushes or 0 for event in run.of(RoundEnded))
+
+
+def presented(run: RunHere) -> int:
+    return sum(event.samples or 0 for event in run.of(RoundEnded))
+
+
+# --- every rule ---
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "bsp"])
+def test_one_worker_is_trained_in_rounds(dataset: Dataset, strategy: str) -> None:
+    job = job_of(strategy)
+    weights, _ = trained(job, dataset, 1)
+    np.testing.assert_array_equal(weights, trained_in_rounds(job, dataset))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "partition"), [*((name, "idpa") for name in RULES), ("sgwu", "udpa"), ("agwu", "udpa")]
+)
+def test_every_sample_is_presented_and_all_travels_in_half_precision(
+    dataset: Dataset, strategy: str, partition: str
+) -> None:
+    """Each push and each reply with weights is 2 bytes a number; the center stays in float32."""
+    rule = SEVERAL_MEETINGS.get(strategy, {})
+    job = job_of(strategy, rule=rule, train={"partition": partition}, cluster={"wire": "float16"})
+    weights, run = trained(job, dataset, 3)
+    assert presented(run) == EPOCHS * SAMPLES
+    assert sum(run.of(SamplesAllocated)[-1].sizes.values()) == SAMPLES
+    assert weights.dtype == np.float32
+    answers = {"center": pushes(run), "difference": pushes(run) + len(run.of(EpochEnded)), "nothing": pulls(run)}
+    assert moved(run) == (2 * weights.size * pushes(run), 2 * weights.size * answers[RULES[strategy].answers])
+
+
+def pulls(run: RunHere) -> int:
+    """Answers that bring the center, but for those to who joins."""
+    return sum(isinstance(request, Pull) for request in run.requests)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+@pytest.mark.parametrize("strategy", RULES)
+def test_recorded_requests_through_the_bare_server_give_the_same_weights(
+    dataset: Dataset, strategy: str, wire: str
+) -> None:
+    job = job_of(strategy, rule=SEVERAL_MEETINGS.get(strategy, {}), cluster={"wire": wire})
+    weights, run = trained(job, dataset, 3)
+    assert job.rule is not None
+    begin = Replica(job, dataset, Device(), clock=lambda: 0.0).host_weights()
+    server = ParameterServer(job.rule, begin, epoch=1)
+    for request in run.requests:
+        if isinstance(request, Push):
+            request = replace(request, payload=cast(request.payload, np.dtype("float32")))
+        server.handle(request)
+    server.validate()
+    np.testing.assert_array_equal(server.snapshot().center, weights)
+    assert server.snapshot().merged == pushes(run)
+    assert sum(isinstance(request, Join) for request in run.requests) == 3
+
+
+@pytest.mark.parametrize("strategy", [*RULES, "asa"])
+def test_recorded_facts_give_the_same_orders_and_events(dataset: Dataset, strategy: str) -> None:
+    """Through the bare coordinator, and as the agenda of a simulation."""
+    rule = {"exchange": "asa"} if strategy == "asa" else SEVERAL_MEETINGS.get(strategy, {})
+    job = job_of("bsp" if strategy == "asa" else strategy, rule=rule, run={"checkpoint_every": 0.4})
+    _, run = trained(job, dataset, 3)
+    assert_replayed(Coordinator(Settings.of(job, SAMPLES)), run.heard)
+    assert_played(job, SAMPLES, run.heard, run.events)
+
+
+# --- from peer to peer ---
+
+
+@pytest.mark.parametrize("rule", [{}, {"combine": "sum", "every": 3}], ids=["average", "sum"])
+def test_asa_makes_the_very_weights_that_the_server_would(dataset: Dataset, rule: dict[str, Any]) -> None:
+    """To the last bit; each worker moves 2 (k-1)/k of the vector at each meeting."""
+    through, _ = trained(job_of(rule=rule), dataset, 3)
+    weights, run = trained(job_of(rule=rule | {"exchange": "asa"}), dataset, 3)
+    np.testing.assert_array_equal(weights, through)
+    rounds = run.of(RoundEnded)
+    meetings = pushes(run) // 3
+    assert len({(event.round, event.pushes) for event in rounds}) == len({event.round for event in rounds})
+    assert moved(run) == (2 * 2 * weights.size * 4 * meetings,) * 2
+    one = rounds[0]
+    assert one.bytes_up == pytest.approx(2 * (2 / 3) * weights.size * 4 * (one.pushes or 0), rel=1e-2)
+    assert {(event.version or 0) - (event.base_version or 0) for event in rounds} == {1}
+
+
+def test_asa16_halves_the_bytes_and_follows_asa(dataset: Dataset) -> None:
+    (whole, run), (half, run16) = (trained(job_of(rule={"exchange": name}), dataset, 2) for name in ("asa", "asa16"))
+    assert [2 * n for n in moved(run16)] == [*moved(run)]
+    assert half.dtype == np.float32
+    assert not np.array_equal(half, whole)
+    # increments lose a part in 2,000; the training between meetings carries that on
+    assert np.abs(half - whole).max() < 0.02
+
+
+def test_one_worker_exchanges_nothing(dataset: Dataset) -> None:
+    weights, run = trained(job_of(rule={"exchange": "asa"}), dataset, 1)
+    assert moved(run) == (0, 0)
+    np.testing.assert_array_equal(weights, trained_in_rounds(job_of(), dataset))
+
+
+def test_chain_of_meetings_is_cut_without_a_trace(dataset: Dataset) -> None:
+    whole, _ = trained(job_of(rule={"exchange": "asa"}), dataset, 2)
+    cut, _ = trained(job_of(rule={"exchange": "asa"}, cluster={"chain": 3}), dataset, 2)
+    np.testing.assert_array_equal(cut, whole)
+
+
+# --- groups ---
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"model": {"layers": NORMALISED}},
+        {"train": {"sub_batches": 3}},
+        {"train": {"first_conv": "samples"}},
+    ],
+    ids=["plain", "normalised", "sub-batches", "samples"],
+)
+def test_one_group_is_trained_in_rounds(dataset: Dataset, more: dict[str, Any]) -> None:
+    """Its chain of tasks is cut within a round as well."""
+    job = job_of("sgwu", model=more.get("model", {}) | WHOLE, cluster={"chain": 3})
+    weights, run = trained(grouped(job, **more.get("train", {})), dataset, 2)
+    (shards,) = run.of(KernelsSharded)
+    assert len(shards.kernels) == 2
+    assert all(min(own.values()) > 0 for own in shards.kernels.values())
+    assert shards.divided["cpu-0"]["conv1"] == more.get("train", {}).get("first_conv", "kernels")
+    np.testing.assert_allclose(weights, trained_in_rounds(job, dataset, rounded=True), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [
+        ("sgwu", {}),
+        ("sgwu", {"accuracy_on": "train"}),
+        ("bsp", {}),
+        ("bsp", {"every": 3, "combine": "sum"}),
+        ("admm", {"rho": 0.0, "every": 2, "from_center": True}),
+        ("parallel-sgd", {"rounds": 2}),
+    ],
+)
+def test_two_groups_end_where_two_workers_do(dataset: Dataset, strategy: str, rule: dict[str, Any]) -> None:
+    job = job_of(strategy, rule=rule, model=WHOLE, train={"lr": 0.005})
+    expected, alone = trained(job, dataset, 2)
+    weights, together = trained(grouped(job), dataset, 4)
+    np.testing.assert_allclose(weights, expected, rtol=1e-9, atol=1e-12)
+    for name in ("lr", "samples", "pushes", "version", "bytes_up", "bytes_down"):
+        assert sorted(getattr(e, name) for e in together.of(RoundEnded)) == sorted(
+            getattr(e, name) for e in alone.of(RoundEnded)
+        )
+    assert validations(together) == [pytest.approx(each, rel=1e-6) for each in validations(alone)]
+
+
+def validations(run: RunHere) -> list[dict[str, Any]]:
+    """How the center was judged, epoch by epoch."""
+    return [event.validation.model_dump() for event in run.of(EpochEnded) if event.validation]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rule"),
+    [("agwu", {"max_staleness": 1}), ("easgd", {"tau": 3}), ("downpour", {"n_push": 2, "n_fetch": 3})],
+)
+def test_groups_present_every_sample(dataset: Dataset, strategy: str, rule: dict[str, Any]) -> None:
+    _, run = trained(grouped(job_of(strategy, rule=rule)), dataset, 4)
+    rounds = run.of(RoundEnded)
+    assert presented(run) == EPOCHS * SAMPLES
+    assert {event.worker for event in rounds} == {"group-0", "group-1"}
+    members = {member.name: member for event in rounds for member in event.members}
+    assert members.keys() == {"cpu-0", "cpu-1", "cpu-2", "cpu-3"}
+    assert all(member.busy > 0 and member.bytes_up > 0 for member in members.values())
+
+
+def test_who_is_in_no_group_is_named(dataset: Dataset) -> None:
+    _, run = trained(grouped(job_of("sgwu")), dataset, 3)
+    (formed,) = run.of(GroupsFormed)
+    (left_out,) = formed.left_out
+    assert sorted([*formed.groups[0].members, left_out]) == ["cpu-0", "cpu-1", "cpu-2"]
+    assert any(event.text.startswith(f"{left_out}: left out, the slowest") for event in run.of(Warned))
+    assert presented(run) == EPOCHS * SAMPLES
+
+
+# --- ends ---
+
+COURSES = {
+    "worker": (job_of("sgwu", model=WHOLE), 1),
+    "workers": (job_of("sgwu", model=WHOLE), 2),
+    "peers": (job_of(rule={"exchange": "asa"}), 2),
+    "group": (grouped(job_of("sgwu", model=WHOLE)), 2),
+    "groups": (grouped(job_of("bsp", model=WHOLE)), 4),
+}
+every_course = pytest.mark.parametrize(("job", "workers"), [*COURSES.values()], ids=[*COURSES])
+
+
+@every_course
+def test_resumed_run_ends_as_the_undisturbed_one(dataset: Dataset, job: Job, workers: int) -> None:
+    """Weights, momentum, order and schedule come back; momentum goes from a group's shards into the state and back."""
+    undisturbed, _ = trained(job, dataset, workers)
+    first = RunHere(job, dataset, workers, interrupted_after=1)
+    with pytest.raises(Interrupted):
+        first.train()
+    again = RunHere(job, dataset, workers)
+    assert 0 < first.saved[0].epoch < EPOCHS
+    np.testing.assert_allclose(again.train(first.saved[0]), undisturbed, rtol=1e-12, atol=1e-14)
+    assert presented(again) == (EPOCHS - 1) * SAMPLES
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd", "asa"])
+def test_interrupted_run_goes_on_from_the_state_that_it_saves(dataset: Dataset, strategy: str) -> None:
+    job = job_of(rule={"exchange": "asa"}) if strategy == "asa" else job_of(strategy)
+    first = RunHere(job, dataset, 2, interrupted_after=1)
+    with pytest.raises(Interrupted):
+        first.train()
+    again = RunHere(job, dataset, 2)
+    again.train(first.saved[-1])
+    assert again.saved[-1].epoch == EPOCHS
+    assert presented(again) < EPOCHS * SAMPLES
+
+
+def test_what_a_rule_keeps_on_the_server_comes_back(dataset: Dataset) -> None:
+    """Adagrad's sums of squares grow on from the state's."""
+    job = job_of("downpour", rule={"server": "adagrad"})
+    first = RunHere(job, dataset, 2, interrupted_after=1)
+    with pytest.raises(Interrupted):
+        first.train()
+    before = np.array(first.saved[-1].rule_state["squares"])
+    again = RunHere(job, dataset, 2)
+    again.train(first.saved[-1])
+    after = np.array(again.saved[-1].rule_state["squares"])
+    assert before.any()
+    assert (after >= before).all()
+    assert (after > before).any()
+
+
+@pytest.mark.parametrize("course", ["sgwu", "asa", "asa16", "groups"])
+def test_divergence_ends_the_run_and_only_finite_states_are_saved(dataset: Dataset, course: str) -> None:
+    rule = {"exchange": course} if course.startswith("asa") else {}
+    job = job_of("bsp" if rule else "sgwu", rule=rule, train={"lr": 1e6, "schedule": "constant"})
+    run = RunHere(grouped(job) if course == "groups" else job, dataset, 4 if course == "groups" else 2)
+    with pytest.raises(Diverged, match=r"lower train\.lr"):
+        run.train()
+    for state in run.saved:
+        assert np.isfinite(state.weights).all()
+        assert all(np.isfinite(velocity).all() for velocity in state.velocities.values())
