@@ -184,6 +184,7 @@ def start(stack: ExitStack, *words: str, folder: Path) -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_spec_files_start_the_workers_they_describe(processes: ExitStack, tmp_path: Path) -> None:
     where = str(tmp_path / "scheduler.json")
     start(processes, "scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", where, folder=tmp_path)

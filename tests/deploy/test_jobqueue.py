@@ -68,6 +68,7 @@ def cluster(example: ModuleType, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_the_script_starts_a_worker_that_a_job_can_use(cluster: Any, tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(cluster.job_script(), encoding="utf-8")
