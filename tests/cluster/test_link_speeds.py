@@ -58,7 +58,8 @@ def test_what_stays_at_home_is_what_was_measured_there_and_not_what_is_left_of_a
         calibrations={"a": calibrated(rest), "b": calibrated(1.0)},
         workers=SimpleNamespace(alive=dict.fromkeys("ab")),
         links=None,
-        dataset=SimpleNamespace(shape=(8, 8, 3), train=range(100 + job.data.validation)),
+        samples=100,
+        dataset=SimpleNamespace(shape=(8, 8, 3)),
     )
     found = balance_of(context, STAGES, "a")
     assert found.rest == rest

@@ -32,14 +32,14 @@ class Timed(Protocol):
 
 def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
     """What the coordinator of a layer-sharded run has to know; shares go by the facts that it is told."""
-    stages = stages_of(network_of(job, dataset))
+    stages, samples = stages_of(network_of(job, dataset)), training_samples(job, dataset)
 
     def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
         rows = {name: own.row for name, own in workers.items()}
-        return share_search(job, dataset, stages, home, rows, links)
+        return share_search(job, dataset.shape, samples, stages, home, rows, links)
 
     eq2 = _numbers_by_eq2(stages, dataset.shape, job.train.batch_size)
-    return LayerSettings.of(job, training_samples(job, dataset), balancing, eq2)
+    return LayerSettings.of(job, samples, balancing, eq2)
 
 
 def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:
@@ -57,26 +57,28 @@ def fastest(context: RunContext) -> str:
 def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
     """For the workers that are alive, by what is known of them now."""
     measured = {name: context.calibrations[name] for name in context.workers.alive}
-    return share_search(context.job, context.dataset, stages, home, measured, context.links or WorkerLinks())
+    data = context.dataset.shape, context.samples
+    return share_search(context.job, *data, stages, home, measured, context.links or WorkerLinks())
 
 
 def share_search(
     job: Job,
-    dataset: Dataset,
+    in_shape: Shape,
+    samples: int,
     stages: Sequence[Stage],
     home: str,
     measured: Mapping[str, Timed],
     links: WorkerLinks,
 ) -> ShareSearch:
-    """For workers that have measured themselves."""
+    """For workers that have measured themselves, and so many samples that are trained on."""
     whole = np.dtype(job.model.dtype).itemsize
     balance = ShareSearch(
         stages,
-        dataset.shape,
+        in_shape,
         home,
         {name: own.conv_seconds for name, own in measured.items()},
         links.by_worker,
-        samples=min(job.train.batch_size, training_samples(job, dataset)),
+        samples=min(job.train.batch_size, samples),
         itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
         rest=measured[home].rest_seconds or 0.0,
         fixed={name: own.conv_fixed for name, own in measured.items()},
