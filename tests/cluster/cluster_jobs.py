@@ -165,12 +165,12 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
     return train_job(resolve(job), client=client, progress=watch or Watch(), **more)
 
 
-def count_seconds(tick: float = 1.0) -> None:
-    """On a worker: whatever is measured there takes so many seconds, but for its throttle."""
+def count_seconds() -> None:
+    """On a worker: whatever is measured there takes a second, but for its throttle."""
     from daskcnn.cluster.session import session as worker
 
     ticks = count()
-    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: tick * next(ticks), sleep=lambda seconds: None)
+    vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
 
 
 def set_throttle(factor: float) -> None:
@@ -179,17 +179,12 @@ def set_throttle(factor: float) -> None:
 
 
 @contextmanager
-def counted_seconds(client: Client, throttles: dict[str, float], *, calibrated_alike: bool = False) -> Iterator[None]:
-    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled.
-
-    calibrated_alike: only when it trains, not when it is calibrated, is it to be seen that a worker is throttled.
-    """
+def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[None]:
+    """Speeds that nothing else on the machine disturbs: every worker counts its seconds; these are throttled."""
     addresses = addresses_of(client)
     client.run(count_seconds)
     for name, factor in throttles.items():
         client.run(set_throttle, factor, workers=[addresses[name]])
-        if calibrated_alike:
-            client.run(count_seconds, 1 / factor, workers=[addresses[name]])
     try:
         yield
     finally:

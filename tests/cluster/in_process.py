@@ -373,7 +373,7 @@ class LocalWorker:
 
     Attributes
     ----------
-    speed : samples a second of each stage, by its own account.
+    speed : samples a second of each stage, by its own account; what is not sharded takes it no time.
     throttle : factor by which it takes longer for its shards than it took when it was calibrated.
     problem : what its calibration raises.
     """
@@ -394,7 +394,7 @@ class LocalWorker:
             raise self.problem
         named = convolutions(network_of(job, dataset), dataset.shape, 1, job.model.dtype)
         seconds = {name: 1 / self.speed for name, _ in named}
-        return Calibration(sum(seconds.values()) + 1 / self.speed, seconds, {}, 1, "", 0, 1 / self.speed)
+        return Calibration(sum(seconds.values()), seconds, {}, 1, "", 0, 0.0)
 
 
 @dataclass(frozen=True)
