@@ -179,7 +179,7 @@ def test_resumed_run_ends_as_plain_sgd_does(three_workers: Client, synthetic: st
     train, model = {"strategy": strategy, "epochs": 3}, {"dtype": "float64" if strategy == "layer" else "float32"}
     train |= {"increments": 1} if strategy == "sgwu" else {}
     more: dict[str, dict[str, Any]] = {"cluster": {"workers": {"cpu": 1}}, "run": {"name": "it"}}
-    more["data"] = {"limit": 484}  # whole minibatches: `layer` counts these for the learning rate, a replica samples
+    more["data"] = {"limit": 500}
     job = small_job(synthetic, runs, train=train, model=model, **more)
     watch = Watch("checkpoint", lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(Interrupted):
@@ -214,7 +214,7 @@ def test_lost_worker_frees_the_barrier_within_a_round(three_workers: Client, syn
     heard.then(lambda fact, _: isinstance(fact, Tick), lambda: None)
     heard.then(lambda fact, _: isinstance(fact, Tick), kill_worker(three_workers, "cpu-1"))
     addresses = [address for name, address in addresses_of(three_workers).items() if name.startswith("cpu")]
-    three_workers.run(set_throttle, 20.0, workers=addresses)
+    three_workers.run(set_throttle, 40.0, workers=addresses)
     try:
         result = run(three_workers, job, watch, heard=heard)
     finally:

@@ -68,7 +68,7 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
     job = layer_job(
         synthetic,
         runs,
-        data={"limit": 292},  # 12 whole minibatches and the validation samples
+        data={"limit": 292},
         model={"dtype": "float64"},
         train={"epochs": 1, "batch_size": 16},
         cluster={"workers": {"cpu": 3}},

@@ -108,8 +108,7 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
         "sub_batches": 1 if whole else draw(st.integers(1, 4)),
         "first_conv": "kernels" if whole else draw(st.sampled_from(["auto", "kernels", "samples"])),
         "momentum": draw(st.sampled_from([0.0, 0.9])),
-        # where the last minibatch is smaller, a replica's rate follows the samples, a sharded run's the steps
-        **draw(st.sampled_from([{"batch_size": 8}, {"batch_size": 5, "schedule": "constant"}])),
+        "batch_size": draw(st.sampled_from([8, 5])),  # of 5, the last of an epoch is smaller
     }
     cluster = {"chain": draw(st.integers(1, 5)), "wire": draw(st.sampled_from(["float32", "float16"]))}
     workers = [LocalWorker(speed) for speed in draw(st.lists(st.sampled_from([1.0, 1.5, 4.0]), min_size=1, max_size=4))]

@@ -165,11 +165,12 @@ class LayerSharded:
             self._next += 1
 
     def _step(self, number: int) -> MinibatchStep:
-        settings, train = self.settings, self.job.train
-        presentation, position = divmod(number, settings.steps_per_epoch)
-        lr = self._rate.rate(train.lr, number / settings.steps, number / settings.steps_per_epoch)
-        size = train.batch_size
-        return MinibatchStep(number, presentation, position, lr, min(size, self.context.samples - position * size))
+        samples, train = self.context.samples, self.job.train
+        presentation, position = divmod(number, self.settings.steps_per_epoch)
+        begin, size = position * train.batch_size, train.batch_size
+        presented = presentation * samples + begin  # the rate follows samples: an epoch's last minibatch may be smaller
+        lr = self._rate.rate(train.lr, presented / (samples * train.epochs), presented / samples)
+        return MinibatchStep(number, presentation, position, lr, min(size, samples - begin))
 
     def _take_results(self) -> None:
         """The oldest step's score, and all that is complete besides. Raises NotYet, and what tasks raise."""
