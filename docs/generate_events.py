@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from made_page import write_or_check
 from pydantic import BaseModel
 
 from daskcnn import events
@@ -125,17 +126,5 @@ def _type(annotation: ast.expr) -> str:
 _DEFINED = _defined()
 
 
-def main(arguments: list[str]) -> int:
-    """Write the page, or check it; returns the exit code."""
-    text = page()
-    if arguments != ["--check"]:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE}: does not say what the models say; write it anew with `make docs`", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(write_or_check(PAGE, page(), sys.argv[1:]))
