@@ -18,7 +18,7 @@ def worth_a_line(record: logging.LogRecord) -> bool:
     """Whether a user should see a line of the worker's log.
 
     A heartbeat that is under way while the job closes its own cluster fails, and Dask logs that with a traceback. The
-    scheduler of a local cluster is in the driver's process: where it is gone, nobody is left to be told.
+    scheduler of a local cluster is in the driver's process: where it is gone, the job has ended.
     """
     failed = record.exc_info[1] if record.exc_info else None
     return not (isinstance(failed, OSError) and "heartbeat" in record.getMessage())

@@ -30,7 +30,10 @@ SHELL = ("sh", "")
 RUN = "run"
 WITH_CLUSTER = [page for page in PAGES if any(RUN in b.marks and "daskcnn.run" in b.text for b in blocks(page))]
 WITHOUT = [page for page in PAGES if page not in WITH_CLUSTER and any(RUN in b.marks for b in blocks(page))]
-EXAMPLES = [pytest.param(p, marks=pytest.mark.cluster) for p in WITH_CLUSTER] + [pytest.param(p) for p in WITHOUT]
+EXAMPLES = [
+    *(pytest.param(p, marks=[pytest.mark.cluster, pytest.mark.slow]) for p in WITH_CLUSTER),
+    *(pytest.param(p) for p in WITHOUT),
+]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)

@@ -18,20 +18,26 @@ from daskcnn.training.coordinator.settings import LayerSettings
 
 
 class Timed(Protocol):
-    """What a worker has measured of itself: fields as in `Calibration`."""
+    """The measurements of a worker that its share depends on, in seconds a sample."""
 
     @property
-    def conv_seconds(self) -> Mapping[str, float]: ...
+    def conv_seconds(self) -> Mapping[str, float]:
+        """Seconds of each convolution with all of its kernels, by name."""
+        ...
 
     @property
-    def conv_fixed(self) -> Mapping[str, float]: ...
+    def conv_fixed(self) -> Mapping[str, float]:
+        """Seconds of each convolution that do not depend on the number of kernels, by name."""
+        ...
 
     @property
-    def rest_seconds(self) -> float | None: ...
+    def rest_seconds(self) -> float | None:
+        """Seconds of the layers that are not sharded and of the loss; None where they were not measured."""
+        ...
 
 
 def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
-    """What the coordinator of a layer-sharded run has to know; shares go by the facts that it is told."""
+    """The settings of a layer-sharded run's coordinator. They follow from job and data alone."""
     stages, samples = stages_of(network_of(job, dataset)), training_samples(job, dataset)
 
     def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
@@ -43,7 +49,7 @@ def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
 
 
 def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:
-    """What the papers' scheme would exchange in a step."""
+    """Numbers that the papers' scheme would exchange in a step."""
     shaped = zip(stages, stage_shapes(stages, shape), strict=True)
     convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
     return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
@@ -55,7 +61,7 @@ def fastest(context: RunContext) -> str:
 
 
 def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
-    """For the workers that are alive, by what is known of them now."""
+    """The search for the best shares of the workers that are alive, by their latest measurements."""
     measured = {name: context.calibrations[name] for name in context.workers.alive}
     data = context.dataset.shape, context.samples
     return share_search(context.job, *data, stages, home, measured, context.links or WorkerLinks())
@@ -70,7 +76,14 @@ def share_search(
     measured: Mapping[str, Timed],
     links: WorkerLinks,
 ) -> ShareSearch:
-    """For workers that have measured themselves, and so many samples that are trained on."""
+    """The search for the best shares of these workers.
+
+    Parameters
+    ----------
+    in_shape : (H, W, C) of an image.
+    samples : number of samples that are trained on.
+    home : the worker that computes what is not sharded.
+    """
     whole = np.dtype(job.model.dtype).itemsize
     balance = ShareSearch(
         stages,
