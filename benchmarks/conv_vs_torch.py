@@ -27,7 +27,7 @@ from daskcnn.conv import ALGORITHMS, ConvSpec, plan
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model
-from daskcnn.training.replica import TUNING
+from daskcnn.training.step_calibration import TUNING
 
 Calls = dict[str, Callable[[], Any]]
 """By direction."""

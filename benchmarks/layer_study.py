@@ -37,6 +37,7 @@ from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.papers_step import Sharding, ceiling
 from daskcnn.training.replica import Replica
 from daskcnn.training.stage_calibration import stage_seconds
+from daskcnn.training.step_calibration import step_seconds, tune_convolutions
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)
@@ -118,8 +119,8 @@ def stage_parts(model: str) -> dict[str, Any]:
     dataset: Any = Images()
     with single_threaded_blas():
         replica = Replica(job, dataset, Device.of("cpu", threads=1), clock=time.perf_counter)
-        replica.tune()
-        whole, convs = replica.calibrate()
+        tune_convolutions(replica)
+        whole, convs = step_seconds(replica)
         stages = stage_seconds(replica)
         parts = {"stages": dict(stages.whole), "fixed": dict(stages.fixed), "rest": stages.rest}
         return {"whole": whole, **parts, "convs": convs, "batch": STAGES_AT}

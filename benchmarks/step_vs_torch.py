@@ -44,6 +44,7 @@ from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import Layer, Params
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
+from daskcnn.training.step_calibration import tune_convolutions
 
 Step = Callable[[], float]
 """Train on the batch once; the loss before it."""
@@ -88,7 +89,7 @@ def start(c: Configuration) -> tuple[Replica, Batch]:
     """
     keep_freed_memory()
     replica = Replica(c.job, Images(), Device.of("cpu", threads=c.threads), clock=time.perf_counter)
-    replica.tune()
+    tune_convolutions(replica)
     rng = np.random.default_rng(0)
     x = rng.standard_normal((*IMAGE[:2], c.batch, IMAGE[2]), dtype=np.float32)
     return replica, Batch(x, rng.integers(0, CLASSES, c.batch), np.arange(c.batch, dtype=np.uint64))

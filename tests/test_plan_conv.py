@@ -26,6 +26,7 @@ from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
+from daskcnn.training.step_calibration import tune_convolutions
 from tests.tiny_runs import tiny_data, tiny_job
 from tests.toy_data import toy_dataset
 
@@ -168,12 +169,12 @@ def test_a_worker_measures_the_convolutions_of_its_batches_once(
     ticks = count()
     own = replica(tmp_path, device=device, clock=lambda: next(ticks) * 1e-6)
     with single_threaded_blas():
-        own.tune()
+        tune_convolutions(own)
     shapes = convolutions(own.model, own.dataset.shape, 32, "float32")
     assert [name for name, _ in shapes] == ["conv1", "conv2"]
     assert all(plan(spec, device).measured for _, spec in shapes)
     looks = next(ticks)
-    own.tune()
+    tune_convolutions(own)
     assert next(ticks) == looks + 1
 
 
@@ -181,7 +182,7 @@ def test_tuning_keeps_to_its_seconds(tmp_path: Path, all_are_close: None) -> Non
     """A clock that jumps an hour a look: nothing is believed, and training goes on by the model."""
     ticks = count()
     own = replica(tmp_path, device=Device(), clock=lambda: next(ticks) * 3600.0)
-    own.tune()
+    tune_convolutions(own)
     assert next(ticks) < 10
     assert memory_of(own.device.backend).entries == {}
 
@@ -189,7 +190,7 @@ def test_tuning_keeps_to_its_seconds(tmp_path: Path, all_are_close: None) -> Non
 def test_tuning_leaves_the_weights_alone(tmp_path: Path, all_are_close: None) -> None:
     own = replica(tmp_path, device=Device(), clock=time.perf_counter)
     before = own.host_weights()
-    own.tune()
+    tune_convolutions(own)
     assert len(memory_of(own.device.backend).entries) == 2
     assert (own.host_weights() == before).all()
 

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.planner import candidates
-from daskcnn.conv.tuner import tune
 from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, network_of, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job
@@ -27,15 +25,12 @@ from daskcnn.nn import (
     predict,
 )
 from daskcnn.nn.auc import Collected
-from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import softmax
 from daskcnn.nn.score import Score
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
+from daskcnn.training.stopwatch import Clock, Stopwatch
 
-Clock = Callable[[], float]
 EVALUATION_BATCH = 500
-TUNING = 10.0
-"""Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
 
@@ -99,11 +94,16 @@ class Replica:
         self.model = network_of(job, dataset)
         self.layout, host = initial_weights(job, dataset)
         self.optimizer, self.rate, self.loss = optimizer_of(job), rate_of(job.train.schedule), LOSSES[job.train.loss]
-        self._clock, self._throttle, self._pause = clock, throttle, pause
+        self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
         self.velocity = device.xp.zeros(self.layout.parameter_size, self.layout.dtype)
         self._grads = device.xp.empty_like(self.velocity)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a whole minibatch."""
+        return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
 
     def adopt(self, weights: Array) -> None:
         """Go on from these host weights (size,), which stay untouched."""
@@ -184,16 +184,16 @@ class Replica:
         score, load, compute = Score(0.0, 0, 0), 0.0, 0.0
         for plan in presentations(self.job, ranges, samples, presentation, steps):
             with batches(self.dataset, self.dataset.train, plan, self.job.model.dtype) as ready:
-                for seconds, batch in self._timed(ready):
+                for seconds, batch in self.watch.waited(ready):
                     if stop():
                         raise Stopped
-                    begun = self._clock()
+                    begun = self.watch.clock()
                     lr = scale * self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
                     loss, right = self.step(batch, lr, adjust)
                     n = len(batch.labels)
                     score += Score(loss * n, right, n)
                     load += seconds
-                    compute += self.slowed(self._clock() - begun)
+                    compute += self.watch.slowed(self.watch.clock() - begun)
                     yield Trained(score, lr, load, compute)
 
     def rate_at(self, progress: float) -> float:
@@ -234,78 +234,3 @@ class Replica:
                 right = int(backend.scalar(correct(scores, labels)))
                 total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
         return total if collected is None else replace(total, classes=collected.done())
-
-    def tune(self, seconds: float = TUNING) -> None:
-        """Let the planner measure the network's convolutions, those that this machine does not remember.
-
-        To be called before `calibrate`, which should see the speed of training.
-        """
-        shapes = convolutions(self.model, self.dataset.shape, self.batch_size, self.job.model.dtype)
-        tune([spec for _, spec in shapes], self.device, clock=self._clock, seconds=seconds)
-
-    def calibrate(self, *, steps: int = 5) -> tuple[float, dict[str, float]]:
-        """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
-
-        The real shapes through the code path of training; a warm-up is dropped and the median kept. Weights and
-        momentum are the same afterwards.
-        """
-        batch = self._random_batch()
-        n = len(batch.labels)
-        weights, velocity = self.host_weights(), self.host_velocity()
-        whole = self.median_seconds(lambda: self.step(batch, 0.0), steps) / n
-        convs = {
-            name: self.median_seconds(self._conv_step(name, layer, shape, n), steps) / n
-            for name, layer, shape in self.model.shapes(self.dataset.shape)
-            if isinstance(layer, Conv)
-        }
-        self.adopt(weights)
-        self.adopt_velocity(velocity)
-        return whole, convs
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a whole minibatch."""
-        return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
-
-    def _random_batch(self) -> Batch:
-        rng = np.random.default_rng(self.job.train.seed)
-        n = self.batch_size
-        H, W, C = self.dataset.shape
-        x = rng.standard_normal((H, W, n, C)).astype(self.job.model.dtype)
-        return Batch(x, rng.integers(0, len(self.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))
-
-    def _conv_step(self, name: str, layer: Conv, in_shape: tuple[int, ...], n: int) -> Callable[[], Any]:
-        params, xp = self._params[name], self.device.xp
-        H, W, C = in_shape
-        x, ctx = xp.ones((H, W, n, C), self.job.model.dtype), Context(self.device, training=True)
-
-        def step() -> None:
-            y, _, residual = layer.forward(params, {}, x, ctx)
-            layer.backward(params, residual, y, ctx)
-
-        return step
-
-    def median_seconds(self, step: Callable[[], Any], steps: int) -> float:
-        """Seconds that a step takes, throttled, the first one left out."""
-        return median([self.seconds_of(step) for _ in range(steps + 1)][1:])
-
-    def seconds_of(self, step: Callable[[], Any]) -> float:
-        """Seconds that it takes this once, throttled."""
-        begun = self._clock()
-        step()
-        self.device.backend.synchronize()
-        return self.slowed(self._clock() - begun)
-
-    def _timed(self, ready: Iterator[Batch]) -> Iterator[tuple[float, Batch]]:
-        """Each batch with the seconds it was waited for."""
-        begun = self._clock()
-        for batch in ready:
-            yield self._clock() - begun, batch
-            begun = self._clock()
-
-    def slowed(self, seconds: float) -> float:
-        """The same seconds times the throttle, spent."""
-        if self._throttle > 1 and self._pause is not None:
-            self._pause(seconds * (self._throttle - 1))
-            return seconds * self._throttle
-        return seconds

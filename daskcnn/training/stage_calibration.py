@@ -55,11 +55,11 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
         kernels = stage.conv.kernels
         sizes = [kernels, kernels // 2][: min(kernels, 2)]
         passes = [_passes(replica, i, size, shapes[stage.name]) for size in sizes]
-        rounds = [[replica.seconds_of(each) / n for each in passes] for _ in range(steps + 1)][1:]
+        rounds = [[replica.watch.seconds(each) / n for each in passes] for _ in range(steps + 1)][1:]
         seconds = list(zip(*rounds, strict=True))
         whole[stage.name] = median(seconds[0])
         fixed[stage.name] = _fixed(*map(min, seconds), part=sizes[-1] / kernels) if kernels > 1 else 0.0
-    return StageSeconds(whole, fixed, replica.median_seconds(_at_home(replica), steps) / n)
+    return StageSeconds(whole, fixed, replica.watch.median_seconds(_at_home(replica), steps) / n)
 
 
 def _fixed(whole: float, seconds: float, *, part: float) -> float:

@@ -28,6 +28,7 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
+from daskcnn.training.step_calibration import step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -364,7 +365,7 @@ def test_a_replica_works_on_a_device_as_on_the_host(dataset: Dataset) -> None:
     assert _round(own).score == _round(host).score
     np.testing.assert_array_equal(own.host_weights(), host.host_weights())
     assert own.evaluate(dataset.train, 200, 230) == host.evaluate(dataset.train, 200, 230)
-    assert own.calibrate(steps=1)[1].keys() == host.calibrate(steps=1)[1].keys()
+    assert step_seconds(own, steps=1)[1].keys() == step_seconds(host, steps=1)[1].keys()
 
 
 # --- judging ---
@@ -496,7 +497,7 @@ def test_a_throttle_stretches_what_is_computed(throttle: float, dataset: Dataset
     trained = _round(replica)
     assert (trained.load, trained.compute) == (7.0, 7 * throttle)
     assert pauses == ([2.5] * 7 if throttle > 1 else [])
-    seconds, convs = replica.calibrate(steps=3)
+    seconds, convs = step_seconds(replica, steps=3)
     assert seconds * 32 == throttle
     assert [each * 32 for each in convs.values()] == [throttle] * 2
 
@@ -513,7 +514,7 @@ class ScriptedClock:
 
 def test_calibration_drops_the_warm_up_and_keeps_the_median(dataset: Dataset) -> None:
     clock = ScriptedClock([100.0, 5.0, 1.0, 2.0, *(70.0, 8.0, 4.0, 9.0), *(50.0, 3.0, 3.0, 99.0)])
-    seconds, convs = Replica(_job(), dataset, Device(), clock=clock).calibrate(steps=3)
+    seconds, convs = step_seconds(Replica(_job(), dataset, Device(), clock=clock), steps=3)
     assert seconds == 2 / 32
     assert convs == {"conv1": 8 / 32, "conv2": 3 / 32}
     assert not clock.looks
@@ -524,13 +525,14 @@ def test_calibration_leaves_the_replica_as_it_was(dtype: str, device: Device, da
     replica = _replica(dataset, dtype, device)
     _round(replica, 64)
     weights, velocity = replica.host_weights(), replica.host_velocity()
-    replica.calibrate(steps=2)
+    step_seconds(replica, steps=2)
     np.testing.assert_array_equal(replica.host_weights(), weights)
     np.testing.assert_array_equal(replica.host_velocity(), velocity)
 
 
 def test_a_network_without_convolutions_is_calibrated_too(dataset: Dataset) -> None:
-    seconds, convs = _replica(dataset, layers=[{"layer": "dense", "units": 10}], batch_size=500).calibrate(steps=1)
+    replica = _replica(dataset, layers=[{"layer": "dense", "units": 10}], batch_size=500)
+    seconds, convs = step_seconds(replica, steps=1)
     assert seconds == 1 / 200  # no more than the samples there are
     assert convs == {}
 

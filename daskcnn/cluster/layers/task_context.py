@@ -122,7 +122,7 @@ def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
     with single_threaded_blas():
         yield replica
         replica.device.backend.synchronize()
-    seconds = replica.slowed(time.perf_counter() - begun)
+    seconds = replica.watch.slowed(time.perf_counter() - begun)
     counters.busy += seconds
     if conv is not None:
         counters.conv_seconds[conv] = counters.conv_seconds.get(conv, 0.0) + seconds

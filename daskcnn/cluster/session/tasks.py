@@ -13,6 +13,7 @@ from daskcnn.nn.score import Score
 from daskcnn.training.replica import Stopped
 from daskcnn.training.reports import RoundReport
 from daskcnn.training.stage_calibration import stage_seconds
+from daskcnn.training.step_calibration import step_seconds, tune_convolutions
 
 
 def device_problem(kind: str) -> str | None:
@@ -36,8 +37,8 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str) -> Calibra
     session = open_session(run, job, kind)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
-        session.replica.tune()
-        seconds, convs = session.replica.calibrate()
+        tune_convolutions(session.replica)
+        seconds, convs = step_seconds(session.replica)
         fixed, rest = dict[str, float](), None
         if job.train.strategy == LAYER or job.train.replica_size > 1:  # a shard's share goes by all that it does
             stages = stage_seconds(session.replica)

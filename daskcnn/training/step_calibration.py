@@ -1,0 +1,66 @@
+"""How long a worker takes for a step of training, and for each convolution of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from daskcnn.conv.tuner import tune
+from daskcnn.job.network import convolutions
+from daskcnn.nn import Context, Shape
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.store import Batch
+from daskcnn.training.replica import Replica
+
+TUNING = 10.0
+"""Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
+
+
+def tune_convolutions(replica: Replica, seconds: float = TUNING) -> None:
+    """Let the planner measure the network's convolutions, those that this machine does not remember.
+
+    It comes before `step_seconds`, which should see the speed of training.
+    """
+    specs = convolutions(replica.model, replica.dataset.shape, replica.batch_size, replica.job.model.dtype)
+    tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds)
+
+
+def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:
+    """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
+
+    The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
+    Weights and momentum are the same afterwards.
+    """
+    batch, watch = _random_batch(replica), replica.watch
+    n = len(batch.labels)
+    weights, velocity = replica.host_weights(), replica.host_velocity()
+    whole = watch.median_seconds(lambda: replica.step(batch, 0.0), steps) / n
+    convs = {
+        name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
+        for name, layer, shape in replica.model.shapes(replica.dataset.shape)
+        if isinstance(layer, Conv)
+    }
+    replica.adopt(weights)
+    replica.adopt_velocity(velocity)
+    return whole, convs
+
+
+def _random_batch(replica: Replica) -> Batch:
+    rng, n = np.random.default_rng(replica.job.train.seed), replica.batch_size
+    H, W, C = replica.dataset.shape
+    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    return Batch(x, rng.integers(0, len(replica.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))
+
+
+def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:
+    """One convolution, there and back."""
+    params, xp = replica.layout.views(replica.weights)[0][name], replica.device.xp
+    H, W, C = in_shape
+    x, ctx = xp.ones((H, W, replica.batch_size, C), replica.job.model.dtype), Context(replica.device, training=True)
+
+    def step() -> None:
+        y, _, residual = layer.forward(params, {}, x, ctx)
+        layer.backward(params, residual, y, ctx)
+
+    return step
