@@ -74,7 +74,10 @@ def _excess(data: bytes, bounds: Bounds) -> str | None:
 
 
 def _may_widen(data: bytes) -> bool:
-    """Whether one rare character may make a long text of four bytes a character; ours are ASCII and of short strings."""
+    """Whether one rare character may make a long text take four bytes a character.
+
+    Ours are ASCII, and of short strings.
+    """
     if not data.isascii():
         return True
     starts = range(0, len(data) - _STRETCH, _STRETCH)

@@ -194,7 +194,8 @@ def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
             raise DataError(path, f"manifest, {key!r:.80}: unknown key", remedy(body.get("name")))
     sources = body.get("sources")
     if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:
-        raise DataError(path, f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}", remedy(body.get("name")))
+        reason = f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}"
+        raise DataError(path, reason, remedy(body.get("name")))
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:

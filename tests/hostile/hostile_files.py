@@ -356,7 +356,9 @@ def many_frames() -> bytes:
 
 
 def wide_gif() -> bytes:
-    return b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0)
+    return (
+        b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"," + struct.pack("<HHHHB", 0, 0, 65535, 65535, 0)
+    )
 
 
 def exif_bomb() -> bytes:
@@ -411,9 +413,7 @@ FILES: dict[str, Builder] = {
     "job of 60 MB of lists": job_file(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "job of keys": job_file(lambda: json.dumps({f"k{i}": 0 for i in range(500_000)}).encode()),
     "job of keys in a table": job_file(lambda: json.dumps({"train": {f"k{i}": 0 for i in range(500_000)}}).encode()),
-    "job of layers": job_file(
-        lambda: json.dumps({"model": {"layers": [{"layer": "relu"}] * 500_000}}).encode()
-    ),
+    "job of layers": job_file(lambda: json.dumps({"model": {"layers": [{"layer": "relu"}] * 500_000}}).encode()),
     "job of 1,000,000 units": job_with(
         model={"layers": [{"layer": "dense", "units": 1_000_000}, {"layer": "dense", "units": 10}]}
     ),
@@ -429,9 +429,7 @@ FILES: dict[str, Builder] = {
     "job file nested deeply": toml_job(lambda: "a = " + "[" * DEEP),
     "summary of 60 MB of lists": summary_file(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "log of 60 MB of lists": log_file(lambda: b'{"event":"x","a":[' + b"[]," * (20 * MIB) + b"0]}\n"),
-    "log of 60 MB of numbers": log_file(
-        lambda: b'{"event":"epoch","workers":[' + b"1," * (30 * MIB) + b"0]}\n"
-    ),
+    "log of 60 MB of numbers": log_file(lambda: b'{"event":"epoch","workers":[' + b"1," * (30 * MIB) + b"0]}\n"),
     "log of 2 GB": log_file(lambda: b"x" * (2 << 30)),
     "state of 60 MB of lists": state_text(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "state of keys": state_with(lambda d: d.update({f"k{i}": 0 for i in range(500_000)})),
