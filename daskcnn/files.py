@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from daskcnn.errors import DataError
 
@@ -30,7 +30,7 @@ def check_regular(path: str | Path) -> int:
     return _checked(os.stat(path), path)
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file to read. It never waits. Raises DataError and OSError as `check_regular`."""
     check_regular(path)  # first: opening a device may do something already
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

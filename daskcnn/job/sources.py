@@ -8,13 +8,19 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from daskcnn.errors import JobError
+from daskcnn.errors import DataError, JobError
+from daskcnn.files import read_regular
+
+_MOST_BYTES = 128 << 10
+"""Of a job file. The parser's time grows with the square of a dotted key's length."""
 
 
 def read_job_file(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML job file. Raises JobError where it cannot be read or parsed."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(path, _MOST_BYTES).decode())
+    except DataError as error:
+        raise JobError([str(error)]) from error
     except OSError as error:
         raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
     except (ValueError, RecursionError) as error:

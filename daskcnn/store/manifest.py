@@ -188,9 +188,9 @@ def parse(attributes: Any, path: str) -> Manifest:
 
 def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
     """Return the manifest of this text. What could have an error for each of a million entries is refused before."""
-    for name, model in (("", Manifest), *((name, PartManifest) for name in PARTS)):
-        found = body.get(name) if name else body
-        if isinstance(found, dict) and (key := unknown_keys(found, model.model_fields)) is not None:
+    known = [(body, Manifest.model_fields), *((body.get(name), PartManifest.model_fields) for name in PARTS)]
+    for found, fields in known:
+        if isinstance(found, dict) and (key := unknown_keys(found, fields)) is not None:
             raise DataError(path, f"manifest, {key!r:.80}: unknown key", remedy(body.get("name")))
     sources = body.get("sources")
     if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:

@@ -43,7 +43,7 @@ def outcome(folder: Path, *args: object, timeout: float = 120, room: int = ROOM)
         timeout=timeout,
         capture_output=True,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)),  # noqa: PLW1509
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (room, room)),
     )
     peak = int(note.read_text()) if note.exists() else 0
     return Outcome(done.returncode, done.stderr.decode(errors="replace"), peak, time.monotonic() - began)
