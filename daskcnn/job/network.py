@@ -42,12 +42,12 @@ def check_memory(network: Sequential, in_shape: Sequence[int], dtype: str) -> No
     numbers = network.numbers(tuple(in_shape))
     problem = None
     if numbers * (8 + 2 * itemsize) > memory:  # they are drawn in float64, rounded, and copied into one vector
-        problem = f"{numbers:.4g} weights"
+        problem = f"{numbers:.4g} weights take {numbers * (8 + 2 * itemsize) / 1e9:,.1f} GB"
     for name, _, shape in network.shapes(tuple(in_shape)):
-        if problem is None and prod(shape) * itemsize > memory:
-            problem = f"{prod(shape):.4g} numbers an image in front of layer {name}"
+        if problem is None and (nbytes := prod(shape) * itemsize) > memory:
+            problem = f"an image in front of layer {name} takes {nbytes / 1e9:,.1f} GB"
     if problem is not None:
-        raise JobError([f"model: {problem}: more than the {memory / 1e9:.1f} GB of this machine; make it smaller"])
+        raise JobError([f"model: {problem}, more than this machine has; choose a smaller network"])
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
