@@ -92,7 +92,8 @@ def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
     """The image, its size checked. What Pillow raises or warns of is raised as DataError."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", module=r"PIL\.")  # of a damaged file it may only warn; others' stay theirs
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, which are not looked at
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
             if len(data) > MAX_BYTES:
                 raise DataError(name, f"{len(data):,} bytes, more than the {MAX_BYTES:,} allowed", _REMEDY)
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -127,9 +128,11 @@ def _turned(image: Image.Image) -> Image.Image:
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """What undoes the image's orientation; None for one that is as it is looked at, or has damaged EXIF data."""
+    if image.format == "TIFF":  # which Pillow turns by itself
+        return None
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except (ValueError, TypeError, KeyError, IndexError, OSError, SyntaxError, struct.error, UserWarning):
+    except (ValueError, TypeError, KeyError, IndexError, OSError, SyntaxError, struct.error):
         return None
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 def look(image: Image.Image, kind: str = "PNG", *, grey: bool = False, **options: Any) -> npt.NDArray[np.uint8]:
     found = decode(encoded(image, kind, **options), name="x", size=image.size[::-1], grey=grey)
-    assert (found.dtype, found.shape) == (np.uint8, (*image.size[::-1], 1 if grey else 3))
+    assert found.dtype == np.uint8
+    assert found.shape == (*image.size[::-1], 1 if grey else 3)
     assert found.flags.writeable
     return found
 
@@ -122,7 +124,7 @@ def test_a_transparent_colour_shows_black() -> None:
 
 
 MODES = {
-    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16", "I"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA", "I;16"),
     "TIFF": ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B", "I", "F"),
     "JPEG": ("L", "RGB", "CMYK"),
     "WEBP": ("RGB", "RGBA"),
@@ -137,9 +139,8 @@ def test_every_mode_has_a_picture(kind: str, mode: str, grey: bool) -> None:
     light = np.full((8, 8), 255, np.uint8)
     light[:, :4] = 0
     image = Image.fromarray(light)
-    deep: dict[str, Any] = {"I;16": np.uint16, "I": np.int32}
-    if mode in deep:
-        image = Image.fromarray(light.astype(deep[mode]) * 257)
+    if mode in ("I;16", "I"):
+        image = Image.fromarray(light.astype("u2" if mode == "I;16" else "i4") * 257)
     elif mode == "I;16B":
         image = Image.frombytes(mode, (8, 8), (light.astype(">u2") * 257).tobytes())
     elif mode == "PA":
@@ -185,11 +186,9 @@ def test_an_orientation_that_is_none_turns_nothing(orientation: int) -> None:
     np.testing.assert_array_equal(look(Image.fromarray(colours()), exif=exif), colours())
 
 
-@pytest.mark.parametrize(
-    "exif", [b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0nonsense", b"Exif\0\0MM\0*\0\0\0\x08\xff\xff"]
-)
+@pytest.mark.parametrize("exif", [b"II*\0\xff\xff\xff\xff", b"nonsense", b"MM\0*\0\0\0\x08\xff\xff"])
 def test_damaged_exif_data_turn_nothing(exif: bytes) -> None:
-    data = encoded(Image.fromarray(np.full((8, 8, 3), 7, np.uint8)), "JPEG", exif=exif)
+    data = encoded(Image.fromarray(np.full((8, 8, 3), 7, np.uint8)), "JPEG", exif=b"Exif\0\0" + exif)
     assert np.abs(decode(data, name="x", size=(8, 8)).astype(int) - 7).max() < 3
 
 
@@ -221,7 +220,7 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch: pytest
     data = encoded(Image.new("1", (30, 20)))
     monkeypatch.setattr(images, "MAX_PIXELS", 599)
     for function in (lambda: decode(data, name="x", size=(8, 8)), lambda: dimensions(data, name="x")):
-        with pytest.raises(DataError, match="x: too large for an image to look at .30x20 pixels, more than the 599"):
+        with pytest.raises(DataError, match=r"x: too large for an image to look at .30x20 pixels, more than the 599"):
             function()
 
 
@@ -249,7 +248,5 @@ def test_damaged_files_are_refused_or_decoded(kind: str, draw: st.DataObject) ->
     cut = draw.draw(st.integers(0, len(data)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # none of Pillow's comes out
-        try:
+        with suppress(DataError):
             assert decode(bytes(data[:cut]), name="x", size=(8, 8)).shape == (8, 8, 3)
-        except DataError as error:
-            assert str(error).startswith("x: ")
