@@ -561,7 +561,7 @@ def test_predict_on_other_channels_names_what_the_network_needs(twelve: Path) ->
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_predict_on_arrays(twelve: Path, trained: Path, order: Any) -> None:
+def test_predict_on_arrays(twelve: Path, order: Any) -> None:
     values = np.random.default_rng(0).integers(0, 256, (8, 8, 12), dtype=np.uint8)
     np.save("a.npy", np.asarray(values, order=order))
     found = json.loads(invoke(daskcnn, "predict", twelve, "a.npy", "--top", "10", "--json").stdout)

@@ -52,6 +52,25 @@ def manifest_of_numbers(count: int, *, signed: bool) -> Builder:
     return lambda folder: store(folder, lambda m: m["train"].update(images=[1] * count), signed=signed)
 
 
+def largest_manifest(folder: Path) -> Args:
+    """As many checksums as there may be, as zarr writes them. Only its last one is wrong."""
+    samples = 390_000
+
+    def change(manifest: dict[str, Any]) -> None:
+        counts = [samples // 10] * 10
+        sums = [f"{i:064x}" for i in range(samples)]
+        wrong = [*sums[:-1], "x"]
+        manifest.update(chunk=1)
+        manifest["train"].update(samples=samples, class_counts=counts, images=sums, labels=wrong)
+
+    args = store(folder, change)
+    file = Path(str(args[-1]), "zarr.json")
+    text = json.dumps(json.loads(file.read_text()), indent=2)
+    assert 60 * MIB < len(text) < 64 * MIB
+    file.write_text(text)
+    return args
+
+
 def manifest_of_keys(folder: Path) -> Args:
     return store(folder, lambda m: m.update({f"k{i}": 0 for i in range(600_000)}))
 
@@ -323,6 +342,15 @@ def png(width: int, height: int, *chunks: bytes, rows: bytes = b"") -> bytes:
     )
 
 
+def large(bits: int, colour: int) -> bytes:
+    """A PNG of 6000 by 4000 pixels, turned on its side by its EXIF data. Its last row is missing."""
+    head = struct.pack(">IIBBBBB", 6000, 4000, bits, colour, 0, 0, 0)
+    exif = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    row = 1 + 6000 * (bits // 8) * (4 if colour == 6 else 1)
+    parts = (b"IHDR", head), (b"eXIf", exif), (b"IDAT", zlib.compress(bytes(row * 3999), 1)), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(kind, data) for kind, data in parts)
+
+
 def image(name: str, content: Callable[[], bytes]) -> Builder:
     def build(folder: Path) -> Args:
         (folder / name).write_bytes(content())
@@ -395,7 +423,14 @@ FILES: dict[str, Builder] = {
     "manifest of 60 MB of numbers": manifest_of_numbers(20_000_000, signed=True),
     "manifest of keys": manifest_of_keys,
     "manifest of sources": manifest_of_sources,
+    "manifest of 500,000 keys": lambda f: store(f, lambda m: m.update({f"k{i}": 0 for i in range(500_000)})),
+    "manifest of 500,000 keys in a part": lambda f: store(
+        f, lambda m: m["train"].update({f"k{i}": 0 for i in range(500_000)})
+    ),
+    "manifest of 500,000 sources": lambda f: store(f, lambda m: m.update(sources={f"k{i}": 0 for i in range(500_000)})),
+    "manifest of 400,000 chunks": largest_manifest,
     "manifest of classes": manifest_of_classes,
+    "manifest of a wide name": lambda f: store(f, lambda m: m.update(name="😀" + "a" * (7 * MIB), extra=1)),
     "store of 60 MB of lists": raw_store(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "store of 60 MB of tables": raw_store(lambda: b'{"a":[' + b'{"":0},' * (8 * MIB) + b"0]}"),
     "store of one wide string": raw_store(lambda: b'{"a":"' + b"a" * (60 * MIB) + rb"\ud83d\ude00" + b'"}'),
@@ -413,6 +448,11 @@ FILES: dict[str, Builder] = {
     "job of 60 MB of lists": job_file(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "job of keys": job_file(lambda: json.dumps({f"k{i}": 0 for i in range(500_000)}).encode()),
     "job of keys in a table": job_file(lambda: json.dumps({"train": {f"k{i}": 0 for i in range(500_000)}}).encode()),
+    "job of 9,900 keys": job_with(train={f"k{i}": 0 for i in range(9_900)}),
+    "job of 9,000 layers": job_with(model={"layers": [{"layer": "relu"}] * 9_000}),
+    "job of 2,000 convolutions": job_with(
+        model={"layers": [{"layer": "conv", "kernels": 100, "size": 1}] * 2_000 + [{"layer": "dense", "units": 10}]}
+    ),
     "job of layers": job_file(lambda: json.dumps({"model": {"layers": [{"layer": "relu"}] * 500_000}}).encode()),
     "job of 1,000,000 units": job_with(
         model={"layers": [{"layer": "dense", "units": 1_000_000}, {"layer": "dense", "units": 10}]}
@@ -425,12 +465,28 @@ FILES: dict[str, Builder] = {
     ),
     "job file of dotted keys": toml_job(lambda: "a." * 500_000 + "b = 1"),
     "job file of lists": toml_job(lambda: "a = [" + "[]," * 5_000_000 + "]"),
+    "job file of 60,000 dots": toml_job(lambda: "a." * 60_000 + "b = 1"),
+    "job file of 9,000 keys": toml_job(lambda: "".join(f"k{i} = 0\n" for i in range(9_000))),
+    "job file of 9,000 keys in a table": toml_job(lambda: "[train]\n" + "".join(f"k{i} = 0\n" for i in range(9_000))),
+    "job file of 15,000 lists": toml_job(lambda: "[model]\nlayers = [" + "[]," * 15_000 + "]"),
     "job file of keys": toml_job(lambda: "".join(f"k{i} = 0\n" for i in range(500_000))),
     "job file nested deeply": toml_job(lambda: "a = " + "[" * DEEP),
     "summary of 60 MB of lists": summary_file(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "log of 60 MB of lists": log_file(lambda: b'{"event":"x","a":[' + b"[]," * (20 * MIB) + b"0]}\n"),
     "log of 60 MB of numbers": log_file(lambda: b'{"event":"epoch","workers":[' + b"1," * (30 * MIB) + b"0]}\n"),
+    "log of 90,000 numbers": log_file(
+        lambda: b'{"event":"epoch","epoch":1,"step":1,"workers":[' + b"1," * 90_000 + b"0]}\n"
+    ),
+    "log of 900,000 empty lines": log_file(lambda: b"{}\n" * 900_000),
+    "log of 900,000 unknown events": log_file(lambda: b'{"event":"x"}\n' * 900_000 + b"x\n{}\n"),
     "log of 2 GB": log_file(lambda: b"x" * (2 << 30)),
+    "summary of 250,000 workers": summary_file(lambda: b'{"status":"done","workers":[' + b"1," * 250_000 + b"1]}"),
+    "state of 300,000 workers": state_with(
+        lambda d: d["state"]["book"]["rounds"].update(seconds={f"w{i}": "" for i in range(300_000)})
+    ),
+    "state of 99,000 workers": state_with(
+        lambda d: d["state"]["book"]["rounds"].update(seconds={f"w{i}": "" for i in range(99_000)})
+    ),
     "state of 60 MB of lists": state_text(lambda: b"[" + b"[]," * (20 * MIB) + b"0]"),
     "state of keys": state_with(lambda d: d.update({f"k{i}": 0 for i in range(500_000)})),
     "state of lists": state_with(lambda d: d["state"].update(book=[[]] * 5_000_000)),
@@ -444,6 +500,8 @@ FILES: dict[str, Builder] = {
     "image of 60,000 by 60,000": image("x.png", lambda: png(60_000, 60_000)),
     "image of 13,000 by 13,000": image("x.png", lambda: png(13_000, 13_000, rows=bytes(13_000 * 39_001))),
     "image of 9,400 by 9,400": image("x.png", lambda: png(9_400, 9_400, rows=bytes(9_400 * 28_201))),
+    "image of 24 million pixels of 16 bits, cut off": image("x.png", lambda: large(16, 0)),
+    "image of 24 million transparent pixels, cut off": image("x.png", lambda: large(8, 6)),
     "image with texts": image("x.png", text_bomb),
     "image with a profile": image("x.png", profile_bomb),
     "image with entries": image("x.png", exif_bomb),
