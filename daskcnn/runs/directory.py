@@ -39,7 +39,7 @@ Warn = Callable[[str], None]
 _logger = logging.getLogger("daskcnn")
 JOB_BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
 """What a resolved job may hold: a network of thousands of layers."""
-_SUMMARY_BOUNDS = Bounds(values=1 << 18, tables=1 << 15)
+_SUMMARY_BOUNDS = Bounds(size=16 << 20, values=100_000, tables=20_000)
 _WRITABLE = "set run.dir (--run-dir) to a folder that may be written and has room"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, ValidationError
 
 from daskcnn.errors import DataError
 from daskcnn.nn.score import Score
@@ -26,7 +26,7 @@ class _Rounds(_Strict):
     """Who has which samples, and how often each has seen them."""
 
     allocation: dict[str, Any]
-    seconds: dict[str, NonNegativeFloat]
+    seconds: dict[str, PositiveFloat]
     numbers: dict[str, NonNegativeInt]
     left: Count
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from daskcnn.errors import DataError
 from daskcnn.store import Described
-from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, Deviation, Level
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class _Record(BaseModel):
 
     classes: Annotated[list[str], FailFast(), Field(min_length=2, max_length=256)]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 20)]], FailFast(), Field(min_length=3, max_length=3)]
-    mean: Annotated[list[float], FailFast()]
-    deviation: float = Field(gt=0)
+    mean: Annotated[list[Level], FailFast()]
+    deviation: Deviation
 
 
 def _damaged(what: str) -> DataError:

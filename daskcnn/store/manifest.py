@@ -31,6 +31,9 @@ _MOST_SOURCES = 10_000
 Order = Literal["shuffled", "stored"]
 Images = npt.NDArray[np.uint8]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+Level = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""A mean of pixels: float32 has room for it."""
+Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
 Checksums = Annotated[tuple[str, ...], FailFast()]
 """The first wrong one is enough: an error takes a thousand times the memory of a digit."""
 
@@ -63,8 +66,8 @@ class Manifest(_Frozen):
     classes: Annotated[tuple[str, ...], FailFast()]
     shape: tuple[int, int, int]
     chunk: Size
-    mean: Annotated[tuple[float, ...], FailFast()]
-    deviation: float = Field(gt=0)
+    mean: Annotated[tuple[Level, ...], FailFast()]
+    deviation: Deviation
     order: Order
     seed: int
     sources: dict[str, str]

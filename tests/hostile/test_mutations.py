@@ -1,9 +1,10 @@
-"""A run or a store with one wrong value, and right checksums, is refused in words, or works: never is it a bug of ours."""
+"""A run or a store with one wrong value, and right checksums, is refused in words, or works: it is no bug of ours."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def resumed(run: Path) -> None:
         PARTITIONERS["idpa"](), prepared.samples, {"w0": 0.1, "w2": 0.1}, epochs=2, barrier=True, passes=4, swaps=False
     )
     rounds.restore(state.book["rounds"], ("w0", "w2"))
-    assert float(state.book.get("best", 0)) + int(state.book.get("worse", 0)) + int(state.book["server_epoch"]) >= 0
+    assert math.isfinite(float(state.book.get("best", 0)))
+    assert int(state.book.get("worse", 0)) >= 0
+    assert int(state.book.get("server_epoch", 0)) >= 0
 
 
 def test_a_checkpoint_with_one_wrong_value(run: Path) -> None:
@@ -101,7 +104,7 @@ def test_a_checkpoint_with_one_wrong_value(run: Path) -> None:
             yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
             yield f"resume {name}", lambda: resumed(run)
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 def test_means_of_another_number_than_the_channels_are_refused(run: Path) -> None:
@@ -137,7 +140,7 @@ def test_a_checkpoint_with_one_wrong_array(run: Path) -> None:
             yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
             yield f"resume {name}", lambda: resumed(run)
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 def test_a_header_of_arrays_with_one_wrong_value(run: Path) -> None:
@@ -157,7 +160,7 @@ def test_a_header_of_arrays_with_one_wrong_value(run: Path) -> None:
             (folder / "state.json").write_text(signed(document | {"arrays": {"bytes": len(content), "sha256": digest}}))
             yield name, lambda: load_trained(str(run), "last", quiet)
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 def test_a_job_with_one_wrong_value(run: Path) -> None:
@@ -168,7 +171,7 @@ def test_a_job_with_one_wrong_value(run: Path) -> None:
             file.write_text(json.dumps(document))
             yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 def test_a_summary_with_one_wrong_value(run: Path) -> None:
@@ -197,7 +200,7 @@ def test_a_store_with_one_wrong_value(run: Path, tmp_path: Path) -> None:
             file.write_text(json.dumps(other))
             yield name, lambda: verify(open_dataset(str(path)))
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 @pytest.mark.parametrize("array", ["train/images", "test/labels"])
@@ -210,7 +213,7 @@ def test_an_array_with_one_wrong_value(run: Path, tmp_path: Path, array: str) ->
             file.write_text(json.dumps(document))
             yield name, lambda: verify(open_dataset(str(path)))
 
-    assert unforeseen(tries()) == []
+    assert "\n".join(unforeseen(tries())) == ""
 
 
 def test_a_network_far_too_wide_is_refused_by_each_command(run: Path) -> None:
