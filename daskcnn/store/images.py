@@ -142,7 +142,7 @@ def _resizable(image: Image.Image) -> Image.Image:
     if image.mode in _DEEP:
         return Image.fromarray(_eight_bits(image))
     if image.has_transparency_data:
-        return image.convert("RGBA").convert("RGBa")
+        return (image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGBa")  # a copy less
     mode = "L" if image.mode in ("1", "L") else "RGB"
     return image if image.mode == mode else image.convert(mode)
 
