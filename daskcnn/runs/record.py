@@ -18,11 +18,11 @@ _MOST_WORKERS = 100_000
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 
-class _Strict(BaseModel):
+class _StateFields(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
 
-class _Rounds(_Strict):
+class _Rounds(_StateFields):
     """Who has which samples, and how often each has seen them."""
 
     allocation: dict[str, Any]
@@ -31,7 +31,7 @@ class _Rounds(_Strict):
     left: Count
 
 
-class _Book(_Strict):
+class _Book(_StateFields):
     """What the coordinator goes on from."""
 
     rounds: _Rounds | None = None
@@ -40,7 +40,7 @@ class _Book(_Strict):
     worse: Count = 0
 
 
-class Record(_Strict):
+class Record(_StateFields):
     """Everything but the images' description and the arrays.
 
     Attributes

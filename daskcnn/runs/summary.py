@@ -17,22 +17,22 @@ _REMEDY = "remove it, and resume the run to have it written again"
 _WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
 
 
-class _Kept(BaseModel):
+class _SummaryFields(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Result(_Kept):
+class _Result(_SummaryFields):
     accuracy: float | None
     loss: float | None
     auc: float | None = None
 
 
-class _Traffic(_Kept):
+class _Traffic(_SummaryFields):
     up: float
     down: float
 
 
-class _Worker(_Kept):
+class _Worker(_SummaryFields):
     name: str
     device: str
     samples: float
@@ -41,7 +41,7 @@ class _Worker(_Kept):
     communication: float
 
 
-class _Summary(_Kept):
+class _Summary(_SummaryFields):
     run: str
     status: str
     strategy: str

@@ -1,7 +1,7 @@
 """Reads untrusted archives and gzip files in memory, with limits; nothing is written to disk.
 
-Of `tarfile` only the parser of one header is used. Its reader takes in PAX headers and maps of sparse files whole, and
-makes tables of them: an archive of 1.5 MB took 2.7 GB. Such headers are passed over here.
+Only the header parser of `tarfile` is used. Its reader takes in PAX headers and maps of sparse files whole, and makes
+tables of them: an archive of 1.5 MB took 2.7 GB. Such headers are passed over here.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     """Return an image (H, W, 3), or (H, W, 1) if `grey`, as it is looked at.
 
     It is turned by its EXIF orientation. What is transparent shows black. Grey values of 16 bits are divided by 257, so
-    that white stays white. Of several frames the first one is taken.
+    that white stays white. The first frame of an animation is taken.
 
     Parameters
     ----------

@@ -29,7 +29,12 @@ def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str],
     manifest is written last: without it a store is not a data set.
     """
     if is_url(out):
-        _fill(zarr.open_group(Files.at(out, read_only=False).store, mode="a", zarr_format=3), source, manifest, on_part)
+        store = Files.at(out, read_only=False).store
+        try:
+            _fill(zarr.open_group(store, mode="a", zarr_format=3), source, manifest, on_part)
+        except Exception as error:  # every file system of fsspec has errors of its own
+            reason = f"cannot be written ({error or type(error).__name__})"
+            raise DataError(out, reason, "choose another --out") from error
         return
     target = Path(out).expanduser()
     try:
