@@ -66,7 +66,7 @@ def test_black_and_white() -> None:
 
 @pytest.mark.parametrize(("kind", "values"), [("PNG", np.uint16), ("TIFF", np.uint16), ("TIFF", np.int32)])
 def test_sixteen_bits_are_scaled_and_white_stays_white(kind: str, values: type) -> None:
-    deep = np.array([[0, 257, 32768], [65535, 65278, 128]], values)
+    deep: npt.NDArray[Any] = np.array([[0, 257, 32768], [65535, 65278, 128]], values)
     found = look(Image.fromarray(deep), kind, grey=True)
     assert found[:, :, 0].tolist() == [[0, 1, 128], [255, 254, 0]]
 
