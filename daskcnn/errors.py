@@ -5,6 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from unicodedata import category
+
+_MOST_TOLD = 50
+_LINE = "\n"
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """The text with control characters as escapes (`\\x1b`), so that a name from outside cannot drive a terminal.
+
+    Characters that turn the direction of writing, have no width, or come from bytes that are no UTF-8 are escaped too.
+    `keep` holds those that stay, such as the line feed.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep or category(c) == "Zs" else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def told(value: str, reason: str, remedy: str) -> str:
@@ -30,18 +49,26 @@ class UserError(Exception):
     exit_code = 2
 
     def __init__(self, value: object = "", reason: object = "", remedy: str = "") -> None:
-        super().__init__(told(str(value), str(reason), remedy))
-        self.value, self.reason, self.remedy = (str(value), str(reason), remedy) if reason else ("", str(value), remedy)
+        whole = not str(reason)  # a message of its own may have lines
+        value, reason, remedy = (
+            escaped(str(value), keep=_LINE if whole else ""),
+            escaped(str(reason), keep=_LINE),
+            escaped(remedy, keep=_LINE),
+        )
+        super().__init__(told(value, reason, remedy))
+        self.value, self.reason, self.remedy = ("", value, remedy) if whole else (value, reason, remedy)
 
 
 class JobError(UserError):
-    """The job file or its flags are wrong: every problem at once, one a line."""
+    """The job file or its flags are wrong: every problem at once, one a line; of very many the first ones."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
         head = "the job has a problem" if count == 1 else f"the job has {count} problems"
-        super().__init__("\n".join([f"{head}:", *(f"  {p}" for p in self.problems)]))
+        lines = [f"  {escaped(problem, keep=_LINE)}" for problem in self.problems[:_MOST_TOLD]]
+        more = [f"  … and {count - _MOST_TOLD:,} more"] if count > _MOST_TOLD else []
+        super().__init__("\n".join([f"{head}:", *lines, *more]))
 
     def __reduce__(self) -> tuple[type[JobError], tuple[tuple[str, ...]]]:
         return type(self), (self.problems,)

@@ -1,9 +1,66 @@
-"""Files that survive a crash: on the disk before anybody is told, and whole or not there at all."""
+"""Files that survive a crash, and files of others: only regular files are opened, and none is read without a bound."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from io import BufferedReader
 from pathlib import Path
+
+from daskcnn.errors import DataError
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+REGULAR = "give a regular file"
+
+
+def check_regular(path: str | Path) -> int:
+    """Return the size of a regular file in bytes; symbolic links are followed. The file is not opened.
+
+    Raises
+    ------
+    DataError : for a pipe, a device or a socket: opening one may wait for ever, and reading one may never end
+    OSError : for a file that is not there, and for a folder
+    """
+    return _checked(os.stat(path), path)
+
+
+def open_regular(path: str | Path) -> BufferedReader:
+    """Open a regular file to read. It never waits. Raises DataError and OSError as `check_regular`."""
+    check_regular(path)  # first: opening a device may do something already
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _checked(os.fstat(descriptor), path)  # what was opened may be another file by now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | Path, limit: int, *, remedy: str = REGULAR) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises DataError for a larger one, before it is read, and otherwise as `check_regular`.
+    """
+    with open_regular(path) as file:
+        if (size := os.fstat(file.fileno()).st_size) <= limit:
+            content = file.read(limit + 1)  # it may grow meanwhile, and a file of /proc has no size
+            if (size := len(content)) <= limit:
+                return content
+    raise DataError(path, f"{size:,} bytes, more than the {limit:,} allowed", remedy)
+
+
+def _checked(found: os.stat_result, path: str | Path) -> int:
+    if stat.S_ISREG(found.st_mode):
+        return found.st_size
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    raise DataError(path, f"{_KINDS.get(stat.S_IFMT(found.st_mode), 'a special file')}, not a regular file", REGULAR)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -35,6 +35,7 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
 from daskcnn.training.trained_network import to_classifier
+from tests.special_files import SPECIAL, special
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 
 Start = Callable[..., Result]
@@ -544,6 +545,87 @@ def test_predict_on_grey_images(tmp_path: Path) -> None:
     result = invoke(daskcnn, "predict", grey, picture("a.png"), picture("b.png", mode="L"))
     assert result.exit_code == 0
     assert result.stdout.count("%") == 6
+
+
+@pytest.fixture
+def twelve(tmp_path: Path) -> Path:
+    """A run whose network looks at images of twelve channels."""
+    raw = tiny_job(tiny_data(tmp_path, shape=(8, 8, 12)))
+    return tiny_run(tmp_path, raw, random_state(resolve(raw)))
+
+
+def test_predict_on_other_channels_names_what_the_network_needs(twelve: Path) -> None:
+    told = refused(2, daskcnn, "predict", twelve, picture("a.png"))
+    assert "a.png: the network looks at images of 12 channels, which image files do not have" in told
+    assert "give a .npy file of uint8 (8, 8, 12)" in told
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_predict_on_arrays(twelve: Path, order: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (8, 8, 12), dtype=np.uint8)
+    np.save("a.npy", np.asarray(values, order=order))
+    found = json.loads(invoke(daskcnn, "predict", twelve, "a.npy", "--top", "10", "--json").stdout)
+    job, checkpoint = load_trained(str(twelve), "last", pytest.fail)
+    expected = to_classifier(checkpoint, job).predict(values[None])[0]
+    chances = {c["class"]: c["probability"] for c in found[0]["classes"]}
+    np.testing.assert_allclose([chances[name] for name in CLASSES], expected, rtol=1e-5)
+
+
+def test_predict_takes_an_array_for_an_image(trained: Path) -> None:
+    np.save("a.npy", np.asarray(Image.open(picture("a.png"))))
+    found = json.loads(invoke(daskcnn, "predict", trained, "a.npy", "a.png", "--json").stdout)
+    assert found[0]["classes"] == found[1]["classes"]
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (np.zeros((8, 8, 12), np.float32), "float32 of shape (8, 8, 12); give uint8 of shape (8, 8, 12)"),
+        (np.zeros((8, 8, 3), np.uint8), "uint8 of shape (8, 8, 3); give uint8 of shape (8, 8, 12)"),
+        (np.array([None]), "object of shape (1,)"),
+    ],
+)
+def test_predict_refuses_other_arrays(twelve: Path, array: Any, words: str) -> None:
+    np.save("a.npy", array)
+    assert f"a.npy: {words}" in refused(2, daskcnn, "predict", twelve, "a.npy")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00\x05\x00{[((", b"\x93NUMPY\x09\x00abc", b"PK"]
+)
+def test_predict_refuses_what_is_no_array(twelve: Path, content: bytes) -> None:
+    Path("a.npy").write_bytes(content)
+    assert "a.npy: not an array file that can be read" in refused(2, daskcnn, "predict", twelve, "a.npy")
+
+
+def test_predict_refuses_a_truncated_array(twelve: Path) -> None:
+    np.save("a.npy", np.zeros((8, 8, 12), np.uint8))
+    Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:-1])
+    assert "a.npy: 767 bytes of data, truncated" in refused(2, daskcnn, "predict", twelve, "a.npy")
+    assert "No such file" in refused(2, daskcnn, "predict", twelve, "b.npy")
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("name", ["a.png", "a.npy"])
+def test_predict_opens_regular_files_only(trained: Path, kind: str, name: str) -> None:
+    special(Path(name), kind)
+    assert f"{name}: a {SPECIAL[kind]}, not a regular file" in refused(2, daskcnn, "predict", trained, name)
+
+
+def test_names_from_outside_do_not_drive_the_terminal(trained: Path) -> None:
+    evil = "a\x1b[2J\n\u202e.png"
+    good = invoke(daskcnn, "predict", trained, picture(evil))
+    assert good.stdout.startswith(r"a\x1b[2J \u202e.png: ")
+    assert good.stdout.count("\n") == 1
+    told = refused(2, daskcnn, "predict", trained, "b" + evil)
+    assert r"ba\x1b[2J\n\u202e.png: not an image that can be read" in told
+    assert json.loads(invoke(daskcnn, "predict", trained, evil, "--json").stdout)[0]["image"] == evil
+
+
+def test_a_name_that_is_no_utf_8_is_printed_all_the_same(trained: Path) -> None:
+    name = os.fsdecode(b"a\xff.png")
+    Path(name).write_bytes(Path(picture("b.png")).read_bytes())
+    assert r"a\udcff.png: " in invoke(daskcnn, "predict", trained, name).stdout
 
 
 @pytest.mark.parametrize(

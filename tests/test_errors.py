@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from daskcnn.errors import ClusterError, DataError, Interrupted, JobError, PushRefused, UserError, told
+from daskcnn.errors import ClusterError, DataError, Interrupted, JobError, PushRefused, UserError, escaped, told
 from daskcnn.ps import Code
+from daskcnn.show.text import clean, plain
 
 
 def travelled(error: UserError) -> UserError:
@@ -49,3 +50,29 @@ def test_a_refused_push_keeps_its_code_over_the_wire(code: Code) -> None:
     found = pickle.loads(pickle.dumps(PushRefused("w0: payload: holds NaN", code)))  # noqa: S301
     assert (str(found), found.code) == ("w0: payload: holds NaN", code)
     assert isinstance(found.code, Code)
+
+
+EVIL = "a\x1b[2J\x07\x9b\u202e\u200b\r\x00\udcff b\u3000ö中"
+
+
+def test_names_from_outside_are_escaped_wherever_they_stand() -> None:
+    shown = r"a\x1b[2J\x07\x9b\u202e\u200b\r\x00\udcff b" + "\u3000ö中"
+    assert escaped(EVIL) == shown
+    error = DataError(EVIL, EVIL, EVIL)
+    assert str(error) == f"{shown}: {shown}; {shown}"
+    assert (error.value, error.reason, error.remedy) == (shown, shown, shown)
+    assert str(DataError(EVIL)) == shown
+    assert str(JobError([EVIL])) == f"the job has a problem:\n  {shown}"
+    assert clean(EVIL + "\n\tx") == f"{shown}  x"
+    assert plain(f"{EVIL}\n{EVIL}") == f"{shown}\n{shown}"
+
+
+def test_a_line_feed_in_a_name_begins_no_line() -> None:
+    assert str(DataError("a\nb", "is 3\nor 4", "mend it")) == "a\\nb: is 3\nor 4; mend it"
+    assert str(DataError("two\nlines")) == "two\nlines"
+
+
+def test_of_very_many_problems_the_first_are_told() -> None:
+    error = JobError([f"problem {i}" for i in range(1000)])
+    assert len(error.problems) == 1000
+    assert str(error).splitlines()[-2:] == ["  problem 49", "  … and 950 more"]

@@ -56,11 +56,32 @@ def tiny_job(path: str, **sections: dict[str, Any]) -> dict[str, Any]:
 
 def random_state(job: Job, *, seed: int = 0, step: int = 7, validation: Score | None = None) -> TrainingState:
     """A state of the job's network with random weights and the momentum of two workers."""
-    layout = fitted(job, open_dataset(str(job.data.path))).layout
+    prepared = fitted(job, open_dataset(str(job.data.path)))
+    layout = prepared.layout
     rng = np.random.default_rng(seed)
     weights = rng.uniform(0.1, 1, layout.size).astype(layout.dtype)
     velocities = {w: rng.standard_normal(layout.parameter_size).astype(layout.dtype) for w in ("w0", "w1")}
-    return TrainingState(step, 1.5, weights, velocities, {"round": 3, "sizes": {"w0": 40}}, validation)
+    return TrainingState(step, 1.5, weights, velocities, _book(prepared.samples), validation)
+
+
+def _book(samples: int) -> dict[str, Any]:
+    """What the coordinator of a data-parallel run keeps: two workers have half of the samples each."""
+    half, names = samples // 2, ("w0", "w1")
+    workers = [
+        {"name": name, "ranges": [list(ends)], "granted": 1}
+        for name, ends in zip(names, ((0, half), (half, samples)), strict=True)
+    ]
+    return {
+        "rounds": {
+            "allocation": {"total": samples, "workers": workers, "free": []},
+            "seconds": dict.fromkeys(names, 0.01),
+            "numbers": dict.fromkeys(names, 1),
+            "left": samples,
+        },
+        "server_epoch": 1,
+        "best": 0.2,
+        "worse": 1,
+    }
 
 
 def tiny_run(folder: Path, raw: dict[str, Any], *states: TrainingState, status: str | None = None) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from daskcnn.errors import UserError
+from daskcnn.show.text import plain
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -38,4 +39,9 @@ class Command(click.Command):
 def _say(message: str, verbose: Any) -> None:
     if verbose:
         traceback.print_exc()
-    click.secho(message, fg="red", err=True)
+    click.secho(plain(message), fg="red", err=True)
+
+
+def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
+    """Print a result. Names in it may come from outside: control characters are escaped."""
+    click.echo(plain(text), nl=nl, err=err)

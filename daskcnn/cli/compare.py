@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import report as reporting
 from daskcnn.runs.files import dumps
 from daskcnn.show.comparison import format_comparison
@@ -37,4 +37,4 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
 def compare(runs: tuple[str, ...], targets: tuple[float, ...], as_json: bool, **_: Any) -> None:
     """Print RUNS side by side; the best value of each line is marked."""
     result = reporting.compare(runs, targets)
-    click.echo(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))
+    tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, verbose
+from daskcnn.cli.command import Command, tell, verbose
 from daskcnn.launch import prepare as data_sets
 from daskcnn.show.stderr import say
 from daskcnn.store.manifest import Order
@@ -26,7 +26,7 @@ def data() -> None:
 @verbose
 def prepare(name: str, archive: str | None, out: str | None, order: Order, seed: int, **_: Any) -> None:
     """Prepare data set NAME: write it in chunks that workers can read."""
-    click.echo(data_sets.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
+    tell(data_sets.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
 
 
 @data.command(cls=Command)
@@ -34,4 +34,4 @@ def prepare(name: str, archive: str | None, out: str | None, order: Order, seed:
 @verbose
 def verify(path: str, **_: Any) -> None:
     """Read every chunk of a prepared data set and check it."""
-    click.echo(data_sets.verify(path))
+    tell(data_sets.verify(path))

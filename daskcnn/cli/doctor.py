@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.doctor.examine import asked_for, examine
 from daskcnn.doctor.findings import readable_findings, would_start
 from daskcnn.runs.files import dumps
@@ -45,5 +45,5 @@ def doctor(
     if workers and not (scheduler or scheduler_file):
         raise click.UsageError("--workers: they are a cluster's; give --scheduler or --scheduler-file too")
     findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data))
-    click.echo(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
+    tell(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
     ctx.exit(0 if would_start(findings) else 3)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import evaluate as evaluating
 from daskcnn.launch.trained_run import Which
 from daskcnn.show.stderr import say
@@ -23,4 +23,4 @@ from daskcnn.show.trained_text import readable_evaluation
 def evaluate(run: str, checkpoint: Which, path: str | None, as_json: bool, **_: Any) -> None:
     """Print accuracy, loss and AUC of RUN's network on the test samples."""
     result = evaluating.evaluate(run, which=checkpoint, path=path, say=say)
-    click.echo(json.dumps(result, indent=2) if as_json else readable_evaluation(result))
+    tell(json.dumps(result, indent=2) if as_json else readable_evaluation(result))

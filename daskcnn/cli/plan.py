@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.scenario import scenario_options
 from daskcnn.launch import plan as planning
 from daskcnn.launch.simulate import scenario
@@ -32,4 +32,4 @@ def plan(
 ) -> None:
     """Print what more workers would bring JOB: time per epoch, traffic, balance, and when another stops paying."""
     found = planning.plan(scenario(job, cluster, settings), add, seed=seed)
-    click.echo(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))
+    tell(dumps(found.to_dict(), indent=2) if as_json else format_worker_plan(found))

@@ -9,7 +9,7 @@ import click
 from dask.utils import parse_bytes
 
 from daskcnn.arrays import Device, DeviceKind, cpu_count
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import plan_conv as planning
 from daskcnn.show.conv_plans_text import readable_conv_plans
 
@@ -58,4 +58,4 @@ def plan_conv(
     """Print how each convolution of network MODEL (quick, lenet5, C1:C2) would be computed here, and why."""
     means = Device.of(device, threads=threads or cpu_count(), workspace_limit=workspace_limit)
     result = planning.plan_conv(model, batch=batch, images=dataset, dtype=dtype, device=means, measure=measure)
-    click.echo(json.dumps(result, indent=2) if as_json else readable_conv_plans(result))
+    tell(json.dumps(result, indent=2) if as_json else readable_conv_plans(result))

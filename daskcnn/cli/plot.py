@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, verbose
+from daskcnn.cli.command import Command, tell, verbose
 from daskcnn.launch.plot import draw_breakdown
 
 
@@ -22,4 +22,4 @@ from daskcnn.launch.plot import draw_breakdown
 @verbose
 def plot(runs: tuple[str, ...], out: str, **_: Any) -> None:
     """Draw what a step of layer-sharded RUNS is made of: communication, convolutions, the rest."""
-    click.echo(f"figure {draw_breakdown(runs, out)}")
+    tell(f"figure {draw_breakdown(runs, out)}")

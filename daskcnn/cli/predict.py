@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import predict as predicting
 from daskcnn.launch.trained_run import Which
 from daskcnn.show.stderr import say
@@ -24,4 +24,4 @@ from daskcnn.show.trained_text import readable_predictions
 def predict(run: str, images: tuple[str, ...], checkpoint: Which, top: int, as_json: bool, **_: Any) -> None:
     """Print the likeliest classes of IMAGES by RUN's network."""
     result = predicting.predict(run, images, which=checkpoint, top=top, say=say)
-    click.echo(json.dumps(result, indent=2) if as_json else readable_predictions(result))
+    tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import report as reporting
 from daskcnn.runs.files import dumps
 from daskcnn.show.report_text import format_report
@@ -26,8 +26,8 @@ def report(run: str, rounds: bool, csv_file: str | None, as_json: bool, **_: Any
         raise click.UsageError("--json and --csv: each is a form of its own; give one of them")
     found = reporting.report(run)
     if csv_file == "-":
-        click.echo(reporting.rounds_csv(found), nl=False)
+        tell(reporting.rounds_csv(found), nl=False)
     elif csv_file:
         reporting.write_rounds(found, csv_file)
     else:
-        click.echo(dumps(found.to_dict(), indent=2) if as_json else format_report(found, full=rounds))
+        tell(dumps(found.to_dict(), indent=2) if as_json else format_report(found, full=rounds))

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, settings, verbose
+from daskcnn.cli.command import Command, settings, tell, verbose
 from daskcnn.job.sources import apply_settings, override, parse_value, read_job_file
 from daskcnn.job.tables import LAYER, description_of
 from daskcnn.launch import jobs
@@ -80,11 +80,11 @@ def run(
     override_by_flags(raw, flags, settings)
     if dry_run:
         job, plan = dry_run_of(raw, resume=resume)
-        click.echo(json.dumps(job, indent=2))
-        click.echo(f"\n{plan}", err=as_json)
+        tell(json.dumps(job, indent=2))
+        tell(f"\n{plan}", err=as_json)
         return
     summary = jobs.run(raw, resume=resume, json_mode=as_json)
-    click.echo(json.dumps(summary, indent=2) if as_json else format_summary(summary))
+    tell(json.dumps(summary, indent=2) if as_json else format_summary(summary))
 
 
 def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.scenario import scenario_options
 from daskcnn.launch import simulate as simulation
 from daskcnn.launch.plot import draw_paper_figures
@@ -51,7 +51,7 @@ def simulate(
     if keep:
         say(f"kept in {simulation.keep(result, keep)}")
     shown = chosen.cluster, result.report, chosen.formulas
-    click.echo(dumps(simulation_dict(*shown), indent=2) if as_json else format_simulation(chosen.source, *shown))
+    tell(dumps(simulation_dict(*shown), indent=2) if as_json else format_simulation(chosen.source, *shown))
     if figures:
         for path in draw_paper_figures(chosen, figures, suffix=suffix, seed=seed):
             say(f"figure {path}")

@@ -26,7 +26,8 @@ from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
 from daskcnn.conv.spec import ConvSpec
-from daskcnn.files import replace_file
+from daskcnn.errors import DataError
+from daskcnn.files import read_regular, replace_file
 
 FORMAT: Literal[1] = 1
 """Raise it to ignore older files."""
@@ -36,6 +37,7 @@ KINDS: Mapping[str, DeviceKind] = {"cupy": "gpu"}
 """Devices of the backends that do not compute on the processor."""
 
 Warn = Callable[[str], None]
+_MOST_BYTES = 16 << 20
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _logger = logging.getLogger("daskcnn")
 
@@ -72,6 +74,12 @@ def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
     return f"{shape} pad {s.pad[0]},{s.pad[1]} {s.dtype}, {threads} threads, {limit} bytes"
 
 
+def _reason(error: OSError | DataError | ValidationError) -> str | None:
+    if isinstance(error, ValidationError):
+        return error.errors()[0]["msg"]
+    return error.strerror if isinstance(error, OSError) else error.reason
+
+
 class Memory:
     """The entries of one machine. `warn` is called once for a file that is not as it should be."""
 
@@ -105,12 +113,13 @@ class Memory:
 
     def _read(self) -> dict[str, Entry]:
         try:
-            kept = _Kept.model_validate_json(self.path.read_bytes())
+            kept = _Kept.model_validate_json(read_regular(self.path, _MOST_BYTES))
         except FileNotFoundError:
             return {}
-        except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error.errors()[0]["msg"]
-            self._warn_once(f"{self.path}: ignored, not a file of measured times ({reason}); it is written anew")
+        except (OSError, DataError, ValidationError) as error:
+            self._warn_once(
+                f"{self.path}: ignored, not a file of measured times ({_reason(error)}); it is written anew"
+            )
             return {}
         if kept.machine != self.machine:
             self._warn_once(f"{self.path}: ignored, measured on another machine; it is written anew")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from math import prod
+
+import numpy as np
+from psutil import virtual_memory
 
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
+from daskcnn.errors import JobError
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import SCHEDULES, SGD, Layout, Sequential, build_model, init_network
 from daskcnn.nn.layers.conv import Conv
@@ -20,10 +25,29 @@ def network_of(job: Job, dataset: Described) -> Sequential:
 
 
 def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
-    """Layout and flat host vector (parameters, then state) that every replica starts from."""
-    params, state = init_network(network_of(job, dataset), job.train.seed, dataset.shape, job.model.dtype)
+    """Layout and flat host vector (parameters, then state) that every replica starts from.
+
+    Raises ValueError where the network does not fit the images, JobError where this machine has too little memory.
+    """
+    network = network_of(job, dataset)
+    check_memory(network, dataset.shape, job.model.dtype)
+    params, state = init_network(network, job.train.seed, dataset.shape, job.model.dtype)
     layout = Layout.of(params, state)
     return layout, layout.flatten(params, state)
+
+
+def check_memory(network: Sequential, in_shape: Sequence[int], dtype: str) -> None:
+    """Raise JobError for a network whose weights, or whose maps of one image, are more than this machine's memory."""
+    memory, itemsize = virtual_memory().total, np.dtype(dtype).itemsize
+    numbers = network.numbers(tuple(in_shape))
+    problem = None
+    if numbers * (8 + 2 * itemsize) > memory:  # they are drawn in float64, rounded, and copied into one vector
+        problem = f"{numbers:.4g} weights take {numbers * (8 + 2 * itemsize) / 1e9:,.1f} GB"
+    for name, _, shape in network.shapes(tuple(in_shape)):
+        if problem is None and (nbytes := prod(shape) * itemsize) > memory:
+            problem = f"an image in front of layer {name} takes {nbytes / 1e9:,.1f} GB"
+    if problem is not None:
+        raise JobError([f"model: {problem}, more than this machine has; choose a smaller network"])
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:

@@ -18,6 +18,9 @@ from daskcnn.store import DATASETS
 USUAL_INCREMENTS = 4
 """Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
 
+MOST_ENTRIES = 20_000
+"""Keys and values of a job: room for networks of thousands of layers. Each may be a problem to be told of."""
+
 Keys = set[tuple[int | str, ...]]
 
 
@@ -33,11 +36,25 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
 
     What is refused by itself is left out, so that the rest of the job is checked too.
     """
+    if (most := _entries(raw)) > MOST_ENTRIES:
+        raise JobError([f"{most:,} keys and values: a job has at most {MOST_ENTRIES:,}; give a job file"])
     job, problems, wrong = _validated(raw)
     problems += contradictions(job, wrong)
     if problems:
         raise JobError(problems)
     return job
+
+
+def _entries(raw: Mapping[str, Any]) -> int:
+    """How many keys and values the tables hold, at all depths; counted as far as the most and one table more."""
+    waiting: list[Any] = [raw]
+    found = 0
+    while waiting and found <= MOST_ENTRIES:
+        inner = waiting.pop()
+        inner = list(inner.values()) if isinstance(inner, Mapping) else inner
+        found += len(inner)
+        waiting += [value for value in inner if isinstance(value, Mapping | list | tuple)]
+    return found
 
 
 def _validated(raw: Mapping[str, Any]) -> tuple[Job, list[str], Keys]:

@@ -14,15 +14,17 @@ from daskcnn.job.tables import Job
 from daskcnn.launch.resume import job_to_run
 from daskcnn.launch.training import Result, display, train_job
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.summary import checked_summary
 from daskcnn.show.stderr import say
 
 
 def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool) -> dict[str, Any]:
     """Train what the tables say, or go on with a run; returns the summary. Raises UserError."""
     job, path = job_to_run(raw, resume)
-    if path is not None and (summary := RunDirectory.open(path).summary()) and summary["status"] == "done":
+    if path is not None and (summary := RunDirectory.open(path).summary()) and summary.get("status") == "done":
+        checked = checked_summary(summary, path / "summary.json")
         say(f"{path}: this run is done; nothing to resume")
-        return summary
+        return checked
     result = train_job(job, resume=path, progress=display(json_mode), handle_signals=True, say=say)
     return result.summary
 

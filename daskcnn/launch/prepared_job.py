@@ -100,6 +100,8 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
             problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
         problems += _uncuttable(job, dataset)
         _check_workspace(job, dataset)
+    except JobError as error:
+        problems += error.problems
     except ValueError as error:
         problems.append(f"model: {error}")
     except MemoryError as error:

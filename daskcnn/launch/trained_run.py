@@ -10,6 +10,7 @@ from daskcnn.job.tables import Job
 from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import Checkpoint, best, latest
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import check_of
 
 Which = Literal["last", "best"]
 """The checkpoint of the last epoch, or of the best validation accuracy."""
@@ -19,8 +20,9 @@ def load_trained(run: str, which: Which, say: Callable[[str], None]) -> tuple[Jo
     """A run's job and its last or best checkpoint. Raises DataError where there is none."""
     directory = RunDirectory.open(run)
     job = kept_job(directory)
-    found = (best if which == "best" else latest)(directory.checkpoints, warn=say)
-    found = found or latest(directory.checkpoints, warn=say)
+    check = check_of(job)
+    found = (best if which == "best" else latest)(directory.checkpoints, warn=say, check=check)
+    found = found or latest(directory.checkpoints, warn=say, check=check)
     if found is None:
         raise DataError(run, "no checkpoint yet", "wait for the first epoch, or resume the run")
     return job, found

@@ -32,10 +32,12 @@ from daskcnn.launch.recorder import Recorder
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.state import TrainingState, facts_of, to_state
+from daskcnn.runs.record import parse_record
+from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
 from daskcnn.store.facts import Facts
+from daskcnn.training.coordinator.layer import REPLICA
 from daskcnn.training.trained_network import Classifier
 
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
@@ -193,7 +195,9 @@ def _recorded(
         directory.write_environment(sys.argv)
         recorder = Recorder(directory, progress, prepared)
         checkpoint = None
-        if resume is not None and (checkpoint := latest(directory.checkpoints, warn=recorder.warn)):
+        if resume is not None and (
+            checkpoint := latest(directory.checkpoints, warn=recorder.warn, check=check_of(job))
+        ):
             recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
         if checkpoint:
             _check_same_data(checkpoint, prepared)
@@ -232,6 +236,16 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
     found, dataset = facts_of(checkpoint), prepared.dataset
     if (found.classes, found.shape) != (dataset.classes, dataset.shape):
         raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
+    record, remedy = parse_record(checkpoint.state, checkpoint.path), "take another checkpoint of the run"
+    allocation = record.allocation
+    if allocation is not None and allocation.total != prepared.samples:
+        reason = f"{prepared.samples:,} samples to train on, {checkpoint.path} was trained on {allocation.total:,}"
+        raise DataError(dataset.path, reason, "give its data")
+    if prepared.job.train.strategy == LAYER:
+        if f"{VELOCITY}{REPLICA}" not in checkpoint.arrays:
+            raise DataError(checkpoint.path, "no momentum of a layer-sharded run", remedy)
+    elif allocation is None and checkpoint.state["book"]:
+        raise DataError(checkpoint.path, "its state does not say who has which samples", remedy)
 
 
 def _train(

@@ -83,6 +83,10 @@ class Layer(ABC):
         """
         return {}, {}, self.out_shape(in_shape)
 
+    def numbers(self, in_shape: Shape) -> int:
+        """Return how many numbers `init` would make, parameters and state, without making them."""
+        return 0
+
     @property
     def reach(self) -> int | None:
         """How many channels to each side an output channel depends on, besides its own; None: on any number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ class Sequential(Layer):
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.layers]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if twice := sorted(name for name, count in Counter(names).items() if count > 1):
             raise ValueError(f"layer names {', '.join(twice)}: given more than once; each layer needs its own")
         if not names:
             raise ValueError("layers=(): a network needs at least one layer")
@@ -45,6 +46,10 @@ class Sequential(Layer):
         """Return the shape of the last layer's output. Raises ValueError naming the layer that does not fit."""
         *_, (name, layer, last) = self.shapes(in_shape)
         return self._out_shape(name, layer, last)
+
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the numbers of all children."""
+        return sum(layer.numbers(shape) for _, layer, shape in self.shapes(in_shape))
 
     @staticmethod
     def _out_shape(name: str, layer: Layer, in_shape: Shape) -> Shape:

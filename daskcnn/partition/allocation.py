@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 Range: TypeAlias = tuple[int, int]
@@ -108,6 +108,13 @@ class Allocation:
                 _ranges(record["free"]),
                 {each["name"]: each["granted"] for each in record["workers"]},
             )
+            whole = (
+                allocation.total,
+                *allocation.granted.values(),
+                *chain(*allocation.free, *chain(*allocation.ranges.values())),
+            )
+            if not all(type(n) is int and n >= 0 for n in whole) or not all(type(w) is str for w in allocation.ranges):
+                raise ValueError("a name is no string, or a number is no whole one")
             allocation.check()
         except (AssertionError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"allocation: not a valid record ({error!r}); use an earlier checkpoint") from error

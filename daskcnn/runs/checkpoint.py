@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +24,24 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load as decode
 from safetensors.numpy import save as encode
 
+from daskcnn.documents import read_json, unknown_keys
 from daskcnn.errors import DataError
-from daskcnn.files import sync, write_synced
-from daskcnn.runs.files import dumps, read_json
+from daskcnn.files import open_regular, sync, write_synced
+from daskcnn.runs.arrays_file import REMEDY as _REMEDY
+from daskcnn.runs.arrays_file import Arrays, Header, read_arrays, read_header
+from daskcnn.runs.files import dumps
 
 Warn = Callable[[str], None]
-Arrays = dict[str, npt.NDArray[Any]]
+Check = Callable[[Mapping[str, Any], Header, Path], None]
+"""Raises DataError where a checkpoint's state, and what its header says of its arrays, are not what is expected.
 
-HEADER_LIMIT = 16 << 20
-"""Bytes of a safetensors header: room for a hundred thousand arrays."""
+It is called before the arrays are read.
+"""
 
 _ARRAYS, _STATE, _TEMPORARY = "arrays.safetensors", "state.json", "tmp-"
 _NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
-_REMEDY = "take another checkpoint of the run"
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,32 +100,39 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int = 3) -> Path:
     return target
 
 
-def load(path: Path) -> Checkpoint:
+def _any(*_: object) -> None:
+    """Every checkpoint is as expected."""
+
+
+def load(path: Path, *, check: Check = _any) -> Checkpoint:
     """The checkpoint in a folder, its checksums and sizes verified. Raises DataError naming the damaged file."""
     document = _read_document(path)
-    arrays = _read_arrays(path / _ARRAYS, document.arrays)
+    arrays = _read_arrays(path, document, check)
     return Checkpoint(arrays, document.state, document.step, document.score, path)
 
 
-def latest(folder: Path, *, warn: Warn) -> Checkpoint | None:
-    """The newest checkpoint that is whole; `warn` is told of each damaged one passed over. None: there is none.
+def latest(folder: Path, *, warn: Warn, check: Check = _any) -> Checkpoint | None:
+    """The newest checkpoint that is whole and passes `check`. None: there are no checkpoints.
+
+    `warn` is told of each damaged one passed over.
 
     Raises DataError when there are checkpoints and all are damaged.
     """
-    return _first_whole(reversed(_entries(folder)), warn)
+    return _first_whole(reversed(_entries(folder)), warn, check)
 
 
-def best(folder: Path, *, warn: Warn) -> Checkpoint | None:
+def best(folder: Path, *, warn: Warn, check: Check = _any) -> Checkpoint | None:
     """The checkpoint of the highest score that is whole, the later of equals; otherwise as `latest`."""
     scored = [(score, path) for path in _entries(folder) if (score := _score(path)) is not None]
-    return _first_whole([path for _, path in sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)], warn)
+    by_score = sorted(scored, key=lambda s: (s[0], _order(s[1])), reverse=True)
+    return _first_whole([path for _, path in by_score], warn, check)
 
 
-def _first_whole(paths: Iterable[Path], warn: Warn) -> Checkpoint | None:
+def _first_whole(paths: Iterable[Path], warn: Warn, check: Check) -> Checkpoint | None:
     damage: DataError | None = None
     for path in paths:
         try:
-            return load(path)
+            return load(path, check=check)
         except DataError as error:
             damage = error
             warn(f"checkpoint passed over: {error}")
@@ -177,14 +185,16 @@ def _read_document(path: Path) -> _Document:
     document = read_json(file, remedy=_REMEDY)
     if not isinstance(document, dict):
         raise DataError(file, "not a JSON object", _REMEDY)
+    if (key := unknown_keys(document, _Document.model_fields)) is not None:
+        raise DataError(file, f"not a checkpoint of this version ({key:.80}: unknown key)", _REMEDY)
     try:
         actual = _digest({key: value for key, value in document.items() if key != "sha256"})
         if actual != document.get("sha256"):
-            raise DataError(file, f"SHA-256 is {actual}, not {document.get('sha256')} as written", _REMEDY)
+            raise DataError(file, f"SHA-256 is {actual}, not {document.get('sha256')!r:.80} as written", _REMEDY)
         return _Document.model_validate(document)
     except ValidationError as error:
         raise DataError(file, f"not a checkpoint of this version ({_first_problem(error)})", _REMEDY) from error
-    except ValueError as error:  # a number that JSON does not allow
+    except (ValueError, RecursionError) as error:  # a number that JSON does not allow
         raise DataError(file, f"damaged ({error})", _REMEDY) from error
 
 
@@ -193,31 +203,22 @@ def _first_problem(error: ValidationError) -> str:
     return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
-def _read_arrays(file: Path, recorded: _ArraysFile) -> Arrays:
-    data = _read_sized(file, recorded.bytes)
-    actual = hashlib.sha256(data).hexdigest()
-    if actual != recorded.sha256:
-        raise DataError(file, f"SHA-256 is {actual}, not {recorded.sha256} as written", _REMEDY)
+def _read_arrays(path: Path, document: _Document, check: Check) -> Arrays:
+    """The arrays, once their header, what it describes and the checksum are found right: a lie allocates nothing."""
+    file, recorded = path / _ARRAYS, document.arrays
     try:
-        return {name: np.require(array, requirements="W") for name, array in decode(data).items()}
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise DataError(file, f"not a safetensors file ({error})", _REMEDY) from error
-
-
-def _read_sized(file: Path, size: int) -> bytes:
-    """The file's bytes once its size and its header's are found right, so that nothing is allocated for a lie."""
-    try:
-        with open(file, "rb") as source:
-            actual = os.fstat(source.fileno()).st_size
-            if actual != size:
-                raise DataError(file, f"{actual:,} bytes, not {size:,} as written", _REMEDY)
-            header = int.from_bytes(source.read(8), "little")
-            if header > min(size - 8, HEADER_LIMIT):
-                raise DataError(file, f"a header of {header:,} bytes, more than the file allows", _REMEDY)
+        with open_regular(file) as source:
+            header = read_header(source, file, recorded.bytes)
+            check(document.state, header, path)
             source.seek(0)
-            return source.read()
+            actual = hashlib.file_digest(source, "sha256").hexdigest()
+            if actual != recorded.sha256:
+                raise DataError(file, f"SHA-256 is {actual}, not {recorded.sha256:.80} as written", _REMEDY)
+            return read_arrays(source, header, recorded.bytes)
     except OSError as error:
         raise DataError(file, error.strerror or error, _REMEDY) from error
+    except MemoryError as error:
+        raise DataError(file, f"{recorded.bytes:,} bytes, more than this machine has memory", _REMEDY) from error
 
 
 # --- which checkpoints there are ---

@@ -28,14 +28,18 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from daskcnn.arrays import cpu_count, device_profile
+from daskcnn.documents import Bounds, read_json
 from daskcnn.errors import DataError, InUse
 from daskcnn.events import Event
-from daskcnn.files import write_synced
-from daskcnn.runs.files import read_json, write_json
+from daskcnn.files import check_regular, open_regular, write_synced
+from daskcnn.runs.files import write_json
 from daskcnn.runs.log import EventLog, parse_events, read_events
 
 Warn = Callable[[str], None]
 _logger = logging.getLogger("daskcnn")
+JOB_BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
+"""What a resolved job may hold: a network of thousands of layers."""
+_SUMMARY_BOUNDS = Bounds(size=16 << 20, values=100_000, tables=20_000)
 _WRITABLE = "set run.dir (--run-dir) to a folder that may be written and has room"
 
 
@@ -180,15 +184,20 @@ class RunDirectory:
 
     def job(self) -> dict[str, Any]:
         """The resolved job of the run. Raises DataError when it is damaged."""
-        job = read_json(self.path / "job.json", remedy="start the run anew")
+        job = read_json(self.path / "job.json", remedy="start the run anew", bounds=JOB_BOUNDS)
         if not isinstance(job, dict):
             raise DataError(self.path / "job.json", "not a JSON object", "start the run anew")
         return job
 
     def summary(self) -> dict[str, Any] | None:
         """The summary; None while the run goes on, or when it was killed. Raises DataError when it is damaged."""
-        path = self.path / "summary.json"
-        return read_json(path, remedy="resume the run to have it written again") if path.exists() else None
+        path, remedy = self.path / "summary.json", "remove it, and resume the run to have it written again"
+        if not path.exists():
+            return None
+        summary = read_json(path, remedy=remedy, bounds=_SUMMARY_BOUNDS)
+        if not isinstance(summary, dict):
+            raise DataError(path, "not a JSON object", remedy)
+        return summary
 
     def events(self) -> list[Event]:
         """Every event logged so far. Raises DataError when the log is damaged before its last line."""
@@ -305,6 +314,8 @@ class _Lock:
 
     def __init__(self, run: Path) -> None:
         self._file = run / "lock"
+        with suppress(FileNotFoundError):
+            check_regular(self._file)
         self._held = FileLock(self._file, timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             self._held.acquire()
@@ -328,6 +339,6 @@ class _Lock:
         self._held.release()
 
     def _owner(self) -> str:
-        with suppress(OSError), open(self._file, encoding="utf-8") as lock:
-            return lock.read(200).strip()
+        with suppress(OSError), open_regular(self._file) as lock:
+            return lock.read(200).decode(errors="replace").strip()
         return ""

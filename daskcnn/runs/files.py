@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.errors import DataError
 from daskcnn.files import replace_file
-
-JSON_LIMIT = 64 << 20
-"""Bytes: a larger JSON file is none of ours and is refused unread."""
 
 
 def jsonable(value: Any) -> Any:
@@ -42,15 +38,3 @@ def dumps(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> 
 def write_json(path: Path, value: Any) -> None:
     """Put JSON in place of `path` in one step. Raises OSError; then the old file stays."""
     replace_file(path, (dumps(value, indent=1) + "\n").encode())
-
-
-def read_json(path: Path, *, remedy: str) -> Any:
-    """What `write_json` wrote. Raises DataError naming the file and ending in `remedy`."""
-    try:
-        if (size := path.stat().st_size) > JSON_LIMIT:
-            raise DataError(path, f"{size:,} bytes, more than the {JSON_LIMIT:,} allowed", remedy)
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(path, error.strerror or error, remedy) from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(path, f"not JSON ({error})", remedy) from error

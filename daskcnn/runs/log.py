@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError
 from daskcnn.events import DamagedEvent, Event, parsed
+from daskcnn.files import check_regular, open_regular
 from daskcnn.runs.files import dumps
+
+LINE = Bounds(size=16 << 20, values=100_000, tables=20_000)
+"""What a line may hold: an event with twenty fields of each of thousands of workers."""
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
+    """The line's object; None for what is none, or is larger than any event."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line, "line", remedy="", bounds=LINE)
+    except DataError:
         return None
     return event if isinstance(event, dict) else None
 
 
-def _sound_length(data: bytes) -> int:
+def _sound_length(file: BinaryIO) -> int:
     """Bytes up to the end of the last whole line: a writer that is killed leaves at most one torn behind it."""
-    end = data.rfind(b"\n") + 1
-    start = data.rfind(b"\n", 0, max(end - 1, 0)) + 1
-    return end if _parse(data[start:end]) is not None else start
+    size = file.seek(0, os.SEEK_END)
+    first = file.seek(max(0, size - 2 * LINE.size))
+    tail = file.read(size - first)
+    end = tail.rfind(b"\n") + 1
+    start = tail.rfind(b"\n", 0, max(end - 1, 0)) + 1
+    return first + (end if _parse(tail[start:end]) is not None else start)
 
 
 def read_events(path: Path) -> list[Event]:
@@ -35,15 +45,13 @@ def read_events(path: Path) -> list[Event]:
 
     Raises DataError naming the line that is damaged and what to do, or where the log cannot be read.
     """
-    return parse_events(_bytes_of(path), path)
+    with _opened(path) as file:
+        return _events(file, path)
 
 
 def parse_events(data: bytes, path: Path) -> list[Event]:
     """The events of a log's bytes, as `read_events` has them."""
-    try:
-        return list(parsed(_records(data, path)))
-    except DamagedEvent as error:
-        raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
+    return _events(io.BytesIO(data), path)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -51,23 +59,37 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError where a line before the last is damaged, or the log cannot be read.
     """
-    return _records(_bytes_of(path), path)
+    with _opened(path) as file:
+        return list(_records(file, path))
 
 
-def _bytes_of(path: Path) -> bytes:
+def _events(file: BinaryIO, path: Path) -> list[Event]:
     try:
-        return path.read_bytes() if path.exists() else b""
+        return list(parsed(_records(file, path)))
+    except DamagedEvent as error:
+        raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The log, open to read; an empty one where it is missing. Raises DataError."""
+    try:
+        with open_regular(path) if path.exists() else io.BytesIO() as file:
+            yield file
     except OSError as error:
         raise DataError(path, error.strerror or error, "make it readable") from error
 
 
-def _records(data: bytes, path: Path) -> list[dict[str, Any]]:
-    records = []
-    for number, line in enumerate(data[: _sound_length(data)].splitlines(), start=1):
+def _records(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
+    """The log's objects, one in memory at a time. A last line that is torn is left out."""
+    end = _sound_length(file)
+    at, number = file.seek(0), 0
+    while at < end:
+        line = file.readline(LINE.size + 1)
+        at, number = at + len(line), number + 1
         if (record := _parse(line)) is None:
             raise DataError(path, f"line {number} is no JSON object", "remove that line to read the rest")
-        records.append(record)
-    return records
+        yield record
 
 
 class EventLog:
@@ -78,12 +100,13 @@ class EventLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        with suppress(FileNotFoundError):
+            check_regular(path)
         self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - kept open; unbuffered: a failed write is retried here
         self._waiting: deque[bytes] = deque()
-        data = path.read_bytes()
-        self._end = _sound_length(data)
-        if self._end < len(data):
-            self._file.truncate(self._end)
+        with open_regular(path) as written:
+            self._end = _sound_length(written)
+        self._file.truncate(self._end)
 
     def append(self, event: Event, at: datetime) -> None:
         """Write one event and its time, unless it has one. Raises OSError when it cannot; it then waits in memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError
-from daskcnn.job.network import initial_weights
+from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout, leaves
 from daskcnn.nn.score import Score
-from daskcnn.runs.checkpoint import Checkpoint
+from daskcnn.runs.arrays_file import Header
+from daskcnn.runs.checkpoint import Check, Checkpoint
+from daskcnn.runs.record import parse_record
 from daskcnn.store import Described
 from daskcnn.store.facts import Facts
 
@@ -38,6 +41,9 @@ class TrainingState:
 
 
 VELOCITY, RULE = "velocity:", "rule:"
+_ONE_RUN = "use the job and the checkpoint of one run"
+_SMALL = 1 << 20
+"""Numbers that are allocated without a second thought."""
 
 
 def to_checkpoint(state: TrainingState, layout: Layout, images: Described, seconds: float) -> Checkpoint:
@@ -58,12 +64,29 @@ def to_checkpoint(state: TrainingState, layout: Layout, images: Described, secon
 
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:
-    """The inverse of `to_checkpoint`. Raises DataError where the weights are not those of the job's network."""
+    """The inverse of `to_checkpoint`. Raises DataError where it is damaged, or not of the job's network."""
     weights = weights_of(checkpoint, job, facts_of(checkpoint))
     velocities, rule_state = (_beginning_with(prefix, checkpoint) for prefix in (VELOCITY, RULE))
-    record = checkpoint.state
-    validation = Score(*record["validation"]) if record["validation"] else None
-    return TrainingState(checkpoint.step, record["epoch"], weights, velocities, record["book"], validation, rule_state)
+    layout, _ = initial_weights(job, facts_of(checkpoint))
+    wanted = {VELOCITY: np.empty(layout.parameter_size, layout.dtype), RULE: np.empty(layout.size, layout.dtype)}
+    for prefix, vectors in ((VELOCITY, velocities), (RULE, rule_state)):
+        for name, vector in vectors.items():
+            if vector.shape != wanted[prefix].shape or vector.dtype != wanted[prefix].dtype:
+                raise _misfit(checkpoint.path, f"{prefix}{name}", wanted[prefix], vector)
+    _check_rule_state(checkpoint.path, rule_state, job)
+    record = parse_record(checkpoint.state, checkpoint.path)
+    return TrainingState(
+        checkpoint.step, record.epoch, weights, velocities, checkpoint.state["book"], record.score, rule_state
+    )
+
+
+def _check_rule_state(path: Path | None, found: Mapping[str, Any], job: Job) -> None:
+    """Raise DataError where the rule keeps other vectors than these; none stands for those before the first merge."""
+    wanted = set() if job.rule is None else set(job.rule.init(np.zeros(1, job.model.dtype)))
+    if found and set(found) != wanted:
+        names = ", ".join(sorted(wanted)) or "nothing"
+        reason = f"it keeps {', '.join(sorted(found)):.80} for the update rule, {job.train.strategy!r} keeps {names}"
+        raise DataError(path, reason, _ONE_RUN)
 
 
 def _beginning_with(prefix: str, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -71,12 +94,37 @@ def _beginning_with(prefix: str, checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def facts_of(checkpoint: Checkpoint) -> Facts:
-    """What the checkpoint says of the images."""
+    """What the checkpoint says of the images. Raises DataError where it is damaged."""
     return Facts.from_dict(checkpoint.state.get("images", {}))
+
+
+def check_of(job: Job) -> Check:
+    """What looks at a checkpoint of this job before its arrays are read."""
+
+    def check(state: Mapping[str, Any], header: Header, path: Path) -> None:
+        parse_record(state, path)
+        sizes = {name: prod(stored.shape) for name, stored in header.items()}
+        _check_size(path, job, Facts.from_dict(state.get("images", {})), sizes)
+
+    return check
+
+
+def _check_size(path: Path | None, job: Job, facts: Facts, sizes: Mapping[str, int]) -> None:
+    """Raise DataError for a network far larger than the arrays: nothing is allocated that was never written."""
+    stored = sum(size for name, size in sizes.items() if not name.startswith((VELOCITY, RULE)))
+    try:
+        wanted = network_of(job, facts).numbers(facts.shape)
+    except ValueError as error:
+        raise DataError(path, f"the job's network does not fit its images: {error}", _ONE_RUN) from error
+    if wanted > max(2 * stored, _SMALL):  # of one not so large the array that differs is named
+        raise DataError(path, f"{stored:,} weights, the job's network has {wanted:.6g}", _ONE_RUN)
+    if (other := max(sizes.values(), default=0)) > max(wanted, _SMALL):
+        raise DataError(path, f"an array of {other:,} numbers, the job's network has {wanted:,} in all", _ONE_RUN)
 
 
 def weights_of(checkpoint: Checkpoint, job: Job, facts: Facts) -> Any:
     """The checkpoint's weights as one vector. Raises DataError where they are not those of the job's network."""
+    _check_size(checkpoint.path, job, facts, {name: array.size for name, array in checkpoint.arrays.items()})
     layout, weights = initial_weights(job, facts)
     for tree in layout.views(weights):
         for name, view in leaves(tree):
@@ -92,5 +140,5 @@ def _misfit(path: Path | None, name: str, view: Any, found: Any) -> DataError:
     return DataError(
         path,
         f"{name} {has}, the job's network wants {np.dtype(view.dtype)}{view.shape}",
-        "use the job and the checkpoint of one run",
+        _ONE_RUN,
     )

@@ -6,11 +6,64 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from daskcnn.errors import DataError
 from daskcnn.events import EpochEnded, EpochWorker, Event, GroupsFormed, RoundEnded, WorkersCalibrated
 from daskcnn.runs.files import jsonable
 
 Parts = Mapping[str, Any]
+_REMEDY = "remove it, and resume the run to have it written again"
 _WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
+
+
+class _SummaryFields(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Result(_SummaryFields):
+    accuracy: float | None
+    loss: float | None
+    auc: float | None = None
+
+
+class _Traffic(_SummaryFields):
+    up: float
+    down: float
+
+
+class _Worker(_SummaryFields):
+    name: str
+    device: str
+    samples: float
+    busy: float
+    wait: float
+    communication: float
+
+
+class _Summary(_SummaryFields):
+    run: str
+    status: str
+    strategy: str
+    epochs: float
+    seconds: float
+    images_per_second: float | None
+    test: _Result | None
+    validation: _Result | None
+    bytes: _Traffic
+    workers: list[_Worker]
+    checkpoint: str | None
+
+
+def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a summary that was read from this file. Raises DataError where it is none of `build_summary`'s."""
+    try:
+        _Summary.model_validate(summary)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(path, f"{where} = {first['input']!r:.60}: {first['msg']}", _REMEDY) from error
+    return summary
 
 
 def build_summary(

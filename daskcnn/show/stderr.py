@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from daskcnn.show.text import plain
+
 
 def say(message: str) -> None:
-    """A line on stderr."""
-    print(message, file=sys.stderr, flush=True)
+    """A line on stderr. Names in it may come from outside."""
+    print(plain(message), file=sys.stderr, flush=True)

@@ -5,10 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from daskcnn.errors import escaped
+
+_SPACES = str.maketrans("\n\t", "  ")
+
 
 def clean(message: object) -> str:
-    """One line without control characters: what a worker or an exception says must not drive the terminal."""
-    return "".join(c if c.isprintable() else " " for c in str(message)).strip()
+    """One line without control characters: what a worker or an exception says must not drive the terminal.
+
+    Line feeds and tabs become spaces, all else an escape.
+    """
+    return escaped(str(message).translate(_SPACES)).strip()
+
+
+def plain(text: object) -> str:
+    """Lines without control characters, as a terminal may have them."""
+    return escaped(str(text), keep="\n")
 
 
 def number(value: float | None) -> str:

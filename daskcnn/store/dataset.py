@@ -16,7 +16,7 @@ from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import PARTS, Images, Manifest, PartManifest, parse, remedy, sha256
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Images, Manifest, PartManifest, parse, remedy, sha256
 
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
@@ -87,7 +87,8 @@ class Split:
             raise DataError(reason=f"{where} is missing", remedy="make the data set again")
         if found != expected:
             raise DataError(reason=f"{where} has {found} bytes instead of {expected}", remedy="make the data set again")
-        data = np.ascontiguousarray(stored[lo:hi])
+        with self.files.reading(f"{self.name}/{array}"):
+            data = np.ascontiguousarray(stored[lo:hi])
         if sha256(data) != getattr(self.part, array)[index]:
             raise DataError(f"{where} does not match its checksum", "the file is damaged", "make the data set again")
         return data
@@ -223,7 +224,9 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
         for index in range(split.chunks)
     ]
     counts = {split.name: np.zeros(len(dataset.classes), np.int64) for split in (dataset.train, dataset.test)}
-    with ThreadPoolExecutor(min(4, cpu_count()), thread_name_prefix="daskcnn-verify") as pool:
+    chunk_bytes = dataset.manifest.chunk * dataset.manifest.sample_bytes
+    threads = max(1, min(4, cpu_count(), MAX_CHUNK_BYTES // chunk_bytes))
+    with ThreadPoolExecutor(threads, thread_name_prefix="daskcnn-verify") as pool:
         try:
             for job, found in zip(jobs, pool.map(lambda job: _verified(dataset, *job), jobs), strict=True):
                 counts[job[0].name] += found

@@ -6,7 +6,7 @@ import fcntl
 import http.client
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from daskcnn.errors import DataError
+from daskcnn.files import check_regular
 from daskcnn.store.archive import file_sha256
 
 _BLOCK = 1 << 18
@@ -130,6 +131,8 @@ def _locked(part: Path) -> Iterator[IO[bytes]]:
     The lock lies on the data themselves, not on a lock file of filelock's: it goes with them when they are renamed, so
     that one who waited sees that they are finished, and nothing is left beside the archive.
     """
+    with suppress(FileNotFoundError):
+        check_regular(part)
     with part.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from daskcnn.errors import DataError
 from daskcnn.store import Described
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, Deviation, Level
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,31 @@ class Facts:
     def from_dict(cls, record: Mapping[str, Any]) -> Facts:
         """Invert `to_dict`. Raises DataError if the record is damaged."""
         try:
-            H, W, C = map(int, record["shape"])
-            mean, deviation = np.array([float(m) for m in record["mean"]]), float(record["deviation"])
-            return cls(tuple(map(str, record["classes"])), (H, W, C), mean, deviation)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"checkpoint: its description of the images is damaged ({error})") from error
+            found = _Record.model_validate(record)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise _damaged(f"{where} = {first['input']!r:.60}: {first['msg']}") from error
+        H, W, C = found.shape
+        if H * W * C > MAX_CHUNK_BYTES:
+            raise _damaged(f"images of shape {found.shape} are larger than {MAX_CHUNK_BYTES:,} bytes")
+        if len(found.mean) != C:
+            raise _damaged(f"{len(found.mean)} channel means for {C} channels")
+        return cls(tuple(found.classes), (H, W, C), np.array(found.mean), found.deviation)
+
+
+class _Record(BaseModel):
+    """What `to_dict` keeps."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    classes: Annotated[list[str], FailFast(), Field(min_length=2, max_length=256)]
+    shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 20)]], FailFast(), Field(min_length=3, max_length=3)]
+    mean: Annotated[list[Level], FailFast()]
+    deviation: Deviation
+
+
+def _damaged(what: str) -> DataError:
+    return DataError(
+        "checkpoint", f"its description of the images is damaged ({what})", "take another checkpoint of the run"
+    )

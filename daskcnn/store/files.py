@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
-from daskcnn.errors import DataError
+from daskcnn.documents import BOUNDS, parse_json, unknown_keys
+from daskcnn.errors import DataError, UserError
+from daskcnn.files import check_regular, read_regular
 from daskcnn.store.manifest import Images
 
-_MAX_METADATA = 64 << 20
+_OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
+_DAMAGED = "the store is damaged, make it again"
 
 
 def is_url(path: str) -> bool:
@@ -26,10 +30,11 @@ def is_url(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Files:
-    """One zarr store, and its path as messages name it."""
+    """One zarr store, and its path as messages name it. `folder` is where a local one lies."""
 
     path: str
     store: Store
+    folder: Path | None = None
 
     @classmethod
     def at(cls, path: str, *, read_only: bool = True) -> Files:
@@ -38,56 +43,59 @@ class Files:
         Raises DataError for an unknown protocol or a missing package.
         """
         if not is_url(path):
-            return cls(path, LocalStore(Path(path).expanduser(), read_only=read_only))
+            folder = Path(path).expanduser()
+            return cls(path, LocalStore(folder, read_only=read_only), folder)
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))
         except ImportError as error:
             raise DataError(path, error, "pip install what it names, or use a local path") from error
-        except ValueError as error:
-            raise DataError(path, error, "give a local path or the URL of a store that fsspec knows") from error
+        except Exception as error:  # every file system of fsspec has errors of its own
+            raise DataError(path, _words(error), "give a local path or the URL of a store that fsspec knows") from error
 
     def size(self, key: str) -> int | None:
         """Return the bytes stored under a key, None if there is nothing. Raises DataError if the storage fails."""
         try:
-            return sync(self.store.getsize(key))
+            with self.reading(key):
+                return sync(self.store.getsize(key)) if self.folder is None else check_regular(self.folder / key)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
-            raise DataError(
-                f"{self.path}/{key}", f"cannot be read ({error})", "check the path and its permissions"
-            ) from error
 
     def is_empty(self) -> bool:
         """Return whether nothing is stored here."""
-        return sync(self.store.is_empty(""))
+        with self.reading(""):
+            return sync(self.store.is_empty(""))
+
+    @contextmanager
+    def reading(self, key: str) -> Iterator[None]:
+        """Turn what a storage fails with into a DataError; that nothing is there is left to the caller."""
+        try:
+            yield
+        except (UserError, FileNotFoundError, NotADirectoryError):
+            raise
+        except Exception as error:  # every file system of fsspec has errors of its own
+            where = f"{self.path}/{key}".removesuffix("/")
+            raise DataError(where, f"cannot be read ({_words(error)})", "check the path and its permissions") from error
 
     def json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object under a key, None if there is nothing. Raises DataError for anything else."""
         size = self.size(key)
         if size is None:
             return None
-        if size > _MAX_METADATA:
+        if size > BOUNDS.size:
             raise DataError(
-                f"{self.path}/{key}", f"{size} bytes of metadata, more than {_MAX_METADATA}", "not a data set"
+                f"{self.path}/{key}", f"{size:,} bytes of metadata, more than {BOUNDS.size:,}", "not a data set"
             )
-        try:
-            found = json.loads(self._bytes(key))
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{self.path}/{key}", f"not JSON ({error})", "the store is damaged, make it again"
-            ) from error
+        found = parse_json(self._bytes(key), f"{self.path}/{key}", remedy=_DAMAGED)
         if not isinstance(found, dict):
-            raise DataError(f"{self.path}/{key}", "a JSON object was expected", "the store is damaged, make it again")
+            raise DataError(f"{self.path}/{key}", "a JSON object was expected", _DAMAGED)
         return found
 
     def _bytes(self, key: str) -> bytes:
-        try:
+        with self.reading(key):
+            if self.folder is not None:
+                return read_regular(self.folder / key, BOUNDS.size, remedy="not a data set")
             buffer = sync(self.store.get(key, default_buffer_prototype()))
-        except OSError as error:
-            raise DataError(
-                f"{self.path}/{key}", f"cannot be read ({error})", "check the path and its permissions"
-            ) from error
-        return b"" if buffer is None else buffer.to_bytes()
+            return b"" if buffer is None else buffer.to_bytes()
 
     def uint8_array(self, name: str, shape: tuple[int, ...], chunk: int) -> zarr.Array[Any]:
         """Return the array of this name.
@@ -97,14 +105,25 @@ class Files:
         found = self.json(f"{name}/zarr.json")
         if found is None:
             raise DataError(self.path, f"array {name} is missing", "make the data set again")
-        for field, want in array_metadata(shape, chunk).items():
+        wanted = array_metadata(shape, chunk)
+        if (field := unknown_keys(found, wanted | _OTHER_FIELDS)) is not None:
+            raise DataError(
+                f"{self.path}/{name}/zarr.json", f"{field!r:.80}: a field that plain arrays do not have", _DAMAGED
+            )
+        for field, want in wanted.items():
             if found.get(field) != want:
                 raise DataError(
                     self.path,
                     f"array {name} has {field} = {found.get(field)!r:.120}, not {want!r}",
                     "make the data set again",
                 )
-        return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
+        with self.reading(name):
+            return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
+
+
+def _words(error: Exception) -> str:
+    """What a storage says, or the kind of its error where it says nothing."""
+    return str(error) or type(error).__name__
 
 
 def array_metadata(shape: tuple[int, ...], chunk: int) -> dict[str, Any]:

@@ -16,18 +16,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
+from daskcnn.documents import unknown_keys
 from daskcnn.errors import DataError
 
 FORMAT = 1
 ATTRIBUTE = "daskcnn"
-MAX_CHUNK_BYTES = 512 << 20
+MAX_CHUNK_BYTES = 128 << 20
+"""A chunk is read whole, and copied once."""
 PARTS = ("train", "test")
+_MOST_SOURCES = 10_000
 
 Order = Literal["shuffled", "stored"]
 Images = npt.NDArray[np.uint8]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
+Level = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""A mean of pixels: float32 has room for it."""
+Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
+Checksums = Annotated[tuple[str, ...], FailFast()]
+"""The first wrong one is enough: an error takes a thousand times the memory of a digit."""
 
 
 class _Frozen(BaseModel):
@@ -45,9 +53,9 @@ class PartManifest(_Frozen):
     """
 
     samples: Size
-    class_counts: tuple[int, ...]
-    images: tuple[str, ...]
-    labels: tuple[str, ...]
+    class_counts: Annotated[tuple[int, ...], FailFast()]
+    images: Checksums
+    labels: Checksums
 
 
 class Manifest(_Frozen):
@@ -55,11 +63,11 @@ class Manifest(_Frozen):
 
     format: Literal[1] = 1
     name: str = Field(min_length=1)
-    classes: tuple[str, ...]
+    classes: Annotated[tuple[str, ...], FailFast()]
     shape: tuple[int, int, int]
     chunk: Size
-    mean: tuple[float, ...]
-    deviation: float = Field(gt=0)
+    mean: Annotated[tuple[Level, ...], FailFast()]
+    deviation: Deviation
     order: Order
     seed: int
     sources: dict[str, str]
@@ -77,7 +85,7 @@ class Manifest(_Frozen):
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest: equal for equal data of equal origin."""
-        return sha256(_canonical(self))
+        return sha256(_canonical(self.model_dump(mode="json")))
 
     def content(self) -> Manifest:
         """The manifest without its sources: equal for equal data of any origin."""
@@ -158,27 +166,47 @@ def _statistics(images: Images) -> tuple[tuple[float, ...], float]:
 
 
 def parse(attributes: Any, path: str) -> Manifest:
-    """Return the manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy."""
+    """Return the manifest in a group's attributes. Raises DataError naming what is wrong with it, and the remedy.
+
+    The checksum is looked at first: of a damaged manifest nothing else is worth a look.
+    """
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
         raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
     body = stored["manifest"]
     if body.get("format") != FORMAT:
-        raise DataError(path, f"format {body.get('format')!r}, this version reads format {FORMAT}", remedy())
+        raise DataError(path, f"format {body.get('format')!r:.80}, this version reads format {FORMAT}", remedy())
     try:
-        manifest = Manifest.model_validate_json(json.dumps(body))
+        text = _canonical(body)
+    except RecursionError:
+        raise DataError(path, "the manifest is nested too deeply", remedy(body.get("name"))) from None
+    if stored.get("sha256") != sha256(text):
+        raise DataError(
+            path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", remedy(body.get("name"))
+        )
+    manifest = _validated(body, text, path)
+    check(manifest, path)
+    return manifest
+
+
+def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
+    """Return the manifest of this text. What could have an error for each of a million entries is refused before."""
+    known = [(body, Manifest.model_fields), *((body.get(name), PartManifest.model_fields) for name in PARTS)]
+    for found, fields in known:
+        if isinstance(found, dict) and (key := unknown_keys(found, fields)) is not None:
+            raise DataError(path, f"manifest, {key!r:.80}: unknown key", remedy(body.get("name")))
+    sources = body.get("sources")
+    if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:
+        reason = f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}"
+        raise DataError(path, reason, remedy(body.get("name")))
+    try:
+        return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            path, f"manifest, {where} = {first['input']!r:.80}: {first['msg']}", remedy(body.get("name"))
+            path, f"manifest, {where:.80} = {first['input']!r:.80}: {first['msg']}", remedy(body.get("name"))
         ) from None
-    if stored.get("sha256") != manifest.fingerprint():
-        raise DataError(
-            path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", remedy(manifest.name)
-        )
-    check(manifest, path)
-    return manifest
 
 
 def check(manifest: Manifest, path: str) -> None:
@@ -214,8 +242,9 @@ def _part_problems(name: str, part: PartManifest, chunk: int, classes: int) -> I
 
 def remedy(name: object = None) -> str:
     """Return how a user gets a data set that is whole."""
-    return f"make it again with `daskcnn data prepare {name if isinstance(name, str) else 'NAME'} --out PATH`"
+    known = isinstance(name, str) and len(name) <= 80
+    return f"make it again with `daskcnn data prepare {name if known else 'NAME'} --out PATH`"
 
 
-def _canonical(manifest: Manifest) -> bytes:
-    return json.dumps(manifest.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+def _canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

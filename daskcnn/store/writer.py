@@ -7,7 +7,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import zarr
@@ -29,7 +29,10 @@ def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str],
     manifest is written last: without it a store is not a data set.
     """
     if is_url(out):
-        _fill(zarr.open_group(Files.at(out, read_only=False).store, mode="a", zarr_format=3), source, manifest, on_part)
+        store = Files.at(out, read_only=False).store
+        with _storing(out):
+            root = zarr.open_group(store, mode="a", zarr_format=3)
+        _fill(root, source, manifest, on_part, lambda: _storing(out))
         return
     target = Path(out).expanduser()
     try:
@@ -41,14 +44,32 @@ def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str],
         raise DataError(out, f"cannot be written ({error.strerror or error})", "choose another --out") from error
 
 
-def _fill(root: zarr.Group, source: Source, manifest: Manifest, on_part: Callable[[str], None]) -> None:
+def _fill(
+    root: zarr.Group,
+    source: Source,
+    manifest: Manifest,
+    on_part: Callable[[str], None],
+    storing: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     for name in PARTS:
         on_part(name)
-        group = root.create_group(name, overwrite=True)
         images, labels = source.train if name == "train" else source.test
-        create_array(group, "images", images, manifest.chunk)
-        create_array(group, "labels", labels, manifest.chunk)
-    root.update_attributes(manifest.attributes())
+        with storing():
+            group = root.create_group(name, overwrite=True)
+            create_array(group, "images", images, manifest.chunk)
+            create_array(group, "labels", labels, manifest.chunk)
+    with storing():
+        root.update_attributes(manifest.attributes())
+
+
+@contextmanager
+def _storing(out: str) -> Iterator[None]:
+    """Turn what a storage fails with into a DataError: every file system of fsspec has errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"cannot be written ({str(error) or type(error).__name__})"
+        raise DataError(out, reason, "choose another --out") from error
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import pytest
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import LAYERS, Context, Layer, Params, Sequential, Shape, State, leaves, map_leaves
 from daskcnn.nn.layers import BatchNorm
+from daskcnn.nn.layers.dense import Bias
 from tests.nn.nn_cases import ALL, CASES, example, in_blocks, label
 
 DTYPES = ["float32", "float64"]
@@ -33,6 +34,12 @@ def numeric_gradient(f: Callable[[], float], array: Array, step: float = 1e-5) -
         gradient.reshape(-1)[i] = (above - f()) / (2 * step)
         flat[i] = value
     return gradient
+
+
+@pytest.mark.parametrize(("layer", "in_shape"), [*ALL, (Bias(), (3,))], ids=label)
+def test_its_numbers_are_known_before_they_are_made(layer: Layer, in_shape: Shape) -> None:
+    params, state, _ = layer.init(np.random.default_rng(0), in_shape)
+    assert layer.numbers(in_shape) == sum(array.size for tree in (params, state) for _, array in leaves(tree))
 
 
 @every_layer

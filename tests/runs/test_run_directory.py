@@ -114,7 +114,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000])
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 10_000])
 def test_a_damaged_job_is_named(tmp_path: Path, text: str) -> None:
     run(tmp_path, "mine").close()
     (tmp_path / "mine" / "job.json").write_text(text)

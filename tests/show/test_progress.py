@@ -202,8 +202,8 @@ def test_names_and_messages_are_shown_as_text() -> None:
     assert "\x1b[2J" not in written
     assert "\x07" not in written
     assert "\x9b" not in written
-    assert "[/bold][red] [31m  by  OOM 2J" in frame
-    assert "[red]w0 [2J" in frame
+    assert "[/bold][red]\\x1b[31m\\r by \\x07OOM\\x9b2J" in frame
+    assert "[red]w0\\x1b[2J" in frame
 
 
 def test_plain_lines_hold_no_control_characters() -> None:
@@ -237,7 +237,7 @@ def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> Non
         "2,345 images/s  lr 0.013  20.0 s",
         "warning: worker w2 lost: killed; 8,000 samples moved to the others",
         "warning: worker tcp://10.0.0.9:40123 joined late and is ignored",
-        "warning: killed [/bold][red] [31m  by  OOM 2J",
+        "warning: killed [/bold][red]\\x1b[31m\\r by \\x07OOM\\x9b2J",
         "checkpoint of step 375: runs/x/checkpoints/step-000000375",
         "resumed from step 375: runs/x/checkpoints/step-000000375",
         "end: done",

@@ -11,6 +11,7 @@ import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store.archive import file_sha256, read_gzip_or_plain, read_tar_gz
+from tests.special_files import SPECIAL, special
 from tests.store.conftest import MakeTar, Member
 
 EXPECTED = {"a.bin": 100, "b.bin": 100}
@@ -68,7 +69,7 @@ def test_a_member_twice_is_refused(tmp_path: Path, make_tar: MakeTar) -> None:
 
 
 def test_a_header_that_promises_much_is_not_believed(tmp_path: Path) -> None:
-    """A PAX header is read whole by `tarfile`: its size is the archive's word, bounded by us."""
+    """A PAX header is passed over: its size is the archive's word, bounded by us."""
     info = tarfile.TarInfo("set/a.bin")
     info.type, info.size = tarfile.XHDTYPE, 1 << 30
     with gzip.open(tmp_path / "x.tar.gz", "wb", compresslevel=1) as file:
@@ -77,6 +78,47 @@ def test_a_header_that_promises_much_is_not_believed(tmp_path: Path) -> None:
             file.write(bytes(1 << 20))
     with pytest.raises(DataError, match="unpacks to more than"):
         read(tmp_path / "x.tar.gz")
+
+
+def test_small_pax_headers_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("set/a.bin")
+        info.size, info.mtime, info.pax_headers = 3, 0.5, {"comment": "ö" * 700}
+        tar.addfile(info, io.BytesIO(b"one"))
+    content = gzip.decompress(path.read_bytes())
+    assert content.startswith(b"././@PaxHeader")
+    assert read(path) == {"a.bin": b"one"}
+
+
+def test_a_size_that_only_a_pax_header_gives_is_not_believed(tmp_path: Path) -> None:
+    """The next header is then looked for where the file's own header says that it ends."""
+    path = tmp_path / "x.tar.gz"
+    with gzip.open(path, "wb") as file:
+        record = b"19 size=1000000000\n"
+        head = tarfile.TarInfo("x")
+        head.type, head.size = tarfile.XHDTYPE, len(record)
+        member = tarfile.TarInfo("set/a.bin")
+        member.size = 3
+        file.write(head.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0"))
+        file.write(member.tobuf(tarfile.USTAR_FORMAT) + b"one".ljust(512, b"\0") + bytes(1024))
+    assert read(path) == {"a.bin": b"one"}
+
+
+def test_too_many_headers_are_refused(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("x")
+    info.type = tarfile.XHDTYPE
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(info.tobuf(tarfile.USTAR_FORMAT) * 1001))
+    with pytest.raises(DataError, match="more than 1000 headers"):
+        read(tmp_path / "x.tar.gz")
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path / "x.tar.gz", kind)
+    for function in (read, file_sha256, lambda path: read_gzip_or_plain(path, 1)):
+        with pytest.raises(DataError, match=f"x.tar.gz: a {SPECIAL[kind]}, not a regular file; give a regular file"):
+            function(path)
 
 
 def test_a_long_chain_of_headers_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from daskcnn.documents import BOUNDS
 from daskcnn.errors import DataError
 from daskcnn.store import Split, open_dataset, verify
 from daskcnn.store.cache import CACHE, ChunkCache
-from daskcnn.store.manifest import Images, Manifest, Source, describe
+from daskcnn.store.manifest import Images, Source, describe, sha256
 from daskcnn.store.writer import write
+from tests.special_files import SPECIAL, special
 
 
 def test_reads_back_what_was_written(toy: str, source: Source) -> None:
@@ -254,8 +257,8 @@ def _signed(change: Edit) -> Edit:
     def edit(root: dict[str, Any]) -> None:
         body = root["attributes"]["daskcnn"]["manifest"]
         change(body)
-        canonical = Manifest.model_validate_json(json.dumps(body))
-        root["attributes"] = canonical.attributes()
+        text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        root["attributes"]["daskcnn"]["sha256"] = sha256(text.encode())
 
     return edit
 
@@ -270,11 +273,14 @@ HOSTILE_MANIFESTS = {
     "means": (_signed(lambda m: m.update(mean=[1.0])), "1 channel means"),
     "counts": (_signed(lambda m: m["test"].update(class_counts=[1] * 10)), "do not add up to 60"),
     "checksum": (_signed(lambda m: m["test"]["images"].__setitem__(0, "abc")), "'abc' is no SHA-256"),
-    "empty": (lambda r: r["attributes"]["daskcnn"]["manifest"]["train"].update(samples=0), "train.samples = 0"),
+    "empty": (_signed(lambda m: m["train"].update(samples=0)), "train.samples = 0"),
     "unsigned": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(deviation=1.0), "does not match its checksum"),
-    "unknown key": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(extra=1), "extra"),
-    "wrong type": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(seed="0"), "seed = '0'"),
-    "not finite": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(deviation=float("inf")), "deviation"),
+    "unknown key": (_signed(lambda m: m.update(extra=1)), "'extra': unknown key"),
+    "unknown key of a part": (_signed(lambda m: m["test"].update(extra=1)), "'extra': unknown key"),
+    "wrong type": (_signed(lambda m: m.update(seed="0")), "seed = '0'"),
+    "not finite": (_signed(lambda m: m.update(deviation=float("inf"))), "deviation"),
+    "many sources": (_signed(lambda m: m.update(sources=dict.fromkeys(map(str, range(10_001)), ""))), "10,001 sources"),
+    "wrong and unsigned": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(seed="0"), "match its checksum"),
     "later format": (lambda r: r["attributes"]["daskcnn"]["manifest"].update(format=2), "format 2"),
     "no manifest": (lambda r: r.update(attributes={}), "not written to its end"),
     "odd attributes": (lambda r: r.update(attributes=[1]), "not written to its end"),
@@ -299,10 +305,63 @@ def test_metadata_that_are_no_json_object(toy: str, content: str) -> None:
         open_dataset(toy)
 
 
-def test_huge_metadata_are_not_read(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daskcnn.store.files._MAX_METADATA", 1000)
-    with pytest.raises(DataError, match="bytes of metadata, more than 1000"):
+def test_huge_metadata_are_not_read(toy: str) -> None:
+    with open(Path(toy, "zarr.json"), "wb") as file:
+        file.truncate(BOUNDS.size + 1)
+    with pytest.raises(DataError, match="67,108,865 bytes of metadata, more than 67,108,864"):
         open_dataset(toy)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("foo", {}), ("foo", {"must_understand": False}), ("must_understand", True), ("", None)]
+)
+def test_an_array_with_a_field_of_its_own_is_refused(toy: str, field: str, value: object) -> None:
+    _edit(Path(toy, "train/images/zarr.json"), lambda meta: meta.update({field: value}))
+    with pytest.raises(DataError, match=f"train/images/zarr.json: '{field}': a field that plain arrays do not have"):
+        open_dataset(toy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attributes": 3},
+        {"attributes": [[1]]},
+        {"dimension_names": 3},
+        {"dimension_names": ["a"]},
+        {"dimension_names": [[], {}, 1, 2]},
+        {"fill_value": False},
+        {"shape": [230.0, 32, 32, 3]},
+        {"codecs": [{"name": "bytes", "configuration": {}}]},
+    ],
+)
+def test_an_array_with_an_odd_field_is_refused_or_read(toy: str, change: dict[str, Any]) -> None:
+    _edit(Path(toy, "train/images/zarr.json"), lambda meta: meta.update(change))
+    with suppress(DataError):
+        verify(open_dataset(toy))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("zip:///nothing.zip", "zip://{toy}", "zip://", "simplecache::{toy}", "simplecache::file://{toy}/x"),
+        *("simplecache::zip://{toy}", "a::b::c://d", "://", "file://", "memory://nothing", "reference://x", "dir://x"),
+        *("tar:///nothing.tar", "tar://x::file://{toy}/zarr.json", "data:://", "github://a", "cached://x"),
+    ],
+)
+def test_urls_that_lead_to_no_store_are_refused(toy: str, url: str) -> None:
+    with pytest.raises(DataError, match=r".*; .*"):
+        open_dataset(url.format(toy=toy))
+
+
+# --- what is no regular file ---
+
+
+@pytest.mark.parametrize("key", ["zarr.json", "train/images/zarr.json", "test/labels/c/0", "train/images/c/1/0/0/0"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
+def test_what_is_no_regular_file_is_not_opened(toy: str, key: str, kind: str) -> None:
+    special(Path(toy, key), kind)
+    with pytest.raises(DataError, match=f"{key}: a {SPECIAL[kind]}, not a regular file; give a regular file"):
+        verify(open_dataset(toy))
 
 
 def test_what_is_not_there(tmp_path: Path, toy: str) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store.download import Download
+from tests.special_files import SPECIAL, special
 
 CONTENT = random.Random(1).randbytes(700_000)
 
@@ -129,6 +130,17 @@ def test_a_server_that_refuses(server: tuple[Behaviour, Download], tmp_path: Pat
     behaviour, download = server
     behaviour.status = 404
     with pytest.raises(DataError, match=r"answered 404 .*give --archive"):
+        download.fetch(tmp_path, nothing)
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("end", ["", ".part"])
+def test_what_is_no_regular_file_is_not_opened(
+    server: tuple[Behaviour, Download], tmp_path: Path, kind: str, end: str
+) -> None:
+    _, download = server
+    place = special(tmp_path / (download.url.rsplit("/", 1)[1] + end), kind)
+    with pytest.raises(DataError, match=f"{place}: a {SPECIAL[kind]}, not a regular file"):
         download.fetch(tmp_path, nothing)
 
 

@@ -148,6 +148,15 @@ def test_by_url_the_manifest_comes_last(source: Source, archive: Path) -> None:
         prepare("cifar10", archive=archive, out=url)
 
 
+@pytest.mark.parametrize(
+    "url", ["file:///proc/nothing", "simplecache::file://{folder}/x", "zip://{folder}/x.zip", "http://127.0.0.1:9/x"]
+)
+def test_a_url_that_cannot_be_written(tmp_path: Path, source: Source, url: str) -> None:
+    out = url.format(folder=tmp_path)
+    with pytest.raises(DataError, match=r".*; .*"):
+        write(source, describe(source, chunk=50, order="stored", seed=0), out, lambda part: None)
+
+
 def test_by_url(archive: Path) -> None:
     url = "memory://daskcnn-tests/whole.zarr"
     assert prepare("cifar10", archive=archive, out=url).startswith("wrote")

@@ -43,6 +43,10 @@ class Conv(Layer):
         spec = self.spec((H, W, 1, C), self.kernels)
         return spec.out_H, spec.out_W, self.kernels
 
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the size of w and b."""
+        return (self.size**2 * in_shape[-1] + self.bias) * self.kernels
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:

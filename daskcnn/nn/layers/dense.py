@@ -34,6 +34,10 @@ class Dense(Layer):
         """Return (units,)."""
         return (self.units,)
 
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the size of w and b."""
+        return (prod(in_shape) + self.bias) * self.units
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
@@ -77,6 +81,10 @@ class Bias(Layer):
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the input."""
         return in_shape
+
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the size of b."""
+        return prod(in_shape)
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform

@@ -171,6 +171,10 @@ class BatchNorm(Layer):
         """In training it takes the mean of a whole minibatch."""
         return True
 
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the size of scale, shift, mean and variance."""
+        return 4 * in_shape[-1]
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from daskcnn.errors import DataError
-from daskcnn.store.archive import file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
 from daskcnn.store.datasets.importer import Progress, Warn
 from daskcnn.store.download import Download
 from daskcnn.store.manifest import Images, Source, sha256
@@ -22,6 +22,8 @@ RECORD = 1 + 3 * 32 * 32
 _BATCH = 10_000 * RECORD
 EXPECTED = {CLASSES_FILE: 4096, **dict.fromkeys((*TRAIN, TEST), _BATCH), "readme.html": 4096}
 _NEEDED = (CLASSES_FILE, *TRAIN, TEST)
+_MOST_PACKED = sum(EXPECTED.values()) + (16 << 20)
+"""Bytes of an archive: packing may make it larger, but not by much."""
 
 OFFICIAL = Download(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -60,6 +62,7 @@ class Cifar10:
 
 
 def _archive_checksum(archive: Path, progress: Progress, warn: Warn) -> str:
+    check_size(archive, _MOST_PACKED)
     found = file_sha256(archive, lambda done, total: progress("checksum", done, total))
     if found != OFFICIAL.sha256:
         warn(
@@ -76,10 +79,11 @@ def _read_folder(folder: Path) -> dict[str, bytes]:
 
 def _source(archive: Path, contents: Mapping[str, bytes], sources: dict[str, str]) -> Source:
     classes = _classes(archive, contents[CLASSES_FILE])
-    batches = [_parse(f"{archive}: {name}", contents[name]) for name in TRAIN]
-    train = np.concatenate([images for images, _ in batches]), np.concatenate([labels for _, labels in batches])
+    records = {name: _records(f"{archive}: {name}", contents[name]) for name in (*TRAIN, TEST)}  # before any is copied
     sources |= {name: sha256(contents[name]) for name in _NEEDED}
-    return Source("cifar10", classes, train, _parse(f"{archive}: {TEST}", contents[TEST]), sources)
+    train = [_split(records[name]) for name in TRAIN]
+    images, labels = (np.concatenate(part) for part in zip(*train, strict=True))
+    return Source("cifar10", classes, (images, labels), _split(records[TEST]), sources)
 
 
 def _classes(archive: Path, content: bytes) -> tuple[str, ...]:
@@ -89,8 +93,8 @@ def _classes(archive: Path, content: bytes) -> tuple[str, ...]:
     return names
 
 
-def _parse(where: str, content: bytes) -> tuple[Images, Images]:
-    """Return images (N, 32, 32, 3) and labels (N,).
+def _records(where: str, content: bytes) -> Images:
+    """Return the records (N, 3073) of a file, not copied. Raises DataError if it has no whole ones, or a wrong label.
 
     A record is a label byte, then the planes red, green, blue, by rows.
     """
@@ -102,8 +106,13 @@ def _parse(where: str, content: bytes) -> tuple[Images, Images]:
             "get it again",
         )
     records = np.frombuffer(content, np.uint8).reshape(count, RECORD)
-    labels = records[:, 0].copy()
+    labels = records[:, 0]
     if (bad := np.flatnonzero(labels > 9)).size:
         raise DataError(f"{where}, record {bad[0]}", f"label {labels[bad[0]]}, labels are 0 to 9", "get the file again")
-    planes = records[:, 1:].reshape(count, 3, 32, 32)
-    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels
+    return records
+
+
+def _split(records: Images) -> tuple[Images, Images]:
+    """Return images (N, 32, 32, 3) and labels (N,)."""
+    planes = records[:, 1:].reshape(len(records), 3, 32, 32)
+    return np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), records[:, 0].copy()

@@ -1,0 +1,93 @@
+"""JSON from outside. It is bounded before it is parsed: a byte of JSON can take thirty bytes of memory.
+
+A parsed list or table takes 56 bytes and more, for the two bytes `[]`. Bytes are counted without memory, and no
+document has more values than it has commas, colons and opening brackets. A bound on these bounds what parsing takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daskcnn.errors import DataError
+from daskcnn.files import read_regular
+
+_LARGE = 8 << 20
+_STRETCH = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a document may hold.
+
+    Attributes
+    ----------
+    size : bytes
+    values : keys and values of all kinds, at all depths
+    tables : tables and lists
+    """
+
+    size: int = 64 << 20
+    values: int = 1 << 20
+    tables: int = 1 << 18
+
+
+BOUNDS = Bounds()
+"""Of a manifest or a checkpoint's state: room for a manifest of 400,000 chunks.
+
+Each chunk of images, and each of labels, has a checksum of 64 characters, which takes 80 bytes as zarr indents it. In
+chunks of 1000 samples that is a data set of 400 million. Reading such a manifest takes less than 500 MB.
+"""
+
+
+def read_json(path: Path, *, remedy: str, bounds: Bounds = BOUNDS) -> Any:
+    """Return what a JSON file holds. Raises DataError naming the file and ending in `remedy`."""
+    try:
+        data = read_regular(path, bounds.size, remedy=remedy)
+    except OSError as error:
+        raise DataError(path, error.strerror or error, remedy) from error
+    return parse_json(data, path, remedy=remedy, bounds=bounds)
+
+
+def parse_json(data: bytes, where: object, *, remedy: str, bounds: Bounds = BOUNDS) -> Any:
+    """Return what JSON text holds. Raises DataError naming `where` it stands and ending in `remedy`."""
+    if problem := _excess(data, bounds):
+        raise DataError(where, problem, remedy)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(where, f"not JSON ({error})", remedy) from error
+
+
+def _excess(data: bytes, bounds: Bounds) -> str | None:
+    """Return what the text has too much of, None if nothing. It may count what stands in strings too."""
+    if len(data) > bounds.size:
+        return f"{len(data):,} bytes, more than the {bounds.size:,} allowed"
+    tables = data.count(b"[") + data.count(b"{")
+    if tables > bounds.tables:
+        return f"{tables:,} lists and tables, more than the {bounds.tables:,} allowed"
+    values = tables + data.count(b",") + data.count(b":") + 1
+    if values > bounds.values:
+        return f"{values:,} values, more than the {bounds.values:,} allowed"
+    if len(data) > _LARGE and _may_widen(data):
+        return f"{len(data):,} bytes with characters that take four bytes each, at most {_LARGE:,} allowed"
+    return None
+
+
+def _may_widen(data: bytes) -> bool:
+    """Whether one rare character may make a long text take four bytes a character.
+
+    Ours are ASCII, and of short strings.
+    """
+    if not data.isascii():
+        return True
+    starts = range(0, len(data) - _STRETCH, _STRETCH)
+    return b"\\u" in data and any(data.find(b'"', start, start + _STRETCH) < 0 for start in starts)
+
+
+def unknown_keys(found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:
+    """Return the first key that is not known, None where there is none. A model would build an error for each."""
+    return next((key for key in found if key not in known), None)

@@ -1,0 +1,177 @@
+"""Image files into arrays, with limits: whatever is in a file, decoding it takes a bounded amount of memory.
+
+The only place that decodes images: predictions and the preparation of folders see the same pixels.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from daskcnn.errors import DataError
+from daskcnn.files import read_regular
+
+Pixels = npt.NDArray[np.uint8]
+Fit = Literal["stretch", "crop", "pad"]
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
+"""Those that Pillow decodes by itself; others call programs, such as Ghostscript."""
+
+MAX_BYTES = 64 << 20
+MAX_PIXELS = 24_000_000
+"""Of an image: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
+
+_REMEDY = "scale it down first"
+_GIVE = "give a PNG or JPEG file"
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+_ROWS = 64
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each EXIF orientation."""
+_SWAPPING = {_TURNS[number] for number in (5, 6, 7, 8)}
+
+
+def read_file(path: str | Path) -> bytes:
+    """Return the content of an image file. Raises DataError, for what is no regular file and what is too large too."""
+    try:
+        return read_regular(path, MAX_BYTES, remedy=_REMEDY)
+    except OSError as error:
+        raise DataError(path, f"not an image that can be read ({error.strerror or error})", _GIVE) from error
+
+
+def dimensions(data: bytes, *, name: str) -> tuple[int, int]:
+    """Return (H, W) of an image as it is looked at, turned by its EXIF orientation. Raises DataError as `decode`."""
+    with _opened(data, name) as image:
+        W, H = image.size
+        return (W, H) if _turn(image) in _SWAPPING else (H, W)
+
+
+def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch", grey: bool = False) -> Pixels:
+    """Return an image (H, W, 3), or (H, W, 1) if `grey`, as it is looked at.
+
+    It is turned by its EXIF orientation. What is transparent shows black. Grey values of 16 bits are divided by 257, so
+    that white stays white. The first frame of an animation is taken.
+
+    Parameters
+    ----------
+    data : the file's content
+    name : of the file, for messages
+    size : (H, W) of the result
+    fit : what is done about other proportions. "stretch" changes them, "crop" cuts off what is too much from both
+        sides, "pad" adds black to both sides.
+    grey : whether the result has one channel
+
+    Raises
+    ------
+    DataError : for what is no image, is damaged, has more than `MAX_PIXELS` pixels, or metadata beyond measure
+    """
+    with _opened(data, name) as image:
+        small = _fitted(_resizable(_turned(image)), (size[1], size[0]), fit)
+        flat = _on_black(small).convert("L" if grey else "RGB")
+        return np.asarray(flat, np.uint8).reshape(*size, 1 if grey else 3).copy()
+
+
+@contextmanager
+def _opened(data: bytes, name: str) -> Iterator[Image.Image]:
+    """The image, its size checked. What Pillow raises or warns of is raised as DataError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # of damaged metadata, which are not looked at
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            if len(data) > MAX_BYTES:
+                raise DataError(name, f"{len(data):,} bytes, more than the {MAX_BYTES:,} allowed", _REMEDY)
+            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+                _check_size(image, name)
+                yield image
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _too_large(name, str(error)) from error
+    except DataError:
+        raise
+    except (MemoryError, RecursionError) as error:
+        raise _too_large(name, type(error).__name__) from error
+    except Exception as error:  # each of Pillow's decoders has errors of its own
+        reason = "cannot identify image file" if isinstance(error, UnidentifiedImageError) else error
+        raise DataError(name, f"not an image that can be read ({reason!s:.200})", _GIVE) from error
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise _too_large(name, f"{width}x{height} pixels, more than the {MAX_PIXELS:,} allowed")
+
+
+def _too_large(name: str, why: str) -> DataError:
+    return DataError(name, f"too large for an image to look at ({why})", _REMEDY)
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """The image as its EXIF orientation says that it is looked at."""
+    turn = _turn(image)
+    return image if turn is None else image.transpose(turn)
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What undoes the image's orientation; None for one that is as it is looked at, or has damaged EXIF data."""
+    if image.format == "TIFF":  # which Pillow turns by itself
+        return None
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except (ValueError, TypeError, KeyError, IndexError, OSError, SyntaxError, struct.error):
+        return None
+    return _TURNS.get(orientation) if isinstance(orientation, int) else None
+
+
+def _resizable(image: Image.Image) -> Image.Image:
+    """The image in a mode of 8 bits that can be resized: L, RGB or, where it has transparent parts, RGBa."""
+    if image.mode in _DEEP:
+        return Image.fromarray(_eight_bits(image))
+    if image.has_transparency_data:
+        return (image if image.mode == "RGBA" else image.convert("RGBA")).convert("RGBa")  # a copy less
+    mode = "L" if image.mode in ("1", "L") else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _on_black(image: Image.Image) -> Image.Image:
+    """The image without its transparency. RGBa has its colours multiplied by it already."""
+    return Image.merge("RGB", image.split()[:3]) if image.mode == "RGBa" else image
+
+
+def _eight_bits(image: Image.Image) -> Pixels:
+    """Grey values (H, W): of 16 bits (I;16, I) divided by 257, real ones (F) by the scale that they seem to have."""
+    values = np.asarray(image)
+    top = 65535.0
+    if image.mode == "F":
+        largest = float(np.nanmax(values, initial=0.0))
+        top = 1.0 if largest <= 1 else 255.0 if largest <= 255 else 65535.0
+    found = np.empty(values.shape, np.uint8)
+    for row in range(0, len(values), _ROWS):
+        part = np.nan_to_num(values[row : row + _ROWS].astype(np.float32), nan=0.0, posinf=top, neginf=0.0)
+        found[row : row + _ROWS] = np.rint(np.clip(part * np.float32(255 / top), 0, 255))
+    return found
+
+
+def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
+    """The image in this size, (W, H)."""
+    if image.size == size:
+        return image
+    if fit == "crop":
+        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
+    if fit == "pad":
+        return ImageOps.pad(image, size, Image.Resampling.BILINEAR)
+    return image.resize(size, Image.Resampling.BILINEAR)

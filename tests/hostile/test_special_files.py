@@ -1,0 +1,97 @@
+"""A pipe, a device or a socket in the place of any file of a run is refused at once: nothing waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from daskcnn.errors import UserError
+from daskcnn.files import check_regular, open_regular, read_regular
+from daskcnn.job.resolve import resolve
+from daskcnn.job.sources import read_job_file
+from daskcnn.launch.predict import predict
+from daskcnn.launch.report import report
+from daskcnn.runs.checkpoint import load
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.log import EventLog, read_events
+from tests.special_files import SPECIAL, special
+from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
+
+kinds = pytest.mark.parametrize("kind", SPECIAL)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    raw = tiny_job(tiny_data(tmp_path))
+    return tiny_run(tmp_path, raw, random_state(resolve(raw)), status="done")
+
+
+def quiet(_: str) -> None:
+    return None
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "summary.json": lambda run: RunDirectory.open(run).summary(),
+    "events.jsonl": lambda run: read_events(run / "events.jsonl"),
+    "lock": lambda run: RunDirectory.open(run, writable=True),
+    "checkpoints/step-000000007/state.json": lambda run: load(run / "checkpoints/step-000000007"),
+    "checkpoints/step-000000007/arrays.safetensors": lambda run: load(run / "checkpoints/step-000000007"),
+}
+
+
+@kinds
+@pytest.mark.parametrize("name", READERS)
+def test_no_file_of_a_run_is_waited_for(run: Path, kind: str, name: str) -> None:
+    special(run / name, kind)
+    with pytest.raises(UserError, match=rf"{name}: a {SPECIAL[kind]}, not a regular file; give a regular file"):
+        READERS[name](run)
+
+
+@kinds
+def test_a_log_is_not_written_to_what_is_no_file(run: Path, kind: str) -> None:
+    special(run / "events.jsonl", kind)
+    with pytest.raises(UserError, match="not a regular file"):
+        EventLog(run / "events.jsonl")
+
+
+@kinds
+@pytest.mark.parametrize("name", ["job.json", "events.jsonl", "summary.json", "checkpoints"])
+def test_commands_on_such_a_run_end_in_words(run: Path, kind: str, name: str) -> None:
+    if name == "checkpoints":
+        (run / name).rename(run / "away")
+    special(run / name, kind)
+    with pytest.raises(UserError, match=r".*; .*"):
+        predict(str(run), [str(run / "x.png")], which="last", top=1, say=quiet)
+    with pytest.raises(UserError, match=r".*; .*"):
+        report(str(run))
+
+
+@kinds
+def test_a_job_file_is_a_file(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match=f"a {SPECIAL[kind]}, not a regular file"):
+        read_job_file(special(tmp_path / "job.toml", kind))
+
+
+@kinds
+def test_the_helper_refuses_without_opening(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path / "x", kind)
+    for function in (check_regular, open_regular, lambda p: read_regular(p, 10)):
+        with pytest.raises(UserError, match=f"x: a {SPECIAL[kind]}, not a regular file; give a regular file"):
+            function(path)
+
+
+def test_regular_files_are_read_through_links_and_within_bounds(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"abc")
+    (tmp_path / "y").symlink_to("x")
+    assert check_regular(tmp_path / "y") == 3
+    assert read_regular(tmp_path / "y", 3) == b"abc"
+    with pytest.raises(UserError, match="x: 3 bytes, more than the 2 allowed; do this"):
+        read_regular(tmp_path / "x", 2, remedy="do this")
+    with pytest.raises(UserError, match="more than the 10 allowed"):
+        read_regular("/proc/self/status", 10)  # it says that it has no bytes
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "z")

@@ -1,0 +1,28 @@
+"""Files that are no regular ones: whoever opens one to read may wait for ever."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+SPECIAL = {"pipe": "named pipe", "device": "device", "socket": "socket"}
+"""Kinds of special files, as messages name them."""
+
+
+def special(path: Path, kind: str) -> Path:
+    """Put such a file in place of what is there. The device is a link to /dev/zero, which never ends."""
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as end:
+            here = Path.cwd()
+            os.chdir(path.parent)  # a socket's path is short
+            try:
+                end.bind(path.name)
+            finally:
+                os.chdir(here)
+    return path
