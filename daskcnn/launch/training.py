@@ -37,7 +37,7 @@ from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_s
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
 from daskcnn.store.facts import Facts
-from daskcnn.training.coordinator.layer import REPLICA
+from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
 
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}

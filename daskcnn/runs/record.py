@@ -23,7 +23,7 @@ class _StateFields(BaseModel):
 
 
 class _Rounds(_StateFields):
-    """Who has which samples, and how often each has seen them."""
+    """The samples of each worker, and how often each was presented."""
 
     allocation: dict[str, Any]
     seconds: dict[str, PositiveFloat]
@@ -66,7 +66,7 @@ class Record(_StateFields):
 
     @property
     def allocation(self) -> Allocation | None:
-        """Who has which samples; None where that was not kept. Raises ValueError where it is damaged."""
+        """The samples of each worker; None where that was not kept. Raises ValueError where it is damaged."""
         return None if self.book.rounds is None else Allocation.from_dict(self.book.rounds.allocation)
 
 
