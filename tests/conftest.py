@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,27 +15,32 @@ from daskcnn.conv.timings import memory_of
 from tests.standin import DEVICES, device_of
 from tests.tiny_runs import tiny_data
 
+_TESTS = count()
 # how long an example takes says more of what else the machine does than of us
 settings.register_profile("daskcnn", deadline=None)
 settings.load_profile("daskcnn")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Processes that tests start keep what they measure here, never in the user's own folder.
 
     And they measure nothing unless a test asks for it: which algorithm wins must not decide about a last digit.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DASKCNN_TUNE", "0")
-        patch.setenv("DASKCNN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        yield
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("DASKCNN_CACHE_DIR", str(folder))
+        yield folder
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _cache_of_the_session: None) -> Iterator[Path]:
-    """A cache folder of the test's own: plans do not depend on what was measured before."""
-    folder = tmp_path / "daskcnn-cache"
+def cache(monkeypatch: pytest.MonkeyPatch, _cache_of_the_session: Path) -> Iterator[Path]:
+    """A cache folder of the test's own: plans do not depend on what was measured before.
+
+    It is made when it is written to: thousands of tests need none.
+    """
+    folder = _cache_of_the_session / f"of-test-{next(_TESTS)}"
     monkeypatch.setenv("DASKCNN_CACHE_DIR", str(folder))
     memory_of.cache_clear()
     forget_plans()

@@ -110,6 +110,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_the_example_trains_and_its_command_can_be_given_again(tmp_path: Path, slurm: dict[str, str]) -> None:
     job = tmp_path / "job.toml"
     job.write_text("[data]\nlimit = 600\nvalidation = 100\n[train]\nepochs = 1\n", encoding="utf-8")
