@@ -6,14 +6,18 @@ import contextlib
 import json
 import logging
 import re
+import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 from distributed.comm.addressing import get_address_host_port, normalize_address
+from distributed.utils import LoopRunner
+from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import Patience
@@ -164,8 +168,9 @@ def _local(settings: Cluster) -> Iterator[Client]:
         "distributed.worker.profile.enabled": False,
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
-    with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config):
+    with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config), _own_loop() as loop:
         cluster = SpecCluster(
+            loop=loop,
             workers=dict(_local_workers(wanted, scratch)),
             scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
             name="daskcnn",
@@ -173,6 +178,25 @@ def _local(settings: Cluster) -> Iterator[Client]:
         )
         with cluster, Client(cluster) as client:
             yield client
+
+
+@contextlib.contextmanager
+def _own_loop() -> Iterator[IOLoop]:
+    """An event loop whose thread, and the workers' processes that it starts, leave signals to the driver's main thread.
+
+    A worker inherits the mask. Before it is set up, when it ignores signals by itself, Ctrl-C would end it.
+    """
+    runner = LoopRunner(asynchronous=False)
+    resource_tracker.ensure_running()  # where it is started with a worker, it lets that worker's thread have signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    try:
+        yield runner.loop
+    finally:
+        runner.stop()
 
 
 def _local_workers(wanted: dict[str, int], scratch: str) -> Iterator[tuple[str, dict[str, object]]]:

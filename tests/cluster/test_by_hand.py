@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from distributed import Client
 
@@ -250,6 +251,22 @@ def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str
         _, told = run.communicate(timeout=100)
     assert run.returncode == code, told
     assert "--resume" in told
+    assert "Traceback" not in told
+
+
+def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synthetic: str) -> None:
+    """A worker's process that is not set up yet has the signal too, and must not end by it."""
+    job = job_file(tmp_path, synthetic, cluster={"workers": {"cpu": 2}})
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        deadline = time.monotonic() + 100
+        while not any("spawn_main" in " ".join(child.cmdline()) for child in psutil.Process(run.pid).children()):
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(run.pid, signal.SIGINT)
+        _, told = run.communicate(timeout=100)
+    assert run.returncode == 130, told
+    assert "before training began" in told
     assert "Traceback" not in told
 
 
