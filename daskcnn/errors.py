@@ -118,7 +118,7 @@ class NotKept(UserError):
 
 
 class Interrupted(UserError):
-    """A signal ended the run after a checkpoint was written; the exit code is 128 plus the signal's number."""
+    """A signal ended the run; what was trained before it is saved. The exit code is 128 plus the signal's number."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)

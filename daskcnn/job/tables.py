@@ -172,7 +172,10 @@ class Cluster(Options):
     )
     wait: float = Field(60.0, ge=0, description="Seconds to wait for the scheduler and the workers.")
     stall_timeout: float = Field(
-        300.0, gt=0, description="Seconds without progress after which a worker counts as lost."
+        300.0,
+        gt=0,
+        description="Seconds without a sign of life after which a worker counts as lost, "
+        "on top of five times what its round should take.",
     )
     settle: float = Field(
         2.0,
@@ -188,7 +191,7 @@ class Cluster(Options):
     )
     wire: Literal["float32", "float16"] = Field("float32", description="Number type of vectors on the network.")
     overlap: bool = Field(
-        True, description="Whether replicas train on while they push and pull within a round (asynchronous rules)."
+        True, description="Whether replicas train on while they push and pull within a round (`easgd`, `downpour`)."
     )
     ps_shards: int = Field(
         1, ge=1, description="Workers that the parameter server is split over, each with a range of the vector."

@@ -1,4 +1,4 @@
-"""What a run survives: workers, the server's host and the driver are killed at chosen moments."""
+"""What a run survives: workers and the server's host are killed at chosen moments."""
 
 from __future__ import annotations
 
