@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError, NotKept
-from daskcnn.events import CheckpointWritten, Event, Warned
+from daskcnn.events import CheckpointWritten, Event, Warned, WorkersCalibrated
 from daskcnn.launch.prepared_job import Prepared
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
@@ -45,6 +45,7 @@ class Recorder:
     kept: bool = True
     not_kept: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
+    _training: bool = False  # the workers are calibrated
     _told: bool = False  # that the directory is gone
     _ended: bool = False  # the last event is in the log
 
@@ -54,7 +55,12 @@ class Recorder:
         return self.seconds_before + time.monotonic() - self.begun
 
     def emit(self, event: Event) -> None:
-        """Log and show an event. A run directory that was removed is written anew at once, with a warning."""
+        """Log and show an event. A run directory that was removed is written anew at once, with a warning.
+
+        Seconds of training count from when the workers that the run begins with are calibrated.
+        """
+        if isinstance(event, WorkersCalibrated) and not self._training:
+            self.begun, self._training = time.monotonic(), True
         with self.lock:
             self.directory.log(event)
             self.progress.handle(event)

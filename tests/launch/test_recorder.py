@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import Interrupted, NotKept
-from daskcnn.events import EpochEnded, Warned
+from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import prepare_job
@@ -277,3 +277,13 @@ def test_an_unmounted_disk_is_told_at_once_and_its_place_left_empty(runs: Path, 
     (place,) = temporary.glob("daskcnn-*/run")
     assert whole(place, state, summary) == ["checkpoint", "epoch", "epoch", "warning", "checkpoint", "end"]
     assert list(runs.iterdir()) == [], "what is written there would be hidden once the disk is back"
+
+
+def test_seconds_of_training_count_from_when_the_workers_are_calibrated(recorder: Recorder) -> None:
+    """A worker that comes during the run is calibrated too, and changes nothing."""
+    recorder.begun -= 1000
+    recorder.emit(WorkersCalibrated(workers=[]))
+    assert recorder.seconds < 1000
+    recorder.begun -= 1000
+    recorder.emit(WorkersCalibrated(workers=[]))
+    assert recorder.seconds >= 1000
