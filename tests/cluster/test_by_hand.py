@@ -217,7 +217,8 @@ def wait_for(file: Path, timeout: float = 100) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
 def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
     three_workers: Client, tmp_path: Path, synthetic: str, strategy: str
 ) -> None:

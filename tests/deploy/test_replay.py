@@ -131,9 +131,8 @@ def left_alone(stage: Stage, pod: Pod) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    ("network", "how"), [pytest.param("stage", "killed", marks=pytest.mark.slow), ("encrypted", "terminated")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("network", "how"), [("stage", "killed"), ("encrypted", "terminated")])
 def test_a_job_that_is_ended_half_way_resumes_to_completion(
     request: pytest.FixtureRequest, cluster: ExitStack, network: str, how: str
 ) -> None:
