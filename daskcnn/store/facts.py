@@ -55,12 +55,13 @@ class Facts:
             raise _damaged(f"images of shape {found.shape} are larger than {MAX_CHUNK_BYTES:,} bytes")
         # one number for all channels, as version 0.1.0 kept it
         deviation = found.deviation if isinstance(found.deviation, tuple) else (found.deviation,) * C
-        if not min(deviation) >= SMALLEST_DEVIATION:
-            raise _damaged(f"a deviation of {min(deviation)}")
-        if len(found.mean) != C or len(deviation) != C:
-            raise _damaged(f"{len(found.mean)} channel means and {len(deviation)} deviations for {C} channels")
-        numbers = np.array(found.mean), np.array(deviation), dtype
-        return cls(tuple(found.classes), (H, W, C), *numbers, found.labels, found.nodata)
+        for what, numbers in (("means", found.mean), ("deviations", deviation)):
+            if len(numbers) != C:
+                raise _damaged(f"{len(numbers)} channel {what} for {C} channels")
+        if min(deviation) < SMALLEST_DEVIATION:
+            raise _damaged(f"a channel's deviation is {min(deviation)}")
+        statistics = np.array(found.mean), np.array(deviation)
+        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata)
 
 
 class _Record(BaseModel):
