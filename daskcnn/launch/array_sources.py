@@ -29,7 +29,7 @@ class Readable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class SampleBlock:
     """Samples lo…hi of a source, in its own layout and type. `data` holds just them if `sliced`, else all samples."""
 
     lo: int
@@ -106,7 +106,7 @@ class ImageSource:
             images = np.moveaxis(images, 1, -1)
         return images.astype(self.dtype, copy=False)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[SampleBlock]:
         """Yield the blocks, which follow the source's chunks where it has some."""
         rows = max(1, BLOCK_BYTES // self.sample_bytes)
         if isinstance(self.what, dask.array.Array):
@@ -116,17 +116,17 @@ class ImageSource:
             chunk = int(self.what.chunks[0])
             rows = max(chunk, rows // chunk * chunk)
         for lo in range(0, len(self), rows):
-            yield Block(lo, min(lo + rows, len(self)), self.what, sliced=False)
+            yield SampleBlock(lo, min(lo + rows, len(self)), self.what, sliced=False)
 
 
-def _dask_blocks(array: Any, rows: int) -> Iterator[Block]:
+def _dask_blocks(array: Any, rows: int) -> Iterator[SampleBlock]:
     whole = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
     if max(whole.chunks[0]) > rows:
         whole = whole.rechunk({0: rows})
     lo = 0
     for number, size in enumerate(whole.chunks[0]):
         if size:
-            yield Block(lo, lo + size, whole.blocks[number], sliced=True)
+            yield SampleBlock(lo, lo + size, whole.blocks[number], sliced=True)
         lo += size
 
 

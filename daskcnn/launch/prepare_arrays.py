@@ -18,7 +18,7 @@ from distributed import Client, Future, default_client
 from daskcnn.cluster.calls import Check, no_check
 from daskcnn.cluster.streaming import stream
 from daskcnn.errors import DataError
-from daskcnn.launch.array_sources import Block, ImageSource, Layout, labels_of
+from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock, labels_of
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -95,7 +95,7 @@ def prepare(
     plan = _plan(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata)
     client = client or _present_client()
     with _taking_place(out), drafted(out, plan.draft) as draft:
-        writer = _Writer(samples, plan, draft, progress, check)
+        writer = _ArrayWriter(samples, plan, draft, progress, check)
         facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
         manifest = assemble(plan.common, facts, warn=warn)
         if unseen := unseen_classes(manifest):
@@ -122,7 +122,7 @@ def _present_client() -> Client | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class _GivenSamples:
     """Images that go into one part or both.
 
     Attributes
@@ -139,7 +139,7 @@ class _Part:
 class _Samples:
     """All samples: one array that is split, or one for training and one for testing."""
 
-    given: tuple[_Part, ...]
+    given: tuple[_GivenSamples, ...]
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
 
@@ -173,16 +173,16 @@ def _samples(
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
             told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
             raise DataError("test", f"images of {told[0]}, those for training are {told[1]}", "give images of one kind")
-        given: tuple[_Part, ...] = (_whole(source, found, testing=False), _whole(other, answers, testing=True))
+        given: tuple[_GivenSamples, ...] = (_whole(source, found, testing=False), _whole(other, answers, testing=True))
     else:
-        given = (_Part(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
+        given = (_GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
         if not given[0].mask.any():
             raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
     return _Samples(given, found.classes, _weights(weights, given[0]))
 
 
-def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> _Part:
-    return _Part(source, found.values, np.full(len(source), testing))
+def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> _GivenSamples:
+    return _GivenSamples(source, found.values, np.full(len(source), testing))
 
 
 def _check_lengths(what: str, found: int, source: ImageSource) -> None:
@@ -197,7 +197,7 @@ def _test_count(test: float | int, samples: int) -> int:
     return max(1, count)
 
 
-def _weights(weights: Any, part: _Part) -> npt.NDArray[np.float32] | None:
+def _weights(weights: Any, part: _GivenSamples) -> npt.NDArray[np.float32] | None:
     """The weights of all samples, of which the training samples' mean is 1."""
     if weights is None:
         return None
@@ -212,7 +212,7 @@ def _weights(weights: Any, part: _Part) -> npt.NDArray[np.float32] | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Plan:
+class _Arrangement:
     """Where every sample goes.
 
     Attributes
@@ -235,7 +235,7 @@ class _Plan:
             yield begin + lo, begin + hi
 
 
-def _plan(samples: _Samples, name: str, order: Order, seed: int, nodata: float | None) -> _Plan:
+def _plan(samples: _Samples, name: str, order: Order, seed: int, nodata: float | None) -> _Arrangement:
     source = samples.given[0].images
     counts = {part: samples.count(part) for part in PARTS}
     chunk = chunk_for(counts["train"], source.sample_bytes)
@@ -258,7 +258,7 @@ def _plan(samples: _Samples, name: str, order: Order, seed: int, nodata: float |
     test = PartManifest.model_construct(samples=counts["test"], **unknown)
     found: dict[str, Any] = {"mean": (), "deviation": (), "train": train, "test": test}
     draft = Manifest.model_construct(**(common | found))  # not validated: what is not known yet is left out
-    return _Plan(common, draft, _places(samples, counts, order, seed), chunk, nodata)
+    return _Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
 
 
 def _places(samples: _Samples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
@@ -285,7 +285,7 @@ class _BlockWork:
     """Pass 1 of a block: what it is called, where it comes from, and where its samples go."""
 
     number: int
-    block: Block
+    block: SampleBlock
     source: ImageSource
     places: Places
     folder: str
@@ -340,10 +340,10 @@ def _write_chunk(
     return chunk_facts(*kept.values(), classes=len(manifest.classes), nodata=manifest.nodata, where=part)
 
 
-class _Writer:
+class _ArrayWriter:
     """Writes the samples to a draft, and gives the facts of the chunks of each part in their order."""
 
-    def __init__(self, samples: _Samples, plan: _Plan, draft: Draft, progress: Progress, check: Check) -> None:
+    def __init__(self, samples: _Samples, plan: _Arrangement, draft: Draft, progress: Progress, check: Check) -> None:
         self._samples, self._plan, self._draft = samples, plan, draft
         self._progress, self._check = progress, check
         places = np.concatenate(plan.places)
@@ -432,7 +432,12 @@ def _submit_block(
     if not block.sliced:
         return client.submit(function, work, pure=False, **how)
     without = _BlockWork(
-        work.number, Block(block.lo, block.hi, None, True), _bare(work.source), work.places, work.folder, work.nodata
+        work.number,
+        SampleBlock(block.lo, block.hi, None, True),
+        _bare(work.source),
+        work.places,
+        work.folder,
+        work.nodata,
     )
     return client.compute(dask.delayed(partial(_write_block, without), pure=False)(block.data), **how)
 
