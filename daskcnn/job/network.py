@@ -15,7 +15,7 @@ from daskcnn.errors import JobError
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, init_network
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.nn.losses import USUAL, LabelKind
+from daskcnn.nn.losses import USUAL
 from daskcnn.nn.schedule import RateSchedule
 from daskcnn.store import Dataset, Described
 
@@ -66,15 +66,9 @@ def optimizer_of(job: Job) -> SGD:
     return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
 
 
-def labels_of(images: Described) -> LabelKind:
-    """Whether a sample has one label or several."""
-    found: LabelKind = getattr(images, "labels", "classes")
-    return found
-
-
 def loss_of(job: Job, images: Described) -> Loss:
     """The job's loss, or the usual one for the data set's labels. Raises JobError for one that is for other labels."""
-    kind = labels_of(images)
+    kind = images.labels
     name = job.train.loss or USUAL[kind]
     if LOSSES[name].labels != kind:
         has = "has one class a sample" if kind == "classes" else "has several labels a sample"

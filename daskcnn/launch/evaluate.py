@@ -11,14 +11,13 @@ from typing import Any
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
-from daskcnn.job.network import labels_of
 from daskcnn.launch.trained_run import Which, load_trained
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores
 from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.drawing import need_matplotlib
-from daskcnn.store import Dataset, open_dataset
+from daskcnn.store import Dataset, Described, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import to_classifier
 
@@ -58,7 +57,7 @@ def evaluate(
         "checkpoint": str(checkpoint.path),
         "data": dataset.path,
         "samples": score.samples,
-        "labels": labels_of(dataset),
+        "labels": dataset.labels,
         "accuracy": score.accuracy,
         "loss": score.loss,
         "auc": score.judged.auc,
@@ -69,13 +68,13 @@ def evaluate(
     return result
 
 
-def _kind(images: Any) -> tuple[Any, ...]:
-    return images.shape, images.classes, labels_of(images)
+def _kind(images: Described) -> tuple[Any, ...]:
+    return images.shape, images.classes, images.labels
 
 
 def _answers(dataset: Dataset) -> ClassAnswers | LabelAnswers:
     classes = len(dataset.classes)
-    return ClassAnswers(classes) if labels_of(dataset) == "classes" else LabelAnswers(classes)
+    return ClassAnswers(classes) if dataset.labels == "classes" else LabelAnswers(classes)
 
 
 def _confuses(answers: ClassAnswers | LabelAnswers) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError
-from daskcnn.job.network import convolutions, initial_weights, labels_of, loss_of, network_of, training_samples
+from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import Data, Job
 from daskcnn.nn import Layout
@@ -111,7 +111,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems:
         raise JobError(problems)
-    loss = job.train.loss or USUAL[labels_of(dataset)]
+    loss = job.train.loss or USUAL[dataset.labels]
     job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
     return Prepared(job, dataset, layout)
 

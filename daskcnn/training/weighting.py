@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError, JobError, nearest
-from daskcnn.job.network import labels_of, training_samples
+from daskcnn.job.network import training_samples
 from daskcnn.job.tables import Job
 from daskcnn.store import Batch, Dataset
 
@@ -34,8 +34,7 @@ class Weighting:
     def of(self, batch: Batch, dtype: npt.DTypeLike) -> Array:
         """Return the weights (N,) of a batch."""
         factors = self.factors[batch.labels] if self.factors.ndim else np.broadcast_to(self.factors, len(batch.labels))
-        own = getattr(batch, "weights", None)
-        return (factors if own is None else factors * own).astype(dtype)
+        return (factors if batch.weights is None else factors * batch.weights).astype(dtype)
 
 
 def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
@@ -45,7 +44,7 @@ def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
     fit the data set, DataError for weights of which none is above 0.
     """
     samples, given = training_samples(job, dataset), job.train.class_weights
-    own = dataset.train.weights(np.arange(samples)) if hasattr(dataset.train, "weights") else None
+    own = dataset.train.weights(np.arange(samples))
     if own is None and given is None:
         return None
     weights = np.ones(samples) if own is None else own.astype(np.float64)
@@ -53,9 +52,10 @@ def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
         raise DataError(dataset.path, "its sample weights are not numbers of 0 or more, one at least above 0", _PREPARE)
     if given is None:
         return Weighting(np.asarray(samples / weights.sum()))
-    if labels_of(dataset) == "several":
+    if dataset.labels == "several":
         raise JobError([f"train.class_weights = {given!r:.60}: {_SEVERAL}"])
-    sums = np.bincount(dataset.train.labels()[:samples], weights, minlength=len(dataset.classes))
+    labels = dataset.train.labels()[:samples]
+    sums = np.bincount(labels, weights, minlength=len(dataset.classes)).astype(np.float64)
     factors = _balanced(sums) if given == "balanced" else _given(given, dataset.classes)
     if not (total := (factors * sums).sum()) > 0:
         raise JobError(["train.class_weights: no training sample has a weight above 0; raise some"])
