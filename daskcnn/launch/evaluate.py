@@ -6,8 +6,12 @@ import csv
 import io
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
@@ -17,7 +21,8 @@ from daskcnn.nn.auc import ClassScores
 from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.drawing import need_matplotlib
-from daskcnn.store import Dataset, Described, open_dataset
+from daskcnn.store import Dataset, Described, Split, open_dataset
+from daskcnn.store.facts import Facts
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import to_classifier
 
@@ -47,7 +52,9 @@ def evaluate(
     if picture is not None and not _confuses(answers):
         reason = f"{dataset.path} has several labels a sample, or more than {MOST_CONFUSED:,} classes"
         raise UserError(picture, f"{reason}, so there is no confusion matrix", "leave --picture out")
-    replica = Replica(job, dataset, Device.of("cpu", threads=cpu_count()), clock=time.perf_counter)
+    replica = Replica(
+        job, _as_trained(dataset, classifier.facts), Device.of("cpu", threads=cpu_count()), clock=time.perf_counter
+    )
     replica.adopt(to_state(checkpoint, job).weights)
     samples = len(dataset.test)
     with single_threaded_blas():
@@ -70,6 +77,27 @@ def evaluate(
 
 def _kind(images: Described) -> tuple[Any, ...]:
     return images.shape, images.classes, images.labels
+
+
+@dataclass(frozen=True)
+class _AsTrained:
+    """The part of a `store.Dataset` that a replica judges on, with the means and deviations of the training samples."""
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    mean: npt.NDArray[np.float64]
+    deviation: npt.NDArray[np.float64]
+    labels: Literal["classes", "several"]
+    nodata: float | None
+    sample_bytes: int
+
+
+def _as_trained(dataset: Dataset, facts: Facts) -> Dataset:
+    """The data set in the eyes of a network: other data are not shifted and scaled by their own statistics."""
+    seen = dataset.train, dataset.test, dataset.classes, dataset.shape, facts.mean, facts.deviation
+    return cast(Dataset, _AsTrained(*seen, dataset.labels, dataset.nodata, dataset.sample_bytes))
 
 
 def _answers(dataset: Dataset) -> ClassAnswers | LabelAnswers:

@@ -13,15 +13,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from daskcnn.arrays import Device
 from daskcnn.cli import main as daskcnn
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.trained_run import load_trained
-from daskcnn.nn import auc
+from daskcnn.nn import Context, auc, predict
+from daskcnn.nn.auc import area_under_curve
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.trained_text import readable_evaluation
-from daskcnn.store import open_dataset
+from daskcnn.store import Dataset, normalise, open_dataset
+from daskcnn.store.manifest import Source, describe
+from daskcnn.store.writer import write
 from daskcnn.training.trained_network import to_classifier
 from tests.tiny_runs import CLASSES, random_state, tiny_job, tiny_run
+from tests.toy_data import toy_dataset
 
 
 @pytest.fixture
@@ -115,6 +120,84 @@ def test_names_of_classes_are_drawn_as_they_are(tmp_path: Path) -> None:
     assert "$\\frac{$" in text
     assert "\\x1b[2Jship" in text
     assert "n" * 300 not in text
+
+
+def test_other_data_are_seen_as_the_training_data_were(trained: Path, path: str, tmp_path: Path) -> None:
+    """Not shifted and scaled by their own mean and deviation: `predict` has none of theirs either."""
+    dark = tmp_path / "dark.zarr"
+    images, labels = open_dataset(path).test.read(0, 60)
+    source = Source("synthetic", CLASSES, (images // 4, labels), (images // 2, labels), {})
+    write(source, describe(source, chunk=50, order="shuffled", seed=0), str(dark), lambda _: None)
+    job, checkpoint = load_trained(str(trained), "last", print)
+    right = to_classifier(checkpoint, job).predict(images // 2).argmax(axis=1) == labels
+    assert _json(trained, "--data", dark)["accuracy"] == pytest.approx(right.mean())
+
+
+# --- several labels a sample ---
+
+
+@pytest.fixture
+def by_label(tmp_path: Path) -> tuple[Path, Dataset]:
+    data = toy_dataset(tmp_path, size=8, several=True)
+    raw = tiny_job(data.path)
+    state = random_state(resolve(raw))
+    parameters = state.weights[: state.velocities["w0"].size]
+    parameters -= 0.55  # so that some answers are yes, some no, and none is quite sure
+    parameters *= 0.2
+    return tiny_run(tmp_path / "by-label", raw, state), data
+
+
+def test_several_labels_have_figures_each_and_no_matrix(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:
+    run, data = by_label
+    found = _json(run)
+    job, checkpoint = load_trained(str(run), "last", print)
+    images, rows = data.test.read(0, 40)
+    probabilities = to_classifier(checkpoint, job).predict(images)
+    yes = probabilities > 0.5
+    assert 0 < yes.mean() < 1
+    assert found["accuracy"] == pytest.approx((yes == rows).mean())
+    assert (found["labels"], found["top5"], found["confusion"]) == ("several", None, None)
+    for c, each in enumerate(found["classes"]):
+        hits = int((yes[:, c] & (rows[:, c] == 1)).sum())
+        assert each["samples"] == rows[:, c].sum()
+        assert each["recall"] == pytest.approx(hits / rows[:, c].sum())
+        assert each["precision"] == (pytest.approx(hits / yes[:, c].sum()) if yes[:, c].any() else None)
+        assert each["auc"] == area_under_curve(probabilities[:, [c]], rows[:, [c]])
+    lines = _evaluate(run).splitlines()
+    assert lines[0].startswith("accuracy by label ")
+    assert lines[3].split() == ["label", "samples", "precision", "recall", "AUC"]
+    assert len(lines) == 4 + 10
+    assert _evaluate(run, "--csv", "-").splitlines()[0] == "class,samples,precision,recall,auc"
+
+
+def test_a_picture_of_several_labels_is_refused(by_label: tuple[Path, Dataset], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    told = _evaluate(by_label[0], "--picture", tmp_path / "a.svg", code=2)
+    assert "several labels a sample" in told
+    assert "so there is no confusion matrix; leave --picture out" in told
+
+
+def test_predict_gives_the_likeliest_labels_each_with_its_own_probability(
+    by_label: tuple[Path, Dataset], tmp_path: Path
+) -> None:
+    run, data = by_label
+    image = data.test.read(0, 1)[0]
+    np.save(tmp_path / "image.npy", image[0])
+    args = ["predict", str(run), str(tmp_path / "image.npy"), "--top", "10", "--json"]
+    (found,) = json.loads(CliRunner().invoke(daskcnn, args).stdout)
+    job, checkpoint = load_trained(str(run), "last", print)
+    classifier = to_classifier(checkpoint, job)
+    params, state = classifier.layout.views(classifier.weights)
+    scores = predict(classifier.model, params, state, normalise(data, image), Context(Device()))[0]
+    expected = sorted(zip(1 / (1 + np.exp(-scores.astype(np.float64))), CLASSES, strict=True), reverse=True)
+    assert [each["class"] for each in found["classes"]] == [name for _, name in expected]
+    assert [each["probability"] for each in found["classes"]] == [pytest.approx(p, rel=1e-4) for p, _ in expected]
+    assert sum(each["probability"] for each in found["classes"]) != pytest.approx(1, abs=1e-3)
+
+
+def test_a_run_of_classes_is_not_judged_on_several_labels(trained: Path, by_label: tuple[Path, Dataset]) -> None:
+    told = _evaluate(trained, "--data", by_label[1].path, code=2)
+    assert f"other images or classes than {trained} was trained on" in told
 
 
 def test_of_many_samples_the_auc_is_that_of_some(trained: Path) -> None:
