@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -22,10 +23,14 @@ from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.drawing import need_matplotlib
 from daskcnn.store import Dataset, Described, Split, open_dataset
+from daskcnn.store.cache import CACHE
 from daskcnn.store.facts import Facts
+from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import to_classifier
 
+ONE_PASS = 2 * MAX_CHUNK_BYTES
+"""Bytes of chunks that are kept while all are read in their order."""
 COLUMNS = ("class", "samples", "precision", "recall", "auc")
 
 
@@ -57,7 +62,7 @@ def evaluate(
     )
     replica.adopt(to_state(checkpoint, job).weights)
     samples = len(dataset.test)
-    with single_threaded_blas():
+    with single_threaded_blas(), _small_cache():
         score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=answers.add)
     result = {
         "run": run,
@@ -73,6 +78,16 @@ def evaluate(
     if picture is not None:
         draw_confusion(dataset.classes, result["confusion"], Path(picture), title=f"{run}: {dataset.name}")
     return result
+
+
+@contextmanager
+def _small_cache() -> Iterator[None]:
+    """Keep few chunks: each is read once."""
+    before, CACHE.limit = CACHE.limit, ONE_PASS
+    try:
+        yield
+    finally:
+        CACHE.limit = before
 
 
 def _kind(images: Described) -> tuple[Any, ...]:

@@ -16,12 +16,14 @@ from click.testing import CliRunner
 from daskcnn.arrays import Device
 from daskcnn.cli import main as daskcnn
 from daskcnn.job.resolve import resolve
+from daskcnn.launch import evaluate
 from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn import Context, auc, predict
 from daskcnn.nn.auc import area_under_curve
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.trained_text import readable_evaluation
 from daskcnn.store import Dataset, normalise, open_dataset
+from daskcnn.store.cache import CACHE
 from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write
 from daskcnn.training.trained_network import to_classifier
@@ -131,6 +133,15 @@ def test_other_data_are_seen_as_the_training_data_were(trained: Path, path: str,
     job, checkpoint = load_trained(str(trained), "last", print)
     right = to_classifier(checkpoint, job).predict(images // 2).argmax(axis=1) == labels
     assert _json(trained, "--data", dark)["accuracy"] == pytest.approx(right.mean())
+
+
+def test_few_chunks_are_kept_while_all_are_read(trained: Path) -> None:
+    CACHE.clear()
+    limit, one = CACHE.limit, 50 * 8 * 8 * 3
+    with mock.patch.object(evaluate, "ONE_PASS", one):
+        _evaluate(trained)
+    assert 0 < CACHE.nbytes <= one
+    assert CACHE.limit == limit
 
 
 # --- several labels a sample ---
