@@ -451,7 +451,8 @@ def test_evaluate(trained: Path, path: str) -> None:
     assert 0 <= found["accuracy"] <= 1
     assert found["loss"] > 0
     text = invoke(daskcnn, "evaluate", trained).stdout
-    scores = f"accuracy {100 * found['accuracy']:.2f} %, loss {found['loss']:.4f}, AUC {found['auc']:.4f}"
+    top = f"accuracy {100 * found['accuracy']:.2f} %, top-5 {100 * found['top5']:.2f} %"
+    scores = f"{top}, loss {found['loss']:.4f}, AUC {found['auc']:.4f}"
     assert f"{scores} on 60 test samples" in text
 
 
