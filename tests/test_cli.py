@@ -527,7 +527,7 @@ def test_predict(trained: Path) -> None:
 
 def test_predict_in_words(trained: Path) -> None:
     text = invoke(daskcnn, "predict", trained, picture("a.png"), "--top", "10").stdout
-    assert re.fullmatch(r"a\.png: (\w [\d.]+ %(, )?){10}\n", text)
+    assert re.fullmatch(r"a\.png: (\w [\d.]+ %(; )?){10}\n", text)
     assert sum(float(chance) for chance in re.findall(r"([\d.]+) %", text)) == pytest.approx(100, abs=0.6)
 
 
@@ -602,7 +602,7 @@ def test_predict_refuses_a_truncated_array(twelve: Path) -> None:
     np.save("a.npy", np.zeros((8, 8, 12), np.uint8))
     Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:-1])
     assert "a.npy: 767 bytes of data, truncated" in refused(2, daskcnn, "predict", twelve, "a.npy")
-    assert "No such file" in refused(2, daskcnn, "predict", twelve, "b.npy")
+    assert "b.npy: there is no such file; correct the path" in refused(2, daskcnn, "predict", twelve, "b.npy")
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -618,7 +618,7 @@ def test_names_from_outside_do_not_drive_the_terminal(trained: Path) -> None:
     assert good.stdout.startswith(r"a\x1b[2J \u202e.png: ")
     assert good.stdout.count("\n") == 1
     told = refused(2, daskcnn, "predict", trained, "b" + evil)
-    assert r"ba\x1b[2J\n\u202e.png: not an image that can be read" in told
+    assert r"ba\x1b[2J\n\u202e.png: there is no such file" in told
     assert json.loads(invoke(daskcnn, "predict", trained, evil, "--json").stdout)[0]["image"] == evil
 
 
@@ -631,19 +631,22 @@ def test_a_name_that_is_no_utf_8_is_printed_all_the_same(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("missing.png", None, "No such file"),
         ("text.png", b"hello", "cannot identify image file"),
         ("empty.png", b"", "cannot identify image file"),
         ("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "cannot identify image"),
     ],
 )
-def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes | None, words: str) -> None:
-    if content is not None:
-        Path(name).write_bytes(content)
+def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes, words: str) -> None:
+    Path(name).write_bytes(content)
     told = refused(2, daskcnn, "predict", trained, picture("good.png"), name)
     assert f"{name}: not an image that can be read" in told
     assert words in told
     assert "give a PNG or JPEG file" in told
+
+
+def test_predict_names_a_file_that_is_not_there(trained: Path) -> None:
+    told = refused(2, daskcnn, "predict", trained, picture("good.png"), "missing.png")
+    assert "missing.png: there is no such file; correct the path" in told
 
 
 def test_predict_names_a_truncated_image(trained: Path) -> None:
