@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -724,6 +725,13 @@ def test_doctor_waits_no_less_than_nothing() -> None:
     assert "-1" in refused(2, daskcnn, "doctor", "--wait", "-1")
 
 
+def test_a_wrong_job_is_told_in_a_line_for_each_problem() -> None:
+    assert (
+        refused(2, run, "--epochs", "ten")
+        == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
+    )
+
+
 # --- as real processes ---
 
 
@@ -740,12 +748,6 @@ def process(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_wrong_job_in_a_process_of_its_own() -> None:
-    found = process("daskcnn.run", "--epochs", "ten")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
-
-
 def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"
     found = process("daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "1", "--json")
@@ -756,7 +758,9 @@ def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> No
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_while_it_waits_for_a_scheduler(
     path: str, silent_port: int, signum: signal.Signals, code: int
 ) -> None:
@@ -772,6 +776,12 @@ def test_a_signal_while_it_waits_for_a_scheduler(
     assert "Traceback" not in told
 
 
+def test_dask_finds_the_command_line() -> None:
+    (plug_in,) = entry_points(group="dask_cli", name="cnn")
+    assert plug_in.load() is daskcnn
+
+
+@pytest.mark.slow
 def test_it_is_a_plug_in_of_dask() -> None:
     found = process("dask", "cnn", "--version")
     assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")

@@ -65,7 +65,7 @@ def assert_follows(found: TrainedHere, job: dict[str, Any], tolerance: float = 1
 # --- the numbers ---
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
 def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int, dtype: str, tolerance: float) -> None:
     job = toy_job(toy, model={"dtype": dtype})
@@ -81,9 +81,16 @@ def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int,
 @pytest.mark.parametrize(
     ("workers", "sub_batches", "first", "wire"),
     [
-        *((*shape, "kernels", "float32") for shape in [(2, 1), (3, 1), (2, 3), (3, 2)]),
-        *((*shape, "samples", "float32") for shape in [(3, 1), (2, 3)]),
-        (3, 1, "samples", "float16"),
+        (3, 2, "kernels", "float32"),
+        (2, 3, "samples", "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                *((*shape, "kernels", "float32") for shape in [(2, 1), (3, 1), (2, 3)]),
+                (3, 1, "samples", "float32"),
+                (3, 1, "samples", "float16"),
+            ]
+        ),
     ],
 )
 def test_spread_layers_and_parts_of_minibatches_change_nothing(
