@@ -263,7 +263,7 @@ def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synth
         while not any("spawn_main" in " ".join(child.cmdline()) for child in psutil.Process(run.pid).children()):
             assert run.poll() is None, run.communicate()
             assert time.monotonic() < deadline
-            time.sleep(0.02)
+            time.sleep(0.02)  # a process that comes into being can only be looked for: it says nothing yet
         os.killpg(run.pid, signal.SIGINT)
         _, told = run.communicate(timeout=100)
     assert run.returncode == 130, told
