@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from distributed import Client
 
-from tests.cluster.test_by_hand import (
+from tests.cluster.by_hand import (
     DASK,
     daskcnn_run,
     finish,
