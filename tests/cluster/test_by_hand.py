@@ -77,7 +77,7 @@ def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, sy
         wait_for_line(run, "waiting for workers: 2 more with CPU=1 (found 0 cpu, 0 gpu, 0 ps)")
         stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1")))
         wait_for_line(run, "waiting for workers: 1 more with CPU=1 (found 1 cpu, 0 gpu, 0 ps)")
-        stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1")))
+        stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1"), "--no-nanny"))
         out, told = run.communicate(timeout=100)
     assert run.returncode == 0, told
     assert len(json.loads(out)["workers"]) == 2

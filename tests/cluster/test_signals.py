@@ -39,7 +39,7 @@ def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str
 
 def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synthetic: str) -> None:
     """A worker's process that is not set up yet has the signal too, and must not end by it."""
-    job = job_file(tmp_path, synthetic, cluster={"workers": {"cpu": 2}})
+    job = job_file(tmp_path, synthetic, cluster={"workers": {"cpu": 1}})
     with process(*daskcnn_run(job), start_new_session=True) as run:
         deadline = time.monotonic() + 100
         while not any("spawn_main" in " ".join(child.cmdline()) for child in psutil.Process(run.pid).children()):

@@ -15,7 +15,13 @@ from tests.cluster.conftest import RuleRuns
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("strategy", RULES)
+EVERY_TIME = ("sgwu", "agwu", "bsp", "downpour")
+"""One of each kind: with a barrier, weighed one by one, a meeting every few steps, pushes and pulls apart."""
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow) for name in RULES]
+)
 def test_replicas_learn_and_every_sample_is_presented(rule_runs: RuleRuns, strategy: str) -> None:
     """Several meetings a round; the vectors of some rules travel in half precision, the center stays in float32."""
     result, watch, job = rule_runs(strategy)
