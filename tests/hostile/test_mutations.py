@@ -51,7 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 Mutated: TypeAlias = Callable[[Document], Iterator[tuple[str, Document]]]
 FEW = 4
-"""Of the wrong values, one in this many takes each place every time; all of them with `make test-all`."""
+"""Each place is tried with one wrong value in this many; `make test-all` tries all of them."""
 
 
 @pytest.fixture(params=[pytest.param(FEW, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
