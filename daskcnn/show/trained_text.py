@@ -58,9 +58,9 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line an image, its classes by probability."""
+    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas."""
     return "\n".join(
         f"{clean(r['image'])}: "
-        + ", ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in r["classes"])
+        + "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in r["classes"])
         for r in results
     )
