@@ -23,6 +23,7 @@ import daskcnn
 from daskcnn import cli, errors, run
 from daskcnn.cli.run import FLAGS, override_by_flags
 from daskcnn.job.resolve import resolve
+from tests.command_lines import context_of
 from tests.deploy.manifests import (
     DEPLOY,
     KUSTOMIZATIONS,
@@ -77,13 +78,7 @@ def parsed(words: list[str]) -> click.Context:
         ("daskcnn",): cli.main,
     }
     program = next(p for p in programs if tuple(words[: len(p)]) == p)
-    return _innermost(programs[program], words[len(program) :])
-
-
-def _innermost(command: click.Command, arguments: list[str]) -> click.Context:
-    if isinstance(command, click.Group):
-        return _innermost(command.commands[arguments[0]], arguments[1:])
-    return command.make_context(command.name, list(arguments))
+    return context_of(programs[program], words[len(program) :])
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
@@ -275,9 +270,10 @@ def test_everything_that_is_read_is_mounted(manifests: list[Manifest]) -> None:
 
 
 def test_workers_and_job_read_what_is_prepared(manifests: list[Manifest]) -> None:
-    found = {c["name"]: parsed(started(c, manifests)[0]).params for _, c in containers(manifests)}
+    contexts = {c["name"]: parsed(started(c, manifests)[0]) for _, c in containers(manifests)}
+    found = {name: context.params for name, context in contexts.items()}
     assert found["prepare"]["out"] == found["train"]["data"] == found["wait-for-data"]["path"]
-    assert found["prepare"]["name"] == found["train"]["dataset"]
+    assert contexts["prepare"].command.name == found["train"]["dataset"]
     for pod in pods(manifests):
         if pod.labels.get("daskcnn/role") == "worker":
             (mount,) = (m for m in pod.containers[0]["volumeMounts"] if m["name"] == "data")

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from distributed.cli import dask_scheduler, dask_spec, dask_worker
 
 from daskcnn import cli, run
+from tests.command_lines import context_of
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths
 
 MADE_BY_USE = {"data/NAME.zarr", "data/cifar10.zarr", "data/synthetic.zarr"}
@@ -85,16 +86,8 @@ def parse(words: Sequence[str]) -> click.Context | None:
     """What click makes of a command; None for one that is not ours or Dask's."""
     for start, command in COMMANDS.items():
         if tuple(words[: len(start)]) == start:
-            return _innermost(command, list(words[len(start) :]))
+            return context_of(command, list(words[len(start) :]))
     return None
-
-
-def _innermost(command: click.Command, arguments: list[str]) -> click.Context:
-    if isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
-        inner = command.get_command(click.Context(command), arguments[0])
-        assert inner is not None, arguments[0]
-        return _innermost(inner, arguments[1:])
-    return command.make_context(command.name, arguments)
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(b.language in SHELL for b in blocks(p))], ids=name)
