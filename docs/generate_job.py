@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import LAYER, Job, keys_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -60,7 +60,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 def _section(name: str, table: type[BaseModel]) -> Iterator[str]:
     yield f"## `[{name}]`\n\n{_words(table)}\n\n{_rows(name, table)}"
-    for key, field in table.model_fields.items():
+    for key, field in keys_of(table).items():
         if inner := _table(field):
             yield f"### `[{name}.{key}]`\n\n{_words(inner)}\n\n{_rows(f'{name}.{key}', inner)}"
 
@@ -79,7 +79,7 @@ def _words(table: type[BaseModel]) -> str:
 
 def _rows(section: str, table: type[BaseModel]) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for key, field in table.model_fields.items():
+    for key, field in keys_of(table).items():
         cells = f"`{key}`", _type(f"{section}.{key}", field), _default(field), field.description or ""
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return "\n".join(lines) + "\n"
@@ -104,7 +104,7 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is list:
-        return "list of tables"
+        return "list of tables" if get_origin(get_args(kind)[0]) is dict else "list of text"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "table"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
-from daskcnn.job.tables import Data, Job, Train
+from daskcnn.job.tables import Data, Job, Model, Train
 from daskcnn.partition import PARTITIONERS
 from daskcnn.store import DATASETS
 
@@ -27,8 +27,8 @@ Keys = set[tuple[int | str, ...]]
 def resolve(raw: Mapping[str, Any]) -> Job:
     """The job with every default filled in. Raises JobError with all problems found."""
     job = parse_job(raw)
-    model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
-    return job.model_copy(update={"data": resolved_data(job.data), "model": model, "train": _resolved_train(job)})
+    update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": _resolved_train(job)}
+    return job.model_copy(update=update)
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
@@ -98,6 +98,13 @@ def resolved_data(data: Data) -> Data:
             "augment": data.augment or DATASETS[data.name].augment,
         }
     )
+
+
+def _resolved_model(model: Model) -> Model:
+    """The same with a network, unless it is that of the run to start from, and with that run's absolute path."""
+    if model.from_ is not None:
+        return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
+    return model if model.name or model.layers else model.model_copy(update={"name": "quick"})
 
 
 def _resolved_train(job: Job) -> Train:

@@ -12,6 +12,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
 from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import Data, Job
+from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
 from daskcnn.nn import Layout
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -22,11 +23,15 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job whose data set is there, checked, and fits the network."""
+    """A job whose data set is there, checked, and fits the network.
+
+    start : trained weights that it starts from; None where it starts from initial ones, or goes on with a run.
+    """
 
     job: Job
     dataset: Dataset
     layout: Layout
+    start: Start | None = None
 
     @property
     def samples(self) -> int:
@@ -34,21 +39,27 @@ class Prepared:
         return training_samples(self.job, self.dataset)
 
 
-def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
+def prepare_job(job: Job, *, progress: Progress, warn: Warn, begins: bool = True) -> Prepared:
     """Make the data set if it is not there yet, check all of it, and that the network fits.
 
-    Raises DataError or JobError naming what is wrong.
+    begins: whether the job starts anew, from the trained weights that it names if it does. Raises DataError or JobError
+    naming what is wrong.
     """
-    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress)
+    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress, begins=begins)
 
 
 def checked_job(
-    job: Job, dataset: Dataset, *, progress: Progress, between: Callable[[], None] = lambda: None
+    job: Job,
+    dataset: Dataset,
+    *,
+    progress: Progress,
+    between: Callable[[], None] = lambda: None,
+    begins: bool = True,
 ) -> Prepared:
     """Check all of the data set, calling `between` between its chunks, and that the network fits."""
     progress("check", 0, 0)
     verify(dataset, between)
-    return fitted(job, dataset)
+    return fitted(job, dataset, begins=begins)
 
 
 def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
@@ -83,8 +94,15 @@ def _may_be_made(data: Data) -> bool:
     return bool(made_without_download) or data.path == resolved_data(Data(name=data.name)).path
 
 
-def fitted(job: Job, dataset: Dataset) -> Prepared:
-    """Check the job's numbers and network against the data set. Raises JobError with all problems."""
+def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
+    """Check the job's numbers and network against the data set. Raises JobError with all problems.
+
+    begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
+    """
+    trained, start = None, None
+    if job.model.from_ is not None and (begins or not names_network(job)):
+        trained = read_trained(job.model.from_)
+        job = with_network(job, trained, dataset)
     problems = []
     samples = training_samples(job, dataset)
     if samples < 1:
@@ -100,6 +118,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
             problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
         problems += _uncuttable(job, dataset)
         _check_workspace(job, dataset)
+        start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
         problems += error.problems
     except ValueError as error:
@@ -108,7 +127,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems:
         raise JobError(problems)
-    return Prepared(job, dataset, layout)
+    return Prepared(job, dataset, layout, start)
 
 
 def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:

@@ -19,6 +19,7 @@ from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import apply_settings, read_job_file
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.fine_tuning import names_network, read_trained, start_of, with_network
 from daskcnn.launch.prepared_job import find_dataset
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
@@ -149,6 +150,7 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """The same for a resolved job and a cluster from anywhere. Raises UserError."""
     images, train = _images(job)
+    job = _with_its_network(job, images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         raise JobError(
@@ -159,6 +161,13 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     except ValueError as error:
         raise JobError([f"model: {error}"]) from error
     return Scenario(job, cluster, source, images, samples, layout.size)
+
+
+def _with_its_network(job: Job, images: Described) -> Job:
+    """The job with a network: that of the run it starts from, where it names none."""
+    if job.model.from_ is None or names_network(job):
+        return job
+    return with_network(job, read_trained(job.model.from_), images)
 
 
 def _images(job: Job) -> tuple[Described, int]:
@@ -246,8 +255,13 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     """Makes replicas that train in earnest, all on this process's processor."""
     device = Device.of("cpu", threads=job.train.threads or cpu_count())
 
+    start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
+
     def made() -> Learner:
-        return Training(Replica(job, dataset, device, clock=lambda: 0.0), workload.rule)
+        replica = Replica(job, dataset, device, clock=lambda: 0.0)
+        if start:
+            replica.adopt(start.weights)
+        return Training(replica, workload.rule)
 
     return made
 
