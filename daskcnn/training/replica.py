@@ -77,8 +77,8 @@ def presentations(
         yield BatchPlan(ranges, train.batch_size, train.seed, first + number, limit, augment, steps=steps)
 
 
-def _between(frozen: Sequence[slice], size: int) -> tuple[slice, ...]:
-    """What is left of range(size)."""
+def between(frozen: Sequence[slice], size: int) -> tuple[slice, ...]:
+    """What is left of range(size) between the frozen places."""
     starts, stops = [0, *(each.stop for each in frozen)], [*(each.start for each in frozen), size]
     edges = ((start, min(stop, size)) for start, stop in zip(starts, stops, strict=True))
     return tuple(slice(start, stop) for start, stop in edges if start < stop)
@@ -110,7 +110,7 @@ class Replica:
         self.velocity = device.xp.zeros(self.layout.parameter_size, self.layout.dtype)
         self._grads = device.xp.empty_like(self.velocity)
         self.frozen = self.layout.spans(self.model.frozen)
-        self._trained = _between(self.frozen, self.layout.parameter_size)
+        self._trained = between(self.frozen, self.layout.parameter_size)
 
     @property
     def batch_size(self) -> int:

@@ -49,7 +49,9 @@ def test_patterns_choose_layers_with_weights(patterns: list[str], names: set[str
 
 
 def test_a_pattern_without_a_layer_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'relu\*': matches no layer with weights; there are conv1, batchnorm1, conv2"):
+    with pytest.raises(
+        ValueError, match=r"'relu\*': matches no layer with weights; there are conv1, batchnorm1, conv2"
+    ):
         freeze(NETWORK, ["conv1", "relu*"], IN_SHAPE)
 
 
