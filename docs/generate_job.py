@@ -25,7 +25,6 @@ from daskcnn.store import DATASETS
 
 PAGE = Path(__file__).with_name("job.md")
 NAMES = {
-    "data.name": DATASETS,
     "model.name": (*MODELS, "C1:C2"),
     "train.strategy": (*RULES, LAYER),
     "train.partition": PARTITIONERS,
@@ -92,6 +91,8 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 def _type(key: str, field: FieldInfo) -> str:
     """What a value may be, with its bounds."""
+    if key == "data.name":
+        return "text; imported are " + ", ".join(f"`{name}`" for name in DATASETS)
     if key in NAMES:
         return "one of " + ", ".join(f"`{name}`" for name in NAMES[key])
     bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
-from daskcnn.job.tables import Data, Job, Model, Train
+from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
 from daskcnn.partition import PARTITIONERS
 from daskcnn.store import DATASETS
 
@@ -89,15 +89,31 @@ def _without(raw: Mapping[str, Any], wrong: Keys) -> dict[str, Any]:
 
 
 def resolved_data(data: Data) -> Data:
-    """The same with an absolute path, or the usual one, and the augmentation that suits the data set."""
-    path = data.path or f"data/{data.name}.zarr"
+    """The same with an absolute path, or the usual one, and the augmentation that suits the data set.
+
+    Without a name the store at the path is yet to say both.
+    """
+    name = data.name or (None if data.path else BUILT_IN)
+    path = data.path or f"data/{name}.zarr"
     return data.model_copy(
         update={
+            "name": name,
             "path": path if "://" in path else str(Path(path).absolute()),
             "archive": data.archive and str(Path(data.archive).absolute()),
-            "augment": data.augment or DATASETS[data.name].augment,
+            "augment": data.augment or (name and _usual_augment(name)),
         }
     )
+
+
+def _usual_augment(name: str) -> Literal["none", "crop-mirror"]:
+    """The augmentation that suits a data set. For one that is not known by its name there is none."""
+    return DATASETS[name].augment if name in DATASETS else "none"
+
+
+def on_data(job: Job, name: str) -> Job:
+    """The job on the data set of this name, which lies at its path."""
+    update = {"name": name, "augment": job.data.augment or _usual_augment(name)}
+    return job.model_copy(update={"data": job.data.model_copy(update=update)})
 
 
 def _resolved_model(model: Model) -> Model:

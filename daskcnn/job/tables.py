@@ -23,6 +23,9 @@ from daskcnn.ps import RULES, UpdateRule
 LAYER = "layer"
 """The strategy without an update rule: one replica over all workers."""
 
+BUILT_IN = "synthetic"
+"""The data set of a job that gives neither a name nor a path."""
+
 Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
 
 
@@ -35,7 +38,11 @@ class Options(BaseModel):
 class Data(Options):
     """`[data]`: the samples."""
 
-    name: str = Field("synthetic", description="Name of the data set.")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the data set. Default: that of the store at `data.path`; without a path `synthetic`.",
+    )
     path: Location | None = Field(
         None,
         description="Path or URL of the prepared data set (a zarr store). Default: `data/NAME.zarr`.",

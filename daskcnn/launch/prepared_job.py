@@ -8,9 +8,9 @@ from pathlib import Path
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
-from daskcnn.job.resolve import resolved_data
+from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import Data, Job
 from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
 from daskcnn.nn import Layout
@@ -68,15 +68,12 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     assert data.path is not None, "resolved"
     missing = "://" not in data.path and not Path(data.path).exists()
     if missing and not _may_be_made(data):
-        raise DataError(
-            data.path,
-            "no data set here",
-            f"correct data.path (--data), or make it there with `daskcnn data prepare {data.name} --out {data.path}`",
-        )
+        raise no_data_set(data)
     if data.archive or missing:
+        assert data.name is not None, "what may be made has a name"
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
     dataset = open_dataset(data.path, limit=data.limit)
-    if dataset.name != data.name:
+    if data.name is not None and dataset.name != data.name:
         raise DataError(
             reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
         )
@@ -88,8 +85,20 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     return dataset
 
 
+def no_data_set(data: Data) -> DataError:
+    """The error for a path where there is nothing: how a data set of this name, known or not, is made there."""
+    if data.name in DATASETS:
+        how = f"make it there with `daskcnn data prepare {data.name} --out {data.path}`"
+    else:
+        how = f"make it there: `daskcnn data prepare folder IMAGES --out {data.path}`"
+        how += nearest(data.name, DATASETS) if data.name else ""
+    return DataError(data.path, "no data set here", f"correct data.path (--data), or {how}")
+
+
 def _may_be_made(data: Data) -> bool:
     """Whether a job may make its missing data set: not at a path that may be a slip of the pen, by a download."""
+    if data.name not in DATASETS:
+        return False
     made_without_download = data.archive or not DATASETS[data.name].takes_archive
     return bool(made_without_download) or data.path == resolved_data(Data(name=data.name)).path
 
@@ -99,7 +108,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
 
     begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
     """
-    trained, start = None, None
+    job, trained, start = on_data(job, dataset.name), None, None
     if job.model.from_ is not None and (begins or not names_network(job)):
         trained = read_trained(job.model.from_)
         job = with_network(job, trained, dataset)
