@@ -123,8 +123,8 @@ def start_of(job: Job, trained: Trained, images: Described) -> Start:
     last = [name for name, _ in network_of(job, images).layers if name in ours][-1]
     new, problems = dict[str, str](), list[str]()
     for layer, views in ours.items():
-        if layer == last and images.classes != trained.images.classes:
-            new[layer] = _difference(trained.images.classes, images.classes)
+        if layer == last and (differs := _difference(trained.images, images)):
+            new[layer] = differs
         elif not any(name in trained.arrays for name in views):
             new[layer] = "there is none of this name"
         elif misfits := list(_misfits(views, trained.arrays)):
@@ -139,10 +139,13 @@ def start_of(job: Job, trained: Trained, images: Described) -> Start:
     return Start(trained.source, weights, loaded, new)
 
 
-def _difference(theirs: tuple[str, ...], own: tuple[str, ...]) -> str:
-    if len(theirs) != len(own):
-        return f"{len(own)} classes instead of {len(theirs)}"
-    return "the classes have other names"
+def _difference(theirs: Described, own: Described) -> str:
+    """Why outputs for one of them mean nothing for the other; empty where they do."""
+    if len(theirs.classes) != len(own.classes):
+        return f"{len(own.classes)} classes instead of {len(theirs.classes)}"
+    if theirs.labels != own.labels:
+        return "its labels are of another kind, one class or several labels a sample"
+    return "" if theirs.classes == own.classes else "the classes have other names"
 
 
 def _misfits(views: dict[str, Array], arrays: Arrays) -> Iterator[str]:

@@ -77,7 +77,7 @@ def prepared_from(place: Path, data: str, **model: Any) -> Prepared:
 def weights_of(prepared: Prepared) -> dict[str, np.ndarray]:
     """By path, such as "conv1/w"."""
     assert prepared.start is not None
-    layout, found = prepared.layout, {}
+    layout, found = prepared.layout, dict[str, np.ndarray]()
     for tree in layout.views(prepared.start.weights):
         for layer, own in tree.items():
             found |= {f"{layer}/{name}": leaf for name, leaf in own.items()}
