@@ -35,9 +35,9 @@ def contact_sheet(title: Sequence[str], rows: Sequence[Row], columns: int) -> by
     Names are written in ASCII: accents are left out, other letters and control characters are escaped. Long names are
     cut.
     """
-    factor = _factor([sample for row in rows for sample in row.samples])
-    sizes = [np.array(sample.shape[:2]) * factor for row in rows for sample in row.samples]
-    height, width = np.max([*sizes, (0, 0)], axis=0).tolist()
+    samples = [sample for row in rows for sample in row.samples]
+    factor = _factor(samples)
+    height, width = (factor * max((sample.shape[axis] for sample in samples), default=0) for axis in (0, 1))
     step, across = max(height, 2 * _LINE) + _GAP, width + _GAP
     top = _LINE * len(title) + 2 * _GAP
     wide = max(_NAMES + columns * across + _GAP, _LEAST)

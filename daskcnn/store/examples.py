@@ -44,7 +44,7 @@ def small_images(split: Split, indices: set[int], side: int) -> dict[int, Images
     by_chunk = defaultdict[int, list[int]](list)
     for index in sorted(indices):
         by_chunk[index // split.chunk].append(index)
-    found = {}
+    found: dict[int, Images] = {}
     for chunk, wanted in by_chunk.items():
         found |= _small(split, chunk, wanted, side)
     return found

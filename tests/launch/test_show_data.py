@@ -19,7 +19,7 @@ from daskcnn.store.writer import write
 from tests.tiny_runs import tiny_data
 
 
-def show(*args: str) -> Result:
+def show(*args: object) -> Result:
     return CliRunner().invoke(daskcnn, ["data", "show", *map(str, args)])
 
 
