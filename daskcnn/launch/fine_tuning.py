@@ -32,7 +32,7 @@ _GIVE = "give the folder of a run, or one of its checkpoints (RUN/checkpoints/st
 
 
 @dataclass(frozen=True)
-class Trained:
+class Pretrained:
     """A trained network: where its weights are from, its description, the images it saw, its arrays by name."""
 
     source: str
@@ -59,7 +59,7 @@ class Start:
         return f"{', '.join(self.loaded)} from {self.source}{new}"
 
 
-def read_trained(place: str) -> Trained:
+def read_trained(place: str) -> Pretrained:
     """The best checkpoint of a run, or this checkpoint of it. Raises DataError or JobError where there is none."""
     path = Path(place)
     if path.is_file() and path.name in ("arrays.safetensors", "state.json"):
@@ -71,7 +71,7 @@ def read_trained(place: str) -> Trained:
         checkpoint = load(path, check=check_of(job))
     else:
         raise DataError(path, "no trained network there (model.from)", _GIVE)
-    return Trained(str(checkpoint.path), job.model, facts_of(checkpoint), checkpoint.arrays)
+    return Pretrained(str(checkpoint.path), job.model, facts_of(checkpoint), checkpoint.arrays)
 
 
 def _silent(_: str) -> None:
@@ -83,7 +83,7 @@ def names_network(job: Job) -> bool:
     return job.model.name is not None or job.model.layers is not None
 
 
-def with_network(job: Job, trained: Trained, images: Described) -> Job:
+def with_network(job: Job, trained: Pretrained, images: Described) -> Job:
     """The job with the trained network where it names none. Its last layer gets as many outputs as there are classes.
 
     Raises JobError where no layer can be given them.
@@ -97,7 +97,7 @@ def with_network(job: Job, trained: Trained, images: Described) -> Job:
     return job.model_copy(update={"model": job.model.model_copy(update=update)})
 
 
-def _with_outputs(layers: list[dict[str, Any]], trained: Trained, classes: int) -> list[dict[str, Any]]:
+def _with_outputs(layers: list[dict[str, Any]], trained: Pretrained, classes: int) -> list[dict[str, Any]]:
     """The list of layers whose last one with weights has this number of outputs."""
     network = build_model(None, layers, trained.images.shape, len(trained.images.classes))
     weighted = [i for i, (_, each, shape) in enumerate(network.shapes(trained.images.shape)) if each.numbers(shape)]
@@ -109,7 +109,7 @@ def _with_outputs(layers: list[dict[str, Any]], trained: Trained, classes: int) 
     return changed
 
 
-def start_of(job: Job, trained: Trained, images: Described) -> Start:
+def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
     """The trained weights in the job's network, layer by layer of the same name; initial ones where there are none.
 
     The last layer with weights starts anew where the classes differ. Raises JobError naming each layer whose shapes
@@ -157,7 +157,7 @@ def _misfits(views: dict[str, Array], arrays: Arrays) -> Iterator[str]:
             yield f"{name} is {found.shape}, the job's network wants {view.shape}"
 
 
-def _refusal(layer: str, misfits: list[str], trained: Trained, images: Described) -> str:
+def _refusal(layer: str, misfits: list[str], trained: Pretrained, images: Described) -> str:
     seen, here = ("x".join(map(str, each.shape)) for each in (trained.images, images))
     saw = f" (it was trained on images of {seen}, these are {here})" if seen != here else ""
     remedy = "give images and layers of its shapes, or name another network with other layers"
@@ -165,7 +165,7 @@ def _refusal(layer: str, misfits: list[str], trained: Trained, images: Described
 
 
 @np.errstate(over="ignore")
-def _copy(views: dict[str, Array], trained: Trained) -> None:
+def _copy(views: dict[str, Array], trained: Pretrained) -> None:
     for name, view in views.items():
         view[...] = trained.arrays[name]
         if not np.isfinite(view).all():

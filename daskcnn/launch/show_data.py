@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.errors import DataError
-from daskcnn.show.contact_sheet import CELL, Row, contact_sheet
+from daskcnn.show.contact_sheet import CELL, SheetRow, contact_sheet
 from daskcnn.show.text import count
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.dataset import Split
@@ -86,7 +86,7 @@ def _sheets(dataset: Dataset, path: Path) -> list[str]:
     pictures = as_pictures(small_images(dataset.train, indices, CELL), dataset.nodata)
     counts = dataset.manifest.train.class_counts
     rows = [
-        Row(dataset.classes[c], f"{count(counts[c])} to train", [pictures[index] for index in own])
+        SheetRow(dataset.classes[c], f"{count(counts[c])} to train", [pictures[index] for index in own])
         for c, own in found.items()
     ]
     return [
@@ -95,7 +95,7 @@ def _sheets(dataset: Dataset, path: Path) -> list[str]:
     ]
 
 
-def _written(path: Path, number: int, title: list[str], rows: Sequence[Row]) -> str:
+def _written(path: Path, number: int, title: list[str], rows: Sequence[SheetRow]) -> str:
     file = path if number == 1 else path.with_stem(f"{path.stem}-{number}")
     try:
         file.write_bytes(contact_sheet(title, rows, COLUMNS))

@@ -21,7 +21,7 @@ _LONGEST = 200
 
 
 @dataclass(frozen=True)
-class Row:
+class SheetRow:
     """One class: its name, a caption, and its samples, (h, w, 3) of at most `CELL` pixels a side."""
 
     name: str
@@ -29,7 +29,7 @@ class Row:
     samples: Sequence[npt.NDArray[np.uint8]]
 
 
-def contact_sheet(title: Sequence[str], rows: Sequence[Row], columns: int) -> bytes:
+def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) -> bytes:
     """Return a PNG with a line for each class.
 
     Names are written in ASCII: accents are left out, other letters and control characters are escaped. Long names are

@@ -37,7 +37,7 @@ def find_examples(split: Split, classes: int, each: int) -> dict[int, list[int]]
 
 
 def small_images(split: Split, indices: set[int], side: int) -> dict[int, Images]:
-    """Return these samples with at most `side` pixels a side, every so many-th, and at most three channels.
+    """Return these samples with at most `side` pixels a side and three channels. Pixels between are left out.
 
     One chunk is held at a time. Raises DataError for one that is damaged.
     """

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.show.contact_sheet import Row, contact_sheet
+from daskcnn.show.contact_sheet import SheetRow, contact_sheet
 from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write
 from tests.tiny_runs import tiny_data
@@ -136,19 +136,21 @@ def _ink(png: bytes, folder: Path) -> np.ndarray:
 def test_any_name_can_be_written(tmp_path: Path, name: str) -> None:
     """In its own place, left of the samples."""
     sample = np.full((96, 96, 3), 7, np.uint8)
-    pixels = _ink(contact_sheet(["title"], [Row(name, "3 to train", [sample])], 2), tmp_path)
+    pixels = _ink(contact_sheet(["title"], [SheetRow(name, "3 to train", [sample])], 2), tmp_path)
     assert (pixels[26:120, 217:220] == 255).all()
     assert (pixels[26:42, :217] < 255).any() == bool(name)
 
 
 def test_names_in_other_letters_differ(tmp_path: Path) -> None:
     names = ["森林", "森森", "köln", "koln"]
-    drawn = [_ink(contact_sheet([], [Row(name, "", [])], 1), tmp_path).tobytes() for name in names]
+    drawn = [_ink(contact_sheet([], [SheetRow(name, "", [])], 1), tmp_path).tobytes() for name in names]
     assert drawn[0] != drawn[1]
     assert drawn[2] == drawn[3], "accents are left out"
 
 
 def test_a_class_without_samples_has_a_line(tmp_path: Path) -> None:
     sample = np.zeros((3, 5, 3), np.uint8)
-    pixels = _ink(contact_sheet(["t"], [Row("none", "0 to train", []), Row("one", "1", [sample])], 8), tmp_path)
+    pixels = _ink(
+        contact_sheet(["t"], [SheetRow("none", "0 to train", []), SheetRow("one", "1", [sample])], 8), tmp_path
+    )
     assert (pixels[:, 220:] < 255).any()
