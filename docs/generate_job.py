@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.tables import LAYER, Job, keys_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -25,7 +25,6 @@ from daskcnn.store import DATASETS
 
 PAGE = Path(__file__).with_name("job.md")
 NAMES = {
-    "data.name": DATASETS,
     "model.name": (*MODELS, "C1:C2"),
     "train.strategy": (*RULES, LAYER),
     "train.partition": PARTITIONERS,
@@ -60,7 +59,7 @@ def _sections() -> Iterator[tuple[str, type[BaseModel]]]:
 
 def _section(name: str, table: type[BaseModel]) -> Iterator[str]:
     yield f"## `[{name}]`\n\n{_words(table)}\n\n{_rows(name, table)}"
-    for key, field in table.model_fields.items():
+    for key, field in keys_of(table).items():
         if inner := _table(field):
             yield f"### `[{name}.{key}]`\n\n{_words(inner)}\n\n{_rows(f'{name}.{key}', inner)}"
 
@@ -79,7 +78,7 @@ def _words(table: type[BaseModel]) -> str:
 
 def _rows(section: str, table: type[BaseModel]) -> str:
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    for key, field in table.model_fields.items():
+    for key, field in keys_of(table).items():
         cells = f"`{key}`", _type(f"{section}.{key}", field), _default(field), field.description or ""
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return "\n".join(lines) + "\n"
@@ -92,6 +91,8 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 def _type(key: str, field: FieldInfo) -> str:
     """What a value may be, with its bounds."""
+    if key == "data.name":
+        return "text; imported are " + ", ".join(f"`{name}`" for name in DATASETS)
     if key in NAMES:
         return "one of " + ", ".join(f"`{name}`" for name in NAMES[key])
     bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]
@@ -105,7 +106,12 @@ def _kind(kind: Any) -> str:
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is list:
-        return "list of numbers" if _kind(get_args(kind)[0]) == "number" else "list of tables"
+        entry = get_args(kind)[0]
+        return (
+            "list of tables"
+            if get_origin(entry) is dict
+            else {"number": "list of numbers"}.get(_kind(entry), "list of text")
+        )
     if get_origin(kind) is dict:
         return "table"
     if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -341,7 +341,8 @@ def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[A
     result = invoke(run, *flags(tiny_job(path)), "--dry-run")
     assert result.exit_code == 0
     job, end = json.JSONDecoder().raw_decode(result.stdout)
-    assert job == resolve(tiny_job(path)).model_dump(mode="json")
+    named = {"name": "synthetic", "augment": "none"}
+    assert job == resolve(tiny_job(path, data=named)).model_dump(mode="json")
     assert "100 to train on, 20 for validation" in result.stdout[end:]
     assert nothing_starts == []
     assert not Path("runs").exists()
@@ -680,7 +681,10 @@ def test_prepare_and_verify(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["prepare", "imagenet"], "data set 'imagenet' is unknown; one of: cifar10, mnist, synthetic"),
+        (
+            ["prepare", "imagenet"],
+            "data set 'imagenet' is unknown; one of: cifar10, cifar100, fashion-mnist, mnist, synthetic",
+        ),
         (["prepare", "mnist"], "mnist is not downloaded; give --archive FOLDER"),
         (["prepare", "mnist", "--archive", "nowhere"], "missing"),
         (["prepare", "synthetic", "--archive", "x"], "built in and takes no archive"),

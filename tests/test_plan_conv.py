@@ -84,6 +84,12 @@ def test_every_data_set_can_be_named(name: str) -> None:
     assert (spec["H"], spec["W"], spec["C"]) == DATASETS[name].shape
 
 
+def test_a_prepared_data_set_is_read(tmp_path: Path) -> None:
+    path = tiny_data(tmp_path, name="ships", shape=(16, 12, 4))
+    spec = planned("quick", "--batch", 1, "--dataset", path)["layers"][0]["spec"]
+    assert (spec["H"], spec["W"], spec["C"]) == (16, 12, 4)
+
+
 @pytest.fixture
 def all_are_close(monkeypatch: pytest.MonkeyPatch, tuned: None) -> None:
     """Measure whatever there is: the model sees no clear winner."""

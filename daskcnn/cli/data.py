@@ -1,13 +1,16 @@
-"""`daskcnn data prepare` and `daskcnn data verify`."""
+"""`daskcnn data prepare`, `daskcnn data verify` and `daskcnn data show`."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, tell, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import prepare as data_sets
+from daskcnn.launch.show_data import show_data
+from daskcnn.show.data_text import readable_dataset
 from daskcnn.show.stderr import say
 from daskcnn.store import DATASETS
 from daskcnn.store.manifest import Order
@@ -81,3 +84,14 @@ def arrays(**options: Any) -> None:
 def verify(path: str, **_: Any) -> None:
     """Read every chunk of a prepared data set and check it."""
     tell(data_sets.verify(path))
+
+
+@data.command(cls=Command)
+@click.argument("path", metavar="STORE")
+@click.option("--picture", metavar="FILE.png", help="Write a contact sheet: samples of each class. 20 classes a file.")
+@as_json
+@verbose
+def show(path: str, picture: str | None, as_json: bool, **_: Any) -> None:
+    """Print what a prepared data set holds: classes with counts, shape, type, statistics, origin."""
+    found = show_data(path, picture)
+    tell(json.dumps(found, indent=2) if as_json else readable_dataset(found))

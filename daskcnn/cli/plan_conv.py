@@ -29,7 +29,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
 @click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
 @click.option(
     "--dataset",
-    metavar="NAME|HxWxC",
+    metavar="NAME|PATH|HxWxC",
     default="cifar10",
     show_default=True,
     help="A data set, or the size of its images.",

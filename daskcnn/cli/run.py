@@ -39,7 +39,7 @@ FLAGS = {
 }
 """The flags that stand for keys of the job, and what their values look like."""
 NAMES: Mapping[str, Iterable[str]] = {
-    "data.name": DATASETS,
+    "data.name": (*DATASETS, "any other that lies at --data"),
     "model.name": (*MODELS, "C1:C2"),
     "train.strategy": (*RULES, LAYER),
     "train.partition": PARTITIONERS,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from daskcnn.errors import nearest
-from daskcnn.job.tables import LAYER, Data, Job, Model, Options, Train
+from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import model_problem, sequential_from_spec
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -33,15 +33,23 @@ def _unknown_names(job: Job) -> Iterator[str]:
     for key, name, known in (
         ("train.strategy", job.train.strategy, (*RULES, LAYER)),
         ("train.partition", job.train.partition, tuple(PARTITIONERS)),
-        ("data.name", job.data.name, tuple(DATASETS)),
     ):
         if name is not None and name not in known:
             yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
 
 
 def _of_data(data: Data) -> Iterator[str]:
-    if data.archive and data.name in DATASETS and not DATASETS[data.name].takes_archive:
-        yield f"data.archive = {data.archive!r}: {data.name} is built in; remove it"
+    if not data.archive:
+        return
+    name = data.name or (None if data.path else BUILT_IN)
+    known = ", ".join(name for name, importer in DATASETS.items() if importer.takes_archive)
+    if name is None:
+        yield f"data.archive = {data.archive!r}: no data set is named; set data.name to the one it is of: {known}"
+    elif name not in DATASETS:
+        hint = nearest(name, DATASETS)
+        yield f"data.archive = {data.archive!r}: archives are of {known}, not of data.name = {name!r}{hint}"
+    elif not DATASETS[name].takes_archive:
+        yield f"data.archive = {data.archive!r}: {name} is built in; remove it"
 
 
 def _of_model(model: Model) -> Iterator[str]:

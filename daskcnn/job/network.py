@@ -13,7 +13,7 @@ from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import JobError
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, init_network
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.schedule import RateSchedule
@@ -21,12 +21,24 @@ from daskcnn.store import Dataset, Described
 
 
 def network_of(job: Job, dataset: Described) -> Sequential:
-    """The job's network for this data set. Raises ValueError where they do not fit."""
-    return build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+    """The job's network for this data set. Raises ValueError where they do not fit, JobError for wrong `freeze`."""
+    model = build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+    try:
+        return freeze(model, job.model.freeze or (), dataset.shape)
+    except ValueError as error:
+        raise JobError([f"model.{error}"]) from error
+
+
+def frozen_spans(job: Job, dataset: Described) -> tuple[slice, ...]:
+    """The places in the flat vector of the layers that are not trained: parameters and state."""
+    if not job.model.freeze:
+        return ()
+    model = network_of(job, dataset)
+    return initial_weights(job, dataset)[0].spans(model.frozen)
 
 
 def initial_weights(job: Job, dataset: Described) -> tuple[Layout, Array]:
-    """Layout and flat host vector (parameters, then state) that every replica starts from.
+    """Layout and flat host vector (parameters, then state) that a run starts from which has no trained weights.
 
     Raises ValueError where the network does not fit the images, JobError where this machine has too little memory.
     """

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from daskcnn.errors import nearest
-from daskcnn.job.tables import LAYER, Job, NoRule
+from daskcnn.job.tables import LAYER, Job, NoRule, keys_of
 from daskcnn.ps import RULES
 
 
@@ -35,17 +36,22 @@ def _unknown(loc: list[str], strategy: str | None) -> str:
 def _suggestion(loc: list[str], strategy: str | None) -> str:
     """For an unknown key: the one section that has it, or else the nearest key of its own table."""
     name = loc[-1]
-    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in getattr(f.annotation, "model_fields", ())]
+    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
     if len(homes) == 1:
         return f"; did you mean {homes[0]!r}?"
     table = _table(loc[:-1], strategy)
-    return nearest(name, table.model_fields if table else ())
+    return nearest(name, _keys(table))
+
+
+def _keys(table: Any) -> dict[str, FieldInfo]:
+    """The keys of a table; none of what is no table."""
+    return keys_of(table) if isinstance(table, type) and issubclass(table, BaseModel) else {}
 
 
 def _because(loc: list[str], strategy: str | None) -> str:
     """Why the key's value may not be another, where its field says so (`json_schema_extra={"because": …}`)."""
     table = _table(loc[:-1], strategy)
-    field = table.model_fields.get(loc[-1]) if table else None
+    field = _keys(table).get(loc[-1])
     extra = field.json_schema_extra if field else None
     return f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
 
@@ -57,7 +63,7 @@ def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:
         if i == 0 and name == "rule":
             model = RULES.get(strategy or "", NoRule)
             continue
-        field = model.model_fields.get(name)
+        field = _keys(model).get(name)
         model = field.annotation if field else None
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
-from daskcnn.job.tables import Data, Job, Train
+from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
 from daskcnn.partition import PARTITIONERS
 from daskcnn.store import DATASETS
 
@@ -27,8 +27,8 @@ Keys = set[tuple[int | str, ...]]
 def resolve(raw: Mapping[str, Any]) -> Job:
     """The job with every default filled in. Raises JobError with all problems found."""
     job = parse_job(raw)
-    model = job.model if job.model.name or job.model.layers else job.model.model_copy(update={"name": "quick"})
-    return job.model_copy(update={"data": resolved_data(job.data), "model": model, "train": _resolved_train(job)})
+    update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": _resolved_train(job)}
+    return job.model_copy(update=update)
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
@@ -89,15 +89,38 @@ def _without(raw: Mapping[str, Any], wrong: Keys) -> dict[str, Any]:
 
 
 def resolved_data(data: Data) -> Data:
-    """The same with an absolute path, or the usual one, and the augmentation that suits the data set."""
-    path = data.path or f"data/{data.name}.zarr"
+    """The same with an absolute path, or the usual one, and the augmentation that suits the data set.
+
+    Without a name the store at the path is yet to say both.
+    """
+    name = data.name or (None if data.path else BUILT_IN)
+    path = data.path or f"data/{name}.zarr"
     return data.model_copy(
         update={
+            "name": name,
             "path": path if "://" in path else str(Path(path).absolute()),
             "archive": data.archive and str(Path(data.archive).absolute()),
-            "augment": data.augment or DATASETS[data.name].augment,
+            "augment": data.augment or (name and _usual_augment(name)),
         }
     )
+
+
+def _usual_augment(name: str) -> Literal["none", "crop-mirror"]:
+    """The augmentation that suits a data set. For one that is not known by its name there is none."""
+    return DATASETS[name].augment if name in DATASETS else "none"
+
+
+def on_data(job: Job, name: str) -> Job:
+    """The job on the data set of this name, which lies at its path."""
+    update = {"name": name, "augment": job.data.augment or _usual_augment(name)}
+    return job.model_copy(update={"data": job.data.model_copy(update=update)})
+
+
+def _resolved_model(model: Model) -> Model:
+    """The same with a network, unless it is that of the run to start from, and with that run's absolute path."""
+    if model.from_ is not None:
+        return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
+    return model if model.name or model.layers else model.model_copy(update={"name": "quick"})
 
 
 def _resolved_train(job: Job) -> Train:

@@ -17,11 +17,15 @@ from pydantic import (
     field_serializer,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from daskcnn.ps import RULES, UpdateRule
 
 LAYER = "layer"
 """The strategy without an update rule: one replica over all workers."""
+
+BUILT_IN = "synthetic"
+"""The data set of a job that gives neither a name nor a path."""
 
 Location = Annotated[str, Field(min_length=1), AfterValidator(expanduser)]
 
@@ -35,7 +39,11 @@ class Options(BaseModel):
 class Data(Options):
     """`[data]`: the samples."""
 
-    name: str = Field("synthetic", description="Name of the data set.")
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of the data set. Default: that of the store at `data.path`; without a path `synthetic`.",
+    )
     path: Location | None = Field(
         None,
         description="Path or URL of the prepared data set (a zarr store). Default: `data/NAME.zarr`.",
@@ -60,6 +68,8 @@ class Data(Options):
 class Model(Options):
     """`[model]`: the network, by name or as a list of layers."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     name: str | None = Field(
         None, description="Name of the network, or C1:C2 with two numbers of kernels. Default: `quick`, without layers."
     )
@@ -68,6 +78,17 @@ class Model(Options):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Number type of weights and activations.")
     relu: bool = Field(True, description="Whether C1:C2 has a ReLU behind each convolution. The papers list none.")
+    from_: Location | None = Field(
+        None,
+        alias="from",
+        description="Run directory or checkpoint whose trained weights the run starts from. Its network is taken where "
+        "the job names none. The last layer with weights is new where the classes differ.",
+    )
+    freeze: list[str] | None = Field(
+        None,
+        description="Layers that are not trained, by patterns of their names such as `conv*`. Their batch normalising "
+        "goes by the running mean and variance. Default: none.",
+    )
 
 
 class Schedule(Options):
@@ -278,9 +299,15 @@ class Job(Options):
         return {} if rule is None else rule.model_dump(exclude_unset=True)
 
 
+def keys_of(table: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The keys of a table as a job file has them. `from` is none that a field of Python can have."""
+    return {field.alias or name: field for name, field in table.model_fields.items()}
+
+
 def description_of(key: str) -> str:
     """What `section.key` means, with its unit."""
     section, name = key.split(".")
-    description = Job.model_fields[section].annotation.model_fields[name].description  # type: ignore[union-attr]
+    table: Any = Job.model_fields[section].annotation
+    description = keys_of(table)[name].description
     assert description, f"{key} has no description"
     return description

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from daskcnn.arrays import cpu_count
@@ -9,7 +10,7 @@ from daskcnn.conv import ConvPlan, plan
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
-from daskcnn.launch.resume import job_to_run
+from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.training import shown
 from daskcnn.nn import describe
 from daskcnn.show.stderr import say
@@ -18,9 +19,10 @@ from daskcnn.store import Dataset
 
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
     """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
-    job, _ = job_to_run(raw, resume)
-    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
-    return job.model_dump(mode="json"), readable_plan(prepared)
+    job, run = job_to_run(raw, resume)
+    begins = not has_checkpoint(run)
+    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"), begins=begins)
+    return prepared.job.model_dump(mode="json"), readable_plan(prepared)
 
 
 def readable_plan(prepared: Prepared) -> str:
@@ -31,6 +33,7 @@ def readable_plan(prepared: Prepared) -> str:
         f"validation, {len(dataset.test):,} to test; augment {job.data.augment}",
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
+        *_weights(prepared),
         f"memory    {_megabytes(prepared)} on each worker for weights, momentum, gradients and samples",
         "",
         describe(network_of(job, dataset), dataset.shape),
@@ -64,6 +67,17 @@ def _strategy(prepared: Prepared) -> str:
         f"{train.strategy} with {train.partition}{groups}: samples given out by measured speed, "
         f"{train.increments} increments, {prepared.samples * train.epochs:,} presentations"
     )
+
+
+def _weights(prepared: Prepared) -> Iterator[str]:
+    """What the weights start from, and which of them are not trained."""
+    network, layout = network_of(prepared.job, prepared.dataset), prepared.layout
+    if prepared.start is not None:
+        yield f"weights   {prepared.start}"
+    if network.frozen:
+        names = [name for name, _ in network.layers if name in network.frozen]
+        still = sum(place.stop - place.start for place in layout.spans(network.frozen))
+        yield f"frozen    {', '.join(names)}: {still:,} of {layout.size:,} weights and statistics"
 
 
 def _megabytes(prepared: Prepared) -> str:

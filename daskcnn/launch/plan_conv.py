@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from daskcnn.arrays import Device, single_threaded_blas
@@ -15,7 +16,7 @@ from daskcnn.errors import UserError, nearest
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model, model_problem
 from daskcnn.nn.models import MODELS
-from daskcnn.store import DATASETS
+from daskcnn.store import DATASETS, open_dataset
 
 MEASURING = 60.0
 """Seconds for measuring a network's convolutions, when that is what was asked for."""
@@ -42,11 +43,15 @@ def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device
 
 
 def _image_shape(images: str) -> tuple[int, int, int]:
-    """(H, W, C) of a data set's name or of HxWxC. Raises ValueError for anything else."""
+    """(H, W, C) of a data set's name, of a prepared one, or of HxWxC. Raises ValueError for anything else."""
     if images in DATASETS:
         return DATASETS[images].shape
+    if "://" in images or Path(images).exists():
+        return open_dataset(images).shape
     if not (match := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", images)):
-        raise ValueError(f"dataset {images!r}: write HxWxC, such as 32x32x3, or a name{nearest(images, DATASETS)}")
+        raise ValueError(
+            f"dataset {images!r}: write HxWxC, such as 32x32x3, a path or a name{nearest(images, DATASETS)}"
+        )
     H, W, C = map(int, match.groups())
     return H, W, C
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
-from daskcnn.job.resolve import resolved_data
+from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import Data, Job
+from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
 from daskcnn.nn import Layout
 from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
@@ -24,11 +25,15 @@ Warn = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A job whose data set is there, checked, and fits the network."""
+    """A job whose data set is there, checked, and fits the network.
+
+    start : trained weights that it starts from; None where it starts from initial ones, or goes on with a run.
+    """
 
     job: Job
     dataset: Dataset
     layout: Layout
+    start: Start | None = None
 
     @property
     def samples(self) -> int:
@@ -36,21 +41,27 @@ class Prepared:
         return training_samples(self.job, self.dataset)
 
 
-def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
+def prepare_job(job: Job, *, progress: Progress, warn: Warn, begins: bool = True) -> Prepared:
     """Make the data set if it is not there yet, check all of it, and that the network fits.
 
-    Raises DataError or JobError naming what is wrong.
+    begins: whether the job starts anew, from the trained weights that it names if it does. Raises DataError or JobError
+    naming what is wrong.
     """
-    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress)
+    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress, begins=begins)
 
 
 def checked_job(
-    job: Job, dataset: Dataset, *, progress: Progress, between: Callable[[], None] = lambda: None
+    job: Job,
+    dataset: Dataset,
+    *,
+    progress: Progress,
+    between: Callable[[], None] = lambda: None,
+    begins: bool = True,
 ) -> Prepared:
     """Check all of the data set, calling `between` between its chunks, and that the network fits."""
     progress("check", 0, 0)
     verify(dataset, between)
-    return fitted(job, dataset)
+    return fitted(job, dataset, begins=begins)
 
 
 def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
@@ -59,15 +70,12 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     assert data.path is not None, "resolved"
     missing = "://" not in data.path and not Path(data.path).exists()
     if missing and not _may_be_made(data):
-        raise DataError(
-            data.path,
-            "no data set here",
-            f"correct data.path (--data), or make it there with `daskcnn data prepare {data.name} --out {data.path}`",
-        )
+        raise no_data_set(data)
     if data.archive or missing:
+        assert data.name is not None, "what may be made has a name"
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
     dataset = open_dataset(data.path, limit=data.limit)
-    if dataset.name != data.name:
+    if data.name is not None and dataset.name != data.name:
         raise DataError(
             reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
         )
@@ -79,14 +87,33 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     return dataset
 
 
+def no_data_set(data: Data) -> DataError:
+    """The error for a path where there is nothing: how a data set of this name, known or not, is made there."""
+    if data.name in DATASETS:
+        how = f"make it there with `daskcnn data prepare {data.name} --out {data.path}`"
+    else:
+        how = f"make it there: `daskcnn data prepare folder IMAGES --out {data.path}`"
+        how += nearest(data.name, DATASETS) if data.name else ""
+    return DataError(data.path, "no data set here", f"correct data.path (--data), or {how}")
+
+
 def _may_be_made(data: Data) -> bool:
     """Whether a job may make its missing data set: not at a path that may be a slip of the pen, by a download."""
+    if data.name not in DATASETS:
+        return False
     made_without_download = data.archive or not DATASETS[data.name].takes_archive
     return bool(made_without_download) or data.path == resolved_data(Data(name=data.name)).path
 
 
-def fitted(job: Job, dataset: Dataset) -> Prepared:
-    """Check the job's numbers and network against the data set. Raises JobError with all problems."""
+def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
+    """Check the job's numbers and network against the data set. Raises JobError with all problems.
+
+    begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
+    """
+    job, trained, start = on_data(job, dataset.name), None, None
+    if job.model.from_ is not None and (begins or not names_network(job)):
+        trained = read_trained(job.model.from_)
+        job = with_network(job, trained, dataset)
     problems = []
     samples = training_samples(job, dataset)
     if samples < 1:
@@ -103,6 +130,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
             problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
         problems += _uncuttable(job, dataset)
         _check_workspace(job, dataset)
+        start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
         problems += error.problems
     except ValueError as error:
@@ -113,7 +141,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         raise JobError(problems)
     loss = job.train.loss or USUAL[dataset.labels]
     job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
-    return Prepared(job, dataset, layout)
+    return Prepared(job, dataset, layout, start)
 
 
 def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:

@@ -26,6 +26,11 @@ def kept_job(run: RunDirectory) -> Job:
     return job
 
 
+def has_checkpoint(run: Path | None) -> bool:
+    """Whether there is a run to go on with that has kept its weights."""
+    return run is not None and any((run / "checkpoints").glob("step-*"))
+
+
 def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
     """The job, and the run to go on with if any. A resumed run keeps its job but for where it runs and its data lie."""
     path = run_to_resume(raw, resume)
@@ -55,7 +60,7 @@ def _say_if_ignored(key: str, kept: Job, asked: Job, path: Path) -> None:
 
 def _value(table: Any, names: Sequence[str]) -> Any:
     """What the key says; None where there is no such key, as rules have their own."""
-    return reduce(lambda inner, name: getattr(inner, name, None), names, table)
+    return reduce(lambda inner, name: getattr(inner, name, getattr(inner, f"{name}_", None)), names, table)
 
 
 def _keys(raw: Mapping[str, Any]) -> set[str]:

@@ -15,10 +15,11 @@ from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.network import convolutions, initial_weights, network_of
-from daskcnn.job.resolve import resolve
+from daskcnn.job.resolve import on_data, resolve
 from daskcnn.job.sources import apply_settings, read_job_file
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.prepared_job import find_dataset
+from daskcnn.launch.fine_tuning import names_network, read_trained, start_of, with_network
+from daskcnn.launch.prepared_job import find_dataset, no_data_set
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
@@ -134,7 +135,8 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
 
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """The same for a resolved job and a cluster from anywhere. Raises UserError."""
-    images, train = _images(job)
+    images, train, name = _images(job)
+    job = _with_its_network(on_data(job, name), images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         raise JobError(
@@ -147,16 +149,25 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     return Scenario(job, cluster, source, images, samples, layout.size)
 
 
-def _images(job: Job) -> tuple[Described, int]:
-    """The job's images and how many there are to train on; a data set of a known name need not be here."""
+def _with_its_network(job: Job, images: Described) -> Job:
+    """The job with a network: that of the run it starts from, where it names none."""
+    if job.model.from_ is None or names_network(job):
+        return job
+    return with_network(job, read_trained(job.model.from_), images)
+
+
+def _images(job: Job) -> tuple[Described, int, str]:
+    """The job's images, how many there are to train on, their name; a data set of a known name need not be here."""
     path = str(job.data.path)
     if "://" in path or Path(path).exists():
         dataset = open_dataset(path, limit=job.data.limit)
-        return dataset, len(dataset.train)
+        return dataset, len(dataset.train), dataset.name
+    if job.data.name is None or job.data.name not in DATASETS:
+        raise no_data_set(job.data)
     known = DATASETS[job.data.name]
     plain = np.zeros(known.shape[-1]), np.ones(known.shape[-1])
     images = Facts(tuple(map(str, range(known.classes))), known.shape, *plain)
-    return images, min(known.training_samples, job.data.limit or known.training_samples)
+    return images, min(known.training_samples, job.data.limit or known.training_samples), job.data.name
 
 
 def _cluster(source: str) -> SimulatedCluster:
@@ -233,8 +244,13 @@ def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     """Makes replicas that train in earnest, all on this process's processor."""
     device = Device.of("cpu", threads=job.train.threads or cpu_count())
 
+    start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
+
     def made() -> Learner:
-        return Training(Replica(job, dataset, device, clock=lambda: 0.0), workload.rule)
+        replica = Replica(job, dataset, device, clock=lambda: 0.0)
+        if start:
+            replica.adopt(start.weights)
+        return Training(replica, workload.rule)
 
     return made
 

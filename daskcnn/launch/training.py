@@ -29,6 +29,7 @@ from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.resume import has_checkpoint
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
@@ -127,8 +128,11 @@ def train_job(
         check_place(job, resume)
         dataset = find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
         signals.polled = True
-        prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
+        begins = not has_checkpoint(resume)
+        prepared = checked_job(job, dataset, progress=shown(say), between=signals.check, begins=begins)
         job = prepared.job
+        if prepared.start is not None:
+            say(f"weights: {prepared.start}")
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
@@ -255,8 +259,8 @@ def _train(
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
     try:
-        state = to_state(checkpoint, job) if checkpoint else None
-        if state is not None:
+        state = to_state(checkpoint, job) if checkpoint else _started(recorder)
+        if checkpoint and state is not None:
             recorder.resumed(state)
         strategy = driver_of(job)(context, state, heard)
         final = strategy.train()
@@ -279,6 +283,18 @@ def _train(
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
     model = Classifier(job, Facts.of(context.dataset), final.weights)
     return Result(recorder.directory.path, summary, history, model)
+
+
+def _started(recorder: Recorder) -> TrainingState | None:
+    """The state of a run that starts from trained weights, kept at once: resuming it does not read them again."""
+    prepared = recorder.prepared
+    if prepared.start is None:
+        return None
+    still = np.zeros(prepared.layout.parameter_size, prepared.layout.dtype)
+    velocities = {REPLICA: still} if prepared.job.train.strategy == LAYER else {}
+    state = TrainingState(0, 0.0, prepared.start.weights, velocities, {})
+    recorder.save(state)
+    return state
 
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:

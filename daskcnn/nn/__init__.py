@@ -1,5 +1,6 @@
 """Layers, networks, losses, the optimiser, schedules and the flat vector of a network's weights."""
 
+from daskcnn.nn.freezing import freeze
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct
@@ -31,6 +32,7 @@ __all__ = [
     "build_model",
     "correct",
     "describe",
+    "freeze",
     "init_network",
     "leaves",
     "loss_and_gradients",

@@ -15,6 +15,7 @@ from daskcnn.arrays import Array
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 from daskcnn.nn.local import Chain
+from daskcnn.nn.tree import map_leaves
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,12 @@ class Sequential(Layer):
     params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
     with one entry per child; outside training it is None and nothing is kept. Neighbouring local layers run as one
     chain. Weights before a ReLU (pooling, normalisation and dropout may lie between) start He normal, others Glorot
-    uniform.
+    uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the way back ends at the first child that
+    is trained.
     """
 
     layers: tuple[tuple[str, Layer], ...]
+    frozen: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.layers]
@@ -121,10 +124,10 @@ class Sequential(Layer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the layers alone: chains are found where they are needed."""
-        return {"layers": self.layers}
+        return {"layers": self.layers, "frozen": self.frozen}
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
-        """Return (dx, gradients). Without `ctx.need_dx` it stops at the first child that has parameters."""
+        """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
         first = 0 if ctx.need_dx else self._first_with(params)
         grads: Params = {}
         for i in reversed(_starts(residual)):
@@ -136,8 +139,11 @@ class Sequential(Layer):
             name, layer = self.layers[i]
             child = ctx.child(name, need_dx=ctx.need_dx or i > first)
             dy, own = layer.backward(params.get(name, {}), residual[i], dy, child)
-            grads |= {name: own} if own else {}
-        return dy if ctx.need_dx else None, {name: grads[name] for name in params}
+            grads |= {name: own} if own and name not in self.frozen else {}
+        xp = ctx.device.xp
+        return dy if ctx.need_dx else None, {
+            n: grads[n] if n in grads else _zeros(own, xp) for n, own in params.items()
+        }
 
     def backward_of(
         self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
@@ -156,7 +162,8 @@ class Sequential(Layer):
         return ctx.device.xp.ascontiguousarray(dx[..., wanted]), grads
 
     def _first_with(self, params: Params) -> int:
-        return next((i for i, (name, _) in enumerate(self.layers) if name in params), len(self.layers))
+        trained = params.keys() - self.frozen
+        return next((i for i, (name, _) in enumerate(self.layers) if name in trained), len(self.layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,11 @@ class _Run:
 
     chain: Chain
     x: Array
+
+
+def _zeros(params: Params, xp: Any) -> Params:
+    """Return gradients of 0, nested like these parameters, which take no memory."""
+    return map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), params)
 
 
 def _starts(residuals: tuple[Residual, ...]) -> list[int]:

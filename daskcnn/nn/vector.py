@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -66,6 +66,16 @@ class Layout:
     @property
     def _edges(self) -> list[int]:
         return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
+
+    def spans(self, layers: Collection[str]) -> tuple[slice, ...]:
+        """Return the places of these layers' parameters and state in the vector. Neighbours are joined."""
+        edges, found = self._edges, list[slice]()
+        for name, start, stop in zip(self.names, edges, edges[1:], strict=False):
+            if name.partition("/")[0] not in layers or start == stop:
+                continue
+            joined = found and found[-1].stop == start
+            found[-1:] = [slice(found[-1].start, stop)] if joined else [*found[-1:], slice(start, stop)]
+        return tuple(found)
 
     def flatten(
         self,

@@ -30,6 +30,8 @@ class CenterRange:
         Finite 1-D float vector. It is taken over, and never written again.
     state
         The rule's, of this range; taken over. None or empty: as before the first merge.
+    kept
+        Places in this range that no merge changes.
 
     Raises
     ------
@@ -37,13 +39,15 @@ class CenterRange:
         For a center that is not a finite 1-D float vector.
     """
 
-    def __init__(self, rule: UpdateRule, center: Vector, state: RuleState | None = None) -> None:
+    def __init__(
+        self, rule: UpdateRule, center: Vector, state: RuleState | None = None, kept: Sequence[slice] = ()
+    ) -> None:
         if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
             raise ValueError(
                 f"center={center.dtype}{center.shape}: must be a finite 1-D float vector; flatten the weights"
             )
         self.dtype = center.dtype.name
-        self._rule, self._center = rule, _sealed(center)
+        self._rule, self._center, self._unchanged = rule, _sealed(center), tuple(kept)
         self._flagged: list[str] = []
         self._watching = Context()
         self._watching.run(_watch, self._flagged)
@@ -56,6 +60,8 @@ class CenterRange:
     def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
         """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
         merge = self._watching.run(self._rule.merge, self._center, self._state, pushes, view)
+        for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
+            merge.center[place] = self._center[place]
         if not self._flagged:
             return merge
         self._flagged.clear()

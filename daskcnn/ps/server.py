@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from daskcnn.ps.center import CenterRange
 from daskcnn.ps.requests import Vector
 from daskcnn.ps.rule import RuleState, UpdateRule
@@ -22,6 +24,8 @@ class ParameterServer(Sequencer):
         The merges that the center has behind it.
     state
         The rule's state, copied. None: as before the first merge.
+    kept
+        Places in the center that no merge changes.
 
     Raises
     ------
@@ -30,18 +34,27 @@ class ParameterServer(Sequencer):
     """
 
     def __init__(
-        self, rule: UpdateRule, center: Vector, *, epoch: int = 0, version: int = 0, state: RuleState | None = None
+        self,
+        rule: UpdateRule,
+        center: Vector,
+        *,
+        epoch: int = 0,
+        version: int = 0,
+        state: RuleState | None = None,
+        kept: Sequence[slice] = (),
     ) -> None:
         copied = {name: vector.copy() for name, vector in (state or {}).items()}
-        super().__init__(rule, CenterRange(rule, center.copy(), copied), epoch=epoch, version=version)
+        super().__init__(rule, CenterRange(rule, center.copy(), copied, kept), epoch=epoch, version=version)
 
     @classmethod
-    def restore(cls, rule: UpdateRule, snapshot: Snapshot, *, epoch: int | None = None) -> ParameterServer:
+    def restore(
+        cls, rule: UpdateRule, snapshot: Snapshot, *, epoch: int | None = None, kept: Sequence[slice] = ()
+    ) -> ParameterServer:
         """A server that goes on from the snapshot, by default as the next epoch.
 
         It refuses what was meant for its predecessor. Workers join it anew. Pushes that waited at the snapshot are not
         part of it.
         """
         epoch = snapshot.epoch + 1 if epoch is None else epoch
-        server = cls(rule, snapshot.center, epoch=epoch, version=snapshot.version, state=snapshot.state)
+        server = cls(rule, snapshot.center, epoch=epoch, version=snapshot.version, state=snapshot.state, kept=kept)
         return server.resume(snapshot)

@@ -45,6 +45,12 @@ def spans(size: int, parts: int) -> tuple[Span, ...]:
     return tuple((size * i // parts, size * (i + 1) // parts) for i in range(parts))
 
 
+def within(places: Sequence[slice], lo: int, hi: int) -> tuple[slice, ...]:
+    """The parts of these places that lie in the range lo…hi, counted from its start."""
+    cut = ((max(place.start, lo) - lo, min(place.stop, hi) - lo) for place in places)
+    return tuple(slice(start, stop) for start, stop in cut if start < stop)
+
+
 def split_snapshot(snapshot: Snapshot, cuts: Sequence[Span]) -> list[Snapshot]:
     """The snapshot of each range: copies, so that a piece does not keep the whole."""
     state = snapshot.state or {}
@@ -276,10 +282,12 @@ class _Answers:
 
 
 class OrderedRange:
-    """One range of the center, which carries out numbered orders. center, state: as for `CenterRange`."""
+    """One range of the center, which carries out numbered orders. center, state, kept: as for `CenterRange`."""
 
-    def __init__(self, rule: UpdateRule, center: Vector, state: RuleState | None = None) -> None:
-        self._range, self._like = CenterRange(rule, center, state), center[:0]
+    def __init__(
+        self, rule: UpdateRule, center: Vector, state: RuleState | None = None, kept: Sequence[slice] = ()
+    ) -> None:
+        self._range, self._like = CenterRange(rule, center, state, kept), center[:0]
         self._orders: dict[int, RangeOrder] = {}  # that came before their turn
         self._staged: dict[str, dict[str, _Piece]] = {}  # by worker and ticket
         self._answers: dict[str, _Answers] = {}

@@ -7,7 +7,7 @@ the way back stay on the device. A network that diverges gives a score that is n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,25 +202,37 @@ def merged_backward(
 
 
 @_QUIET
-def descended(piece: Piece, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
-    """The piece after one step of the optimizer."""
-    return piece.descended(grads, state, optimizer, lr, device)
+def descended(
+    piece: Piece,
+    grads: Params,
+    state: State,
+    optimizer: SGD,
+    lr: float,
+    device: Device,
+    frozen: Collection[str] = (),
+) -> Piece:
+    """The piece after one step of the optimizer, which leaves the frozen layers as they are."""
+    return piece.descended(grads, state, optimizer, lr, device, frozen)
 
 
 @_QUIET
-def descended_alike(piece: Piece, parts: Sequence[Array], optimizer: SGD, lr: float, device: Device) -> Piece:
-    """The piece after one step by gradients (size,) of all shards of samples, which add up.
+def descended_alike(
+    piece: Piece, parts: Sequence[Array], optimizer: SGD, lr: float, device: Device, frozen: Collection[str] = ()
+) -> Piece:
+    """The piece after one step by gradients (parameter_size,) of all shards of samples, which add up.
 
     Each of them makes this step for itself. Its parts come in the same order everywhere, and every operation on them is
     one that IEEE 754 rounds alike, so the pieces stay the same to the bit, on devices of all kinds.
     """
     total = _sum(parts)
-    grads, _ = piece.layout.views(device.backend.from_host(total.copy() if len(parts) == 1 else total))
-    return piece.descended(grads, {}, optimizer, lr, device)
+    if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalising: they have no gradients
+        total = np.concatenate([total, np.zeros(statistics, total.dtype)])
+    grads, _ = piece.layout.views(device.backend.from_host(total.copy() if total is parts[0] else total))
+    return piece.descended(grads, piece.state, optimizer, lr, device, frozen)
 
 
 def gradient_vector(piece: Piece, grads: Params, device: Device) -> Array:
-    """Gradients (size,) on the host, to be added to others'."""
+    """Gradients (parameter_size,) on the host, to be added to others'."""
     return device.backend.to_host(piece.layout.flatten(grads, {}, xp=device.xp))
 
 

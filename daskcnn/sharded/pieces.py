@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -80,14 +80,25 @@ class Piece:
         params, state = zip(*whole, strict=True)
         return side_by_side(stage, params, device.xp), side_by_side(stage, state, device.xp)
 
-    def descended(self, grads: Params, state: State, optimizer: SGD, lr: float, device: Device) -> Piece:
-        """The piece after one step of the optimizer; `grads` as backward returns them."""
+    def descended(
+        self,
+        grads: Params,
+        state: State,
+        optimizer: SGD,
+        lr: float,
+        device: Device,
+        frozen: Collection[str] = (),
+    ) -> Piece:
+        """The piece after one step of the optimizer; `grads` as backward returns them. Frozen layers stay the same."""
         vector, velocity = device.xp.empty(self.layout.size, self.velocity.dtype), device.xp.empty_like(self.velocity)
         start = 0
         for (name, old), (also, grad) in zip(leaves(self.params), leaves(grads), strict=True):
             assert name == also, "gradients are nested like their parameters"
             at = slice(start, start := start + old.size)
             flat, into = (old.reshape(-1), grad.reshape(-1), self.velocity[at]), (vector[at], velocity[at])
+            if name.partition("/")[0] in frozen:
+                vector[at], velocity[at] = flat[0], flat[2]
+                continue
             optimizer.step(*flat, lr, device, out=into)
         params, kept = self.layout.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):

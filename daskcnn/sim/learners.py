@@ -27,9 +27,10 @@ NOTHING = Learnt()
 
 
 class Learner(Protocol):
-    """A replica's arithmetic. weights: trained in place."""
+    """A replica's arithmetic. weights: trained in place, but for the places that are frozen."""
 
     weights: Vector
+    frozen: tuple[slice, ...]
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
         """Take up a round. replicas: how many train in it."""
@@ -52,6 +53,7 @@ class TimingOnly:
 
     def __init__(self) -> None:
         self.weights = np.zeros(1, np.float32)
+        self.frozen: tuple[slice, ...] = ()
 
     def begin(self, round_: Round, local: Local, replicas: int) -> None:
         """Do nothing."""
@@ -72,6 +74,7 @@ class Training:
     def __init__(self, replica: Replica, rule: UpdateRule) -> None:
         self._replica, self._rule = replica, rule
         self.weights: Vector = replica.weights
+        self.frozen = replica.frozen
         self._steps: Generator[Trained, None, None] | None = None
         self._taken = self._samples = 0
         self._learnt = NOTHING

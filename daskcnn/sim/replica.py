@@ -60,7 +60,9 @@ class SimulatedReplica:
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
-        self._exchange = ReplicaExchange(workload.rule, self.local, cadence, overlap=workload.overlap)
+        self._exchange = ReplicaExchange(
+            workload.rule, self.local, cadence, overlap=workload.overlap, frozen=learner.frozen
+        )
         self._busy = 0.0
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
         self._sending: Send | None = None

@@ -57,7 +57,7 @@ class Simulation:
         self.members = cluster.members()
         self._emit, self._agenda = emit, Agenda()
         learners = [learner() for _ in self.members]
-        self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH)
+        self.server = ParameterServer(self.rule, learners[0].weights, epoch=EPOCH, kept=learners[0].frozen)
         self._host = self._made_host()
         cadence = Cadence(self.rule, workload.batch_size, workload.judged)
         self.replicas = {

@@ -195,10 +195,13 @@ class ReplicaExchange:
         Whether replicas may train during an exchange, if the rule allows it.
     via:
         How merges travel, if not as the rule has it.
+    frozen:
+        Places in the weights that no exchange changes once a session has begun.
     """
 
     __slots__ = (
         "_cadence",
+        "_frozen",
         "_overlaps",
         "_own_way",
         "_phase",
@@ -212,9 +215,16 @@ class ReplicaExchange:
     )
 
     def __init__(
-        self, rule: UpdateRule, local: Local, cadence: Cadence, *, overlap: bool, via: Arithmetic | None = None
+        self,
+        rule: UpdateRule,
+        local: Local,
+        cadence: Cadence,
+        *,
+        overlap: bool,
+        via: Arithmetic | None = None,
+        frozen: Sequence[slice] = (),
     ) -> None:
-        self.rule, self.local = rule, local
+        self.rule, self.local, self._frozen = rule, local, tuple(frozen)
         self._cadence, self._via, self._overlaps = cadence, via or rule, overlap and rule.overlaps
         self._own_way = rule.answers == "difference"  # then a replica has not seen the center since it joined
         self._phase, self._seq = _APART, 0
@@ -369,6 +379,7 @@ class ReplicaExchange:
     def _take_in(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
         """Go on from the replies: first that to the push, then that to the pull, as far as they were asked for."""
         push, pull, _ = sent
+        kept = [self.local.weights[place].copy() for place in self._frozen]
         assert len(answers) == (push is not None) + pull, f"{len(answers)} replies to {sent}"
         if push is not None:
             reply, brought = answers[0]
@@ -383,6 +394,8 @@ class ReplicaExchange:
             reply, brought = answers[-1]
             self.rule.pulled(self.local, brought, reply.version)
             tally.version = reply.version
+        for place, own in zip(self._frozen, kept, strict=True):
+            self.local.weights[place] = own
 
     def _go_on(self, tally: _Tally) -> TrainSteps | PullCenter | JudgeCenter | Report:
         """Train the next stretch, or end the round."""

@@ -86,8 +86,18 @@ def presentations(
         yield BatchPlan(ranges, train.batch_size, train.seed, first + number, limit, augment, steps=steps)
 
 
+def between(frozen: Sequence[slice], size: int) -> tuple[slice, ...]:
+    """What is left of range(size) between the frozen places."""
+    starts, stops = [0, *(each.stop for each in frozen)], [*(each.start for each in frozen), size]
+    edges = ((start, min(stop, size)) for start, stop in zip(starts, stops, strict=True))
+    return tuple(slice(start, stop) for start, stop in edges if start < stop)
+
+
 class Replica:
-    """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down."""
+    """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down.
+
+    frozen: the places in `weights` of the layers that are not trained.
+    """
 
     def __init__(
         self,
@@ -108,6 +118,8 @@ class Replica:
         self._params, self._state = self.layout.views(self.weights)
         self.velocity = device.xp.zeros(self.layout.parameter_size, self.layout.dtype)
         self._grads = device.xp.empty_like(self.velocity)
+        self.frozen = self.layout.spans(self.model.frozen)
+        self._trained = between(self.frozen, self.layout.parameter_size)
 
     @property
     def batch_size(self) -> int:
@@ -161,8 +173,9 @@ class Replica:
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}", f"training diverged at learning rate {lr:.3g}", "lower train.lr")
         self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
-        parameters = self.weights[: self.layout.parameter_size]
-        self.optimizer.step(parameters, adjust(self._grads), self.velocity, lr, self.device)
+        grads_by = adjust(self._grads)
+        for part in self._trained:
+            self.optimizer.step(self.weights[part], grads_by[part], self.velocity[part], lr, self.device)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, int(self.device.backend.scalar(right))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client
 
+from daskcnn.launch.fine_tuning import read_trained
 from daskcnn.ps import RULES
 from tests.cluster.cluster_jobs import Watch, counted_seconds, run, small_job
 from tests.cluster.conftest import RuleRuns
@@ -65,3 +69,35 @@ def test_local_workers_leave_the_processor_to_training(three_workers: Client) ->
 
     settings.__module__ = "__main__"  # the workers do not have this file
     assert set(three_workers.run(settings).values()) == {("1", 1000.0, False)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_run_from_trained_weights_goes_on_without_the_other_run(
+    three_workers: Client, synthetic: str, runs: str, strategy: str
+) -> None:
+    """Frozen layers come out as the other run left them. One that ended before its first epoch resumes all the same."""
+    first = run(three_workers, small_job(synthetic, runs))
+    model = {"layers": None, "from": str(first.run), "freeze": ["conv1"]}
+    job = small_job(synthetic, runs, model=model, train={"strategy": strategy})
+    tuned = run(three_workers, job)
+    assert [event["epoch"] for event in tuned.history]
+    kernels = read_trained(str(first.run)).arrays["conv1/w"].reshape(-1)
+    place = slice(0, kernels.size)
+    np.testing.assert_array_equal(tuned.model.weights[place], kernels)
+    assert tuned.model.job.model.layers == first.model.job.model.layers
+
+    stopped = run_directory_without_epochs(tuned.run)
+    shutil.rmtree(first.run)
+    again = run(three_workers, json.loads((stopped / "job.json").read_text()), resume=stopped)
+    np.testing.assert_array_equal(again.model.weights[place], kernels)
+
+
+def run_directory_without_epochs(run: Path) -> Path:
+    """The run as it was when its first checkpoint was all that it had."""
+    for checkpoint in (run / "checkpoints").iterdir():
+        if checkpoint.name != "step-000000000":
+            shutil.rmtree(checkpoint)
+    (run / "events.jsonl").unlink()
+    (run / "summary.json").unlink()
+    return run

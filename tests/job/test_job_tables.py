@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from daskcnn.errors import JobError
 from daskcnn.job.resolve import parse_job
 from daskcnn.job.sources import override, parse_value, read_job_file
-from daskcnn.job.tables import Job, Options
+from daskcnn.job.tables import Job, Options, keys_of
 from daskcnn.ps import RULES
 
 
@@ -42,7 +42,7 @@ def at(key: str, value: Any) -> dict[str, Any]:
 
 def keys(model: Any = Job, above: str = "") -> Iterator[str]:
     """Every key that a job may have, tables within sections included."""
-    for name, field in model.model_fields.items():
+    for name, field in keys_of(model).items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from keys(field.annotation, f"{above}{name}.")
         elif above:
@@ -51,7 +51,7 @@ def keys(model: Any = Job, above: str = "") -> Iterator[str]:
 
 KEYS = sorted(keys())
 TEXTS = {
-    *("data.name", "data.path", "data.archive", "model.name", "train.strategy", "train.partition"),
+    *("data.name", "data.path", "data.archive", "model.name", "model.from", "train.strategy", "train.partition"),
     *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name"),
 }
 

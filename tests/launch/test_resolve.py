@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def test_a_resolved_job_is_a_job_and_stays_as_it_is(train: dict[str, Any]) -> No
 
 def test_problems_of_registries_come_with_the_others() -> None:
     raw = {
-        "data": {"name": "synthetc", "validation": 0},
+        "data": {"name": "mnst", "archive": "a", "validation": 0},
         "model": {"layers": [{"layer": "conv", "kernels": 4, "siz": 3}]},
         "train": {"partition": "idpb"},
     }
@@ -115,7 +116,7 @@ def test_problems_of_registries_come_with_the_others() -> None:
     validation, name, partition, layer = sorted(caught.value.problems, key=str.__len__)[-4:]
     text = str(caught.value)
     assert len(caught.value.problems) == 4, (validation, name, partition, layer)
-    assert "data.name = 'synthetc': no such name; did you mean 'synthetic'?" in text
+    assert "not of data.name = 'mnst'; did you mean 'mnist'?" in text
     assert "train.partition = 'idpb': no such partition; did you mean 'idpa'?" in text
     assert "model.layers[0]: siz: conv has no such option; did you mean 'size'?" in text
 
@@ -280,7 +281,70 @@ def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytes
         return tiny_data(Path(out).parent, name=name)
 
     monkeypatch.setattr(import_module("daskcnn.launch.prepared_job"), "prepare", prepare)
-    assert prepared(tiny_job(str(tmp_path / "synthetic.zarr"))).samples == 100
+    assert prepared(tiny_job(str(tmp_path / "synthetic.zarr"), data={"name": "synthetic"})).samples == 100
+
+
+# --- names of data sets ---
+
+
+def test_a_path_alone_takes_the_name_of_the_store_that_is_there(tmp_path: Path) -> None:
+    """And the augmentation that suits it."""
+    found = prepared(tiny_job(tiny_data(tmp_path, name="cifar10"))).job.data
+    assert (found.name, found.augment) == ("cifar10", "crop-mirror")
+    assert resolve({"data": {"path": "x"}}).data.name is None
+
+
+@pytest.mark.parametrize("named", [{}, {"name": "ships at sea"}])
+def test_a_data_set_has_any_name(tmp_path: Path, named: dict[str, Any]) -> None:
+    job = tiny_job(tiny_data(tmp_path, name="ships at sea"), data=named)
+    found = prepared(job).job
+    assert (found.data.name, found.data.augment) == ("ships at sea", "none")
+    assert resolve(found.model_dump(mode="json")) == found
+    other = tiny_job(str(tmp_path / "ships at sea.zarr"), data={"name": "ships"})
+    assert "holds ships at sea, the job wants ships; set data.name or data.path" in refusal(other, DataError)
+
+
+def test_a_name_alone_means_the_store_under_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    tiny_data(tmp_path / "data", name="ships")
+    job = tiny_job("") | {"data": {"name": "ships", "validation": 20}}
+    assert prepared(job).dataset.path == str(tmp_path / "data" / "ships.zarr")
+    assert resolve(job).data.augment == "none"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"name": "ships"}, "make it there: `daskcnn data prepare folder IMAGES --out {}/data/ships.zarr`; known: ci"),
+        ({"name": "synthetc"}, "{}/data/synthetc.zarr: no data set here"),
+        ({"name": "synthetc"}, "did you mean 'synthetic'?"),
+        ({"name": "ships", "path": "here.zarr"}, "`daskcnn data prepare folder IMAGES --out {}/here.zarr`"),
+        ({"path": "here.zarr"}, "{}/here.zarr: no data set here; correct data.path (--data), or make it there: `"),
+        ({"name": "cifar10", "path": "here.zarr"}, "make it there with `daskcnn data prepare cifar10 --out {}/here"),
+    ],
+)
+def test_a_data_set_that_is_not_there_is_refused_with_how_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words.format(tmp_path) in refusal({"data": data}, DataError)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"archive": "a", "path": "x"}, "no data set is named; set data.name to the one it is of: cifar10, cifar100"),
+        (
+            {"archive": "a", "name": "ships", "path": "x"},
+            "archives are of cifar10, cifar100, fashion-mnist, mnist, not",
+        ),
+    ],
+)
+def test_an_archive_is_of_a_data_set_that_can_be_imported(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(JobError, match=re.escape(words)):
+        resolve({"data": data})
 
 
 # --- the job of an earlier run ---

@@ -43,7 +43,11 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
         (LRN(size=1, alpha=0.5), MAP),
         (LRN(alpha=0.5), VECTOR),
     ],
-    "batchnorm": [(BatchNorm(), MAP), (BatchNorm(momentum=0.3, epsilon=0.01), VECTOR)],
+    "batchnorm": [
+        (BatchNorm(), MAP),
+        (BatchNorm(momentum=0.3, epsilon=0.01), VECTOR),
+        (BatchNorm(fixed=True), MAP),
+    ],
     "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
     "l2pool": [(L2Pool(2), MAP), (L2Pool(3, 2), (7, 6, 2)), (L2Pool(2, 3), MAP)],

@@ -141,7 +141,7 @@ def test_the_number_of_threads_changes_not_one_bit(layer: Layer, in_shape: Shape
 
 def normalises_batches(layer: Layer) -> bool:
     children = [child for _, child in layer.layers] if isinstance(layer, Sequential) else []
-    return isinstance(layer, BatchNorm) or any(map(normalises_batches, children))
+    return (isinstance(layer, BatchNorm) and not layer.fixed) or any(map(normalises_batches, children))
 
 
 @every_layer

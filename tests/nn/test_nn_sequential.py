@@ -192,4 +192,4 @@ def test_a_minibatch_does_not_look_for_its_chains_again(monkeypatch: pytest.Monk
     np.testing.assert_array_equal(first, second)
     model.forward({}, {}, np.ones((4, 4, 3, 1), "f"), ctx)
     assert found, "another shape has other chains"
-    assert vars(copy.deepcopy(model)).keys() == {"layers"}
+    assert vars(copy.deepcopy(model)).keys() == {"layers", "frozen"}

@@ -118,6 +118,7 @@ class Parabola:
     def __init__(self, minimum: np.ndarray) -> None:
         self.weights, self._minimum, self._adjust = np.zeros(2), minimum, lambda grads: grads
         self._taken = 0
+        self.frozen: tuple[slice, ...] = ()
 
     def begin(self, round_: Any, local: Any, replicas: int) -> None:
         self._taken, self._local = 0, local

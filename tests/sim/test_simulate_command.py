@@ -26,6 +26,7 @@ from daskcnn.show.drawing import draw
 from daskcnn.show.figure import Figure
 from daskcnn.show.step_breakdown import breakdown, stacked
 from daskcnn.sim.cluster import read_cluster
+from tests.tiny_runs import tiny_data
 
 LAYERS = '[{layer="conv",kernels=8,size=3,pad=1},{layer="relu"},{layer="maxpool",size=8},{layer="dense",units=10}]'
 JOB = f"""
@@ -202,6 +203,19 @@ def test_a_rule_that_needs_more_workers_is_refused() -> None:
 def test_a_data_set_that_is_not_here_is_known_by_its_name() -> None:
     chosen = scenario("job.toml", "cluster.toml", ["data.name=cifar10", "data.limit=null", "data.limit=20000"])
     assert (chosen.samples, chosen.images.shape) == (19_900, (32, 32, 3))
+
+
+def test_a_data_set_of_any_name_is_read_where_it_is(tmp_path: Path) -> None:
+    path = tiny_data(tmp_path, name="ships", shape=(16, 16, 4))
+    chosen = scenario("job.toml", "cluster.toml", [f"data.path={path}", "data.validation=20"])
+    assert (chosen.samples, chosen.images.shape) == (100, (16, 16, 4))
+    assert chosen.about["dataset"] == "ships"
+
+
+def test_a_data_set_that_is_neither_here_nor_known_is_refused() -> None:
+    words = "no data set here; correct data.path (--data), or make it there: `daskcnn data prepare folder"
+    assert words in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--set", "data.name=ships")
+    assert words in refused("simulate", "job.toml", "--cluster", "cluster.toml", "--set", "data.path=ships.zarr")
 
 
 # --- plan ---

@@ -14,8 +14,9 @@ from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.synthetic import gratings
+from daskcnn.store.download import Download
 from daskcnn.store.manifest import Source
-from tests.store.conftest import BatchesOf, MakeCifarTar
+from tests.store.conftest import BatchesOf, MakeCifarTar, MakeTar
 
 
 def load(name: str, archive: Path | None) -> Source:
@@ -103,6 +104,91 @@ def test_cifar10_in_a_folder_that_is_none(tmp_path: Path) -> None:
         load("cifar10", tmp_path)
 
 
+# --- CIFAR-100 ---
+
+FINE, COARSE = "fine_label_names.txt", "coarse_label_names.txt"
+
+
+@pytest.fixture
+def cifar100_files() -> dict[str, bytes]:
+    """An archive's files: 30 records to train, 10 to test; a record's fine label is its number times 3."""
+    rng, files = np.random.default_rng(0), {}
+    for name, count in (("train.bin", 30), ("test.bin", 10)):
+        records = rng.integers(0, 256, (count, 3074), dtype=np.uint8)
+        records[:, 0], records[:, 1] = np.arange(count) % 20, 3 * np.arange(count)
+        files[name] = records.tobytes()
+    names = {FINE: "\n".join(f"class_{i}" for i in range(100)), COARSE: "\n".join(f"group_{i}" for i in range(20))}
+    return files | {name: text.encode() for name, text in names.items()}
+
+
+def cifar100_folder(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_cifar100_has_its_fine_labels(
+    tmp_path: Path, cifar100_files: dict[str, bytes], make_tar: MakeTar, packed: bool
+) -> None:
+    archive, said = tmp_path / "c.tar.gz", list[str]()
+    if packed:
+        make_tar(archive, [(f"cifar-100-binary/{name}", content) for name, content in cifar100_files.items()])
+    else:
+        archive = cifar100_folder(tmp_path, cifar100_files)
+    source = DATASETS["cifar100"].load(archive, lambda *_: None, said.append)
+    assert (source.train[0].shape, source.test[0].shape) == ((30, 32, 32, 3), (10, 32, 32, 3))
+    np.testing.assert_array_equal(source.train[1], 3 * np.arange(30))
+    record = np.frombuffer(cifar100_files["train.bin"], np.uint8).reshape(30, 3074)[7]
+    np.testing.assert_array_equal(source.train[0][7, 5, 9], record[[2 + 5 * 32 + 9 + 1024 * c for c in range(3)]])
+    assert (source.name, len(source.classes), source.classes[99]) == ("cifar100", 100, "class_99")
+    assert ["not the official CIFAR-100 archive" in line for line in said] == ([True] if packed else [])
+
+
+def _byte(place: int, value: int) -> Callable[[bytearray], bytearray]:
+    def edit(content: bytearray) -> bytearray:
+        content[4 * 3074 + place] = value
+        return content
+
+    return edit
+
+
+BAD_CIFAR100 = {
+    "truncated": (_with("train.bin", lambda c: c[:-5]), "train.bin, record 29: 3069 bytes instead of 3074"),
+    "cifar10's records": (_with("test.bin", lambda c: c[: 10 * 3073]), "test.bin, record 9: 3064 bytes"),
+    "empty": (_with("test.bin", lambda c: b""), "test.bin, record 0"),
+    "fine label": (_with("train.bin", _byte(1, 100)), "train.bin, record 4: label 100, labels are 0 to 99"),
+    "coarse label": (_with("train.bin", _byte(0, 20)), "train.bin, record 4: coarse label 20, coarse labels are 0 to"),
+    "classes": (_with(FINE, lambda c: c[:20]), f"{FINE} names 3 classes instead of 100"),
+    "names without end": (_with(FINE, lambda c: b"a " * 5000), FINE),
+    "missing": (lambda f: {k: v for k, v in f.items() if k != "test.bin"}, "test.bin missing"),
+    "too many": (_with("test.bin", lambda c: bytes(10_001 * 3074)), "test.bin"),
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("kind", BAD_CIFAR100)
+def test_cifar100_bad_content_is_named(
+    tmp_path: Path, cifar100_files: dict[str, bytes], make_tar: MakeTar, kind: str, packed: bool
+) -> None:
+    change, message = BAD_CIFAR100[kind]
+    files = change(cifar100_files)
+    if packed:
+        archive = make_tar(tmp_path / "c.tar.gz", [(f"cifar-100-binary/{n}", c) for n, c in files.items()])
+    else:
+        archive = cifar100_folder(tmp_path, files)
+    with pytest.raises(DataError) as caught:
+        load("cifar100", archive)
+    assert message in str(caught.value)
+
+
+def test_cifar10s_archive_is_not_cifar100s(tmp_path: Path, batches_of: BatchesOf, make_cifar_tar: MakeCifarTar) -> None:
+    with pytest.raises(DataError, match="'cifar-10-batches-bin' is not a plain file"):
+        load("cifar100", make_cifar_tar(tmp_path / "c.tar.gz", batches_of(2)))
+
+
 # --- MNIST ---
 
 
@@ -168,6 +254,54 @@ def test_mnist_missing_file(digits: tuple[Path, dict[str, Images]]) -> None:
     (digits[0] / LABELS).unlink()
     with pytest.raises(DataError, match=rf"{LABELS} or {LABELS}\.gz missing"):
         load("mnist", digits[0])
+
+
+# --- Fashion-MNIST ---
+
+
+def test_fashion_mnist_has_mnists_files_and_names_of_its_own(digits: tuple[Path, dict[str, Images]]) -> None:
+    folder, arrays = digits
+    source = load("fashion-mnist", folder)
+    np.testing.assert_array_equal(source.train[0][..., 0], arrays["train-images-idx3-ubyte"])
+    assert (source.name, source.classes[0], source.classes[9]) == ("fashion-mnist", "T-shirt/top", "Ankle boot")
+
+
+def test_packed_files_that_are_not_fashion_mnists_are_said_to_be_others(
+    digits: tuple[Path, dict[str, Images]],
+) -> None:
+    """MNIST's have the same names."""
+    folder, said = digits[0], list[str]()
+    (folder / f"{LABELS}.gz").write_bytes(gzip.compress((folder / LABELS).read_bytes()))
+    (folder / LABELS).unlink()
+    DATASETS["fashion-mnist"].load(folder, lambda *_: None, said.append)
+    assert [line.partition(":")[0] for line in said] == [
+        f"{folder / LABELS}.gz is not the official file of Fashion-MNIST"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["promises too much", "bomb", "label", "counts"])
+def test_fashion_mnist_bad_content_is_named(digits: tuple[Path, dict[str, Images]], kind: str) -> None:
+    name, change, message = BAD_MNIST[kind]
+    file = digits[0] / name
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(DataError) as caught:
+        load("fashion-mnist", digits[0])
+    assert message in str(caught.value)
+
+
+def test_fashion_mnists_files_are_downloaded_into_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Path]] = []
+    monkeypatch.setattr(Download, "fetch", lambda self, folder, progress: asked.append((self.url, folder)))
+    assert DATASETS["fashion-mnist"].fetch(tmp_path, lambda *_: None) == tmp_path / "fashion-mnist"
+    assert {folder for _, folder in asked} == {tmp_path / "fashion-mnist"}
+    assert [url.rpartition("/")[2] for url, _ in asked] == [
+        f"{name}.gz" for name in (IMAGES, LABELS, "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    ]
+    assert all(url.startswith("https://") for url, _ in asked)
+    with pytest.raises(DataError, match="mnist is not downloaded"):
+        DATASETS["mnist"].fetch(tmp_path, lambda *_: None)
 
 
 # --- synthetic ---

@@ -168,7 +168,7 @@ def test_by_url(archive: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "imagenet"}, "'imagenet' is unknown; one of: cifar10, mnist, synthetic"),
+        ({"name": "imagenet"}, "'imagenet' is unknown; one of: cifar10, cifar100, fashion-mnist, mnist, synthetic"),
         ({"name": "synthetic", "archive": "x.tar.gz"}, "takes no archive"),
         ({"name": "mnist"}, "give --archive FOLDER"),
         ({"name": "mnist", "order": "sorted"}, "order='sorted'"),

@@ -232,7 +232,10 @@ def center_of(peers: Peers) -> Array:
     """The last meeting's center, a copy on the host."""
     session, peer = _peer_of(peers)
     if peer.merged:
-        return np.concatenate([cast(part, session.replica.layout.dtype) for part in peer.merged])
+        center = np.concatenate([cast(part, session.replica.layout.dtype) for part in peer.merged])
+        for place in session.replica.frozen:
+            center[place] = session.replica.device.backend.to_host(session.replica.weights[place])
+        return center
     return np.array(session.replica.device.backend.to_host(peer.local.base))
 
 
@@ -270,8 +273,11 @@ def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Seque
         _said(peer, version - 1)
         now = peer.now
         now.bytes_down += sum(each.nbytes for i, each in enumerate(sums) if peers.names[i] != peer.name)
+        frozen = [(place, local.weights[place].copy()) for place in session.replica.frozen]
         for name, merged in zip(peers.names, sums, strict=True):
             peer.asa.adopt(local, peers.span(name), backend.from_host(merged))
+        for place, own in frozen:  # a sum of what has not changed may differ in the last bit, or in the wire's dtype
+            local.base[place] = local.weights[place] = own
         peer.merged = () if peer.asa.looks_back else tuple(sums)
         reply = Reply(0, peer.name, peer.life, 0, local.weights, version, version - 1)
         order = peer.exchange.replied([(reply, local.weights)], time.perf_counter())

@@ -95,6 +95,8 @@ class ServerActor:
         The ranges of a split server, in the vector's order. None: it holds the center itself.
     limit
         Seconds after which a range that has not answered counts as lost.
+    kept
+        Places in the center that no merge changes, as far as it is held here.
     """
 
     def __init__(
@@ -106,10 +108,11 @@ class ServerActor:
         wire: str,
         ranges: Sequence[RangeAt] = (),
         limit: float = 300.0,
+        kept: Sequence[slice] = (),
     ) -> None:
         use_memory_again(self)
         self._callers = Callers()
-        self._server = _sequencer(rule, snapshot, epoch, ranges, limit, self._callers.lose)
+        self._server = _sequencer(rule, snapshot, epoch, ranges, limit, self._callers.lose, kept)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
 
@@ -170,10 +173,11 @@ def _sequencer(
     ranges: Sequence[RangeAt],
     limit: float,
     lost: Callable[[Exception], None],
+    kept: Sequence[slice],
 ) -> Sequencer:
     """The state machine: with the center beside it, or with lines to its ranges."""
     if not ranges:
-        return ParameterServer.restore(rule, snapshot, epoch=epoch)
+        return ParameterServer.restore(rule, snapshot, epoch=epoch, kept=kept)
     lines = RangeLines(ranges, limit=limit, lost=lost)
     vectors = SplitCenter(rule, snapshot.center, lines.size, send=lines.send, ask=lines.ask)
     return Sequencer(rule, vectors, epoch=epoch, version=snapshot.version).resume(snapshot)

@@ -16,8 +16,9 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
 from daskcnn.errors import Lost
+from daskcnn.job.network import frozen_spans
 from daskcnn.ps import Snapshot, UpdateRule
-from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot
+from daskcnn.ps.split import StoredVector, joined_snapshot, spans, split_snapshot, within
 
 
 class ServerHandle:
@@ -92,7 +93,8 @@ def host_server(context: RunContext, rule: UpdateRule, snapshot: Snapshot, *, ep
     at = ServerAt(server.address, context.dispatch.key("parameter-server"), ranges)
     sent = replace(snapshot, center=snapshot.center[:0].copy(), state=None) if ranges else snapshot
     held = context.dispatch.send_to(sent, [server.address])
-    options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout}
+    kept = () if ranges else frozen_spans(context.job, context.dataset)
+    options = {"epoch": epoch, "wire": cluster.wire, "ranges": ranges, "limit": cluster.stall_timeout, "kept": kept}
     futures.append(context.dispatch.submit_actor(at.key, ServerActor, rule, held, host=server, **options))
     held_by = [server.address, *(each.address for each in ranges)]
     *parts, actor = _running(context, futures, held_by)
@@ -119,12 +121,12 @@ def _start_ranges(
     context: RunContext, rule: UpdateRule, snapshot: Snapshot
 ) -> tuple[tuple[RangeAt, ...], list[Future]]:
     cuts = spans(snapshot.center.size, context.job.cluster.ps_shards)
-    ranges, futures = [], []
+    ranges, futures, frozen = [], [], frozen_spans(context.job, context.dataset)
     for (lo, hi), part, host in zip(cuts, split_snapshot(snapshot, cuts), _hosts(context, len(cuts)), strict=True):
         at = RangeAt(host.address, context.dispatch.key("parameter-range"), lo, hi)
         held = context.dispatch.send_to(part, [host.address])
-        wire = context.job.cluster.wire
-        futures.append(context.dispatch.submit_actor(at.key, RangeActor, rule, held, host=host, wire=wire))
+        options = {"wire": context.job.cluster.wire, "kept": within(frozen, lo, hi)}
+        futures.append(context.dispatch.submit_actor(at.key, RangeActor, rule, held, host=host, **options))
         ranges.append(at)
     return tuple(ranges), futures
 

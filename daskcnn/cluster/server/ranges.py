@@ -44,11 +44,11 @@ def use_memory_again(server: object) -> None:
 
 
 class RangeActor:
-    """Holds one range of the center, on any worker."""
+    """Holds one range of the center, on any worker. kept: places in it that no merge changes."""
 
-    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, wire: str) -> None:
+    def __init__(self, rule: UpdateRule, snapshot: Snapshot, *, wire: str, kept: Sequence[slice] = ()) -> None:
         use_memory_again(self)
-        self._range = OrderedRange(rule, snapshot.center, snapshot.state)
+        self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
         self._readers: list[tuple[int, asyncio.Future[None]]] = []

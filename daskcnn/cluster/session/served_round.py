@@ -38,7 +38,8 @@ def exchange_of(replica: Replica) -> ReplicaExchange:
     assert job.rule is not None, "strategy layer has tasks of its own"
     end = len(replica.dataset.train)
     cadence = Cadence(job.rule, job.train.batch_size, (end - job.data.validation, end))
-    return ReplicaExchange(job.rule, Local(replica.weights, replica.weights), cadence, overlap=overlap)
+    local = Local(replica.weights, replica.weights)
+    return ReplicaExchange(job.rule, local, cadence, overlap=overlap, frozen=replica.frozen)
 
 
 class ServedRound:

@@ -147,10 +147,12 @@ class BatchNorm(Layer):
 
     Parameters: scale and shift (C,). State: running mean and (unbiased) variance (C,). A training batch contributes
     `momentum` of its own values to them; outside training they replace the batch's. Ioffe and Szegedy 2015, Alg. 1, 2.
+    A `fixed` layer normalises by the running values in training too, and leaves them as they are.
     """
 
     momentum: float = 0.1
     epsilon: float = 1e-5
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "momentum")
@@ -168,8 +170,8 @@ class BatchNorm(Layer):
 
     @property
     def mixes_samples(self) -> bool:
-        """In training it takes the mean of a whole minibatch."""
-        return True
+        """In training it takes the mean of a whole minibatch, unless it is fixed."""
+        return not self.fixed
 
     def numbers(self, in_shape: Shape) -> int:
         """Return the size of scale, shift, mean and variance."""
@@ -184,10 +186,10 @@ class BatchNorm(Layer):
         return params, {"mean": np.zeros(C), "variance": np.ones(C)}, in_shape
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        """Return the normalised x: by the batch's moments in training, else by the running ones."""
+        """Return the normalised x: by the batch's moments in training unless fixed, else by the running ones."""
         device, count = ctx.device, x.size // x.shape[-1]
         mean, variance = state["mean"], state["variance"]
-        if ctx.training:
+        if ctx.training and not self.fixed:
             mean, variance = _moments(x, device)
             state = self._moved(state, mean, variance * (count / max(1, count - 1)))
         # Merging replicas' statistics out of order may leave a running variance below 0.
@@ -205,13 +207,16 @@ class BatchNorm(Layer):
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return dx = scale/deviation · (dy - mean(dy) - normal · mean(dy · normal)) and gradients: Alg.
 
-        1's chain rule.
+        1's chain rule. Where the layer is fixed, dx = scale/deviation · dy: its moments do not depend on x.
         """
         x, mean, deviation = residual
         share = dy.shape[-1] / dy.size
         shift, moment = _gradient_sums(x, mean, dy, ctx.device)
         grads = {"scale": moment * deviation, "shift": shift}
         slope = params["scale"] * deviation
+        if self.fixed:
+            none = ctx.device.xp.zeros_like(mean)
+            return _transformed(dy, none, slope, none, ctx.device) if ctx.need_dx else None, grads
         by_x = -share * deviation * grads["scale"]
         return _back(x, mean, dy, slope, by_x, -share * shift, ctx.device) if ctx.need_dx else None, grads
 

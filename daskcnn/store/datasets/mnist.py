@@ -1,16 +1,18 @@
-"""MNIST from its four IDX files, gzip or not."""
+"""MNIST, handwritten digits, from its four IDX files, gzip or not; and what has its layout."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from daskcnn.errors import DataError
-from daskcnn.store.archive import read_gzip_or_plain
+from daskcnn.store.archive import file_sha256, read_gzip_or_plain
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets.importer import Progress, Warn
+from daskcnn.store.download import Download
 from daskcnn.store.manifest import Source, sha256
 
 FILES = {
@@ -21,29 +23,67 @@ _SIDE = 28
 _MOST = 16 + 60_000 * _SIDE * _SIDE
 
 
-class Mnist:
-    """70,000 handwritten digits of 28×28 grey pixels: 60,000 to train, 10,000 to test."""
+@dataclass(frozen=True)
+class IdxFiles:
+    """A data set in the files of MNIST: 28×28 grey pixels, ten classes, 60,000 to train, 10,000 to test.
 
-    takes_archive = True
-    augment: Literal["none", "crop-mirror"] = "none"
-    shape = (_SIDE, _SIDE, 1)
-    training_samples = 60_000
-    classes = 10
+    Attributes
+    ----------
+    name, title : in `DATASETS`, and as people write it.
+    class_names : in the order of the labels.
+    official : the publisher's files, packed by gzip; none where no official address is left.
+    """
+
+    name: str
+    title: str
+    class_names: tuple[str, ...]
+    official: tuple[Download, ...] = ()
+
+    takes_archive: ClassVar[bool] = True
+    augment: ClassVar[Literal["none", "crop-mirror"]] = "none"
+    shape: ClassVar[tuple[int, int, int]] = (_SIDE, _SIDE, 1)
+    training_samples: ClassVar[int] = 60_000
+    classes: ClassVar[int] = 10
 
     def fetch(self, folder: Path, progress: Progress) -> Path:
-        """Raise DataError: no official address is left to download from."""
-        names = ", ".join(name for pair in FILES.values() for name in pair)
-        raise DataError(reason="mnist is not downloaded", remedy=f"give --archive FOLDER holding {names} (.gz or not)")
+        """Return the folder of the official files, downloaded as far as it does not hold them yet.
+
+        Raises DataError where there is no official address, and where a download fails.
+        """
+        if not self.official:
+            names = ", ".join(name for pair in FILES.values() for name in pair)
+            remedy = f"give --archive FOLDER holding {names} (.gz or not)"
+            raise DataError(reason=f"{self.name} is not downloaded", remedy=remedy)
+        for each in self.official:
+            each.fetch(folder / self.name, lambda done, total: progress("download", done, total))
+        return folder / self.name
 
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
-        """Read the four files of a folder. Raises DataError naming file and value."""
+        """Read the four files of a folder, with a warning for a packed one that is not the official one.
+
+        Raises DataError naming file and value.
+        """
         assert archive is not None
         sources: dict[str, str] = {}
         parts = {}
         for i, (part, (images, labels)) in enumerate(FILES.items()):
             progress("read", i, len(FILES))
             parts[part] = _pair(_content(archive, images, sources), _content(archive, labels, sources))
-        return Source("mnist", tuple("0123456789"), parts["train"], parts["test"], sources)
+        self._compare(archive, warn)
+        return Source(self.name, self.class_names, parts["train"], parts["test"], sources)
+
+    def _compare(self, folder: Path, warn: Warn) -> None:
+        """Warn of packed files that are not the official ones. Those of another data set have the same names."""
+        for each in self.official:
+            path = folder / each.url.rpartition("/")[2]
+            if path.exists() and (found := file_sha256(path)) != each.sha256:
+                warn(
+                    f"{path} is not the official file of {self.title}: SHA-256 {found} instead of {each.sha256}; its "
+                    "content is used as it is"
+                )
+
+
+MNIST = IdxFiles("mnist", "MNIST", tuple("0123456789"))
 
 
 def _content(folder: Path, name: str, sources: dict[str, str]) -> tuple[Path, bytes]:

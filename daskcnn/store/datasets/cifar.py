@@ -1,0 +1,148 @@
+"""The binary archives of CIFAR: records of one or two label bytes and 32×32 colour pixels, in a few files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from daskcnn.errors import DataError
+from daskcnn.store.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.chunk_facts import Images
+from daskcnn.store.datasets.importer import Progress, Warn
+from daskcnn.store.download import Download
+from daskcnn.store.manifest import Source, sha256
+
+_PIXELS = 3 * 32 * 32
+_NAMES_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """A data set of 32×32 photographs by its official archive, or by the archive's folder.
+
+    Attributes
+    ----------
+    name, title : in `DATASETS`, and as people write it.
+    folder : of the archive.
+    train, test : files of records, with the most records that each may have.
+    classes_file : names of the classes, a line each.
+    labels : label bytes of a record, by their number of classes. The last one is the class; coarser ones come before.
+    others : files of the archive that are not read, with the most bytes that each may have.
+    """
+
+    name: str
+    title: str
+    official: Download
+    folder: str
+    train: Mapping[str, int]
+    test: Mapping[str, int]
+    classes_file: str
+    labels: tuple[int, ...]
+    others: Mapping[str, int]
+    training_samples: int
+
+    takes_archive: ClassVar[bool] = True
+    augment: ClassVar[Literal["none", "crop-mirror"]] = "crop-mirror"
+    shape: ClassVar[tuple[int, int, int]] = (32, 32, 3)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.labels[-1]
+
+    @property
+    def record(self) -> int:
+        """Bytes of a record."""
+        return len(self.labels) + _PIXELS
+
+    @property
+    def _needed(self) -> dict[str, int]:
+        """Files that are read, and the most bytes that each may have."""
+        records = {**self.train, **self.test}
+        return {self.classes_file: _NAMES_BYTES, **{name: most * self.record for name, most in records.items()}}
+
+    def fetch(self, folder: Path, progress: Progress) -> Path:
+        """Return the official archive, downloaded if the folder does not hold it yet."""
+        return self.official.fetch(folder, lambda done, total: progress("download", done, total))
+
+    def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
+        """Read the `.tar.gz` or its folder, with a warning if the archive is not the official one. Raises DataError."""
+        assert archive is not None
+        sources: dict[str, str] = {}
+        if archive.is_dir():
+            contents = self._read_folder(archive)
+        else:
+            sources[archive.name] = self._archive_checksum(archive, progress, warn)
+            expected = {**self._needed, **self.others}
+            contents = read_tar_gz(archive, self.folder, expected, lambda done, total: progress("unpack", done, total))
+        if missing := [name for name in self._needed if name not in contents]:
+            raise DataError(
+                archive, f"{', '.join(missing)} missing", f"give the official archive or its folder {self.folder}"
+            )
+        return self._source(archive, contents, sources)
+
+    def _archive_checksum(self, archive: Path, progress: Progress, warn: Warn) -> str:
+        most_packed = sum(self._needed.values()) + sum(self.others.values()) + (16 << 20)  # packing may make it larger
+        check_size(archive, most_packed)
+        found, official = file_sha256(archive, lambda done, total: progress("checksum", done, total)), self.official
+        if found != official.sha256:
+            warn(
+                f"{archive} is not the official {self.title} archive: SHA-256 {found}, {file_size(archive)} bytes, "
+                f"instead of {official.sha256}, {official.size} bytes; its content is used as it is"
+            )
+        return found
+
+    def _read_folder(self, folder: Path) -> dict[str, bytes]:
+        inner = folder / self.folder if (folder / self.folder).is_dir() else folder
+        needed = self._needed.items()
+        return {name: read_gzip_or_plain(inner / name, most) for name, most in needed if (inner / name).exists()}
+
+    def _source(self, archive: Path, contents: Mapping[str, bytes], sources: dict[str, str]) -> Source:
+        names = self._class_names(archive, contents[self.classes_file])
+        files = (*self.train, *self.test)
+        records = {name: self._records(f"{archive}: {name}", contents[name]) for name in files}  # before any is copied
+        sources |= {name: sha256(contents[name]) for name in self._needed}
+        train, test = (self._part([records[name] for name in part]) for part in (self.train, self.test))
+        return Source(self.name, names, train, test, sources)
+
+    def _class_names(self, archive: Path, content: bytes) -> tuple[str, ...]:
+        names = tuple(content.decode("ascii", "replace").split())
+        if len(names) != self.classes:
+            reason = f"{self.classes_file} names {len(names)} classes instead of {self.classes}"
+            raise DataError(archive, reason, "get the archive again")
+        return names
+
+    def _records(self, where: str, content: bytes) -> Images:
+        """Return the records (N, bytes) of a file, not copied. Raises DataError for a part of one, or a wrong label.
+
+        A record is its label bytes, then the planes red, green, blue, by rows.
+        """
+        count, rest = divmod(len(content), self.record)
+        if rest or not count:
+            raise DataError(
+                f"{where}, record {count}",
+                f"{rest} bytes instead of {self.record}, the file is truncated or empty",
+                "get it again",
+            )
+        records = np.frombuffer(content, np.uint8).reshape(count, self.record)
+        for byte, classes in enumerate(self.labels):
+            labels = records[:, byte]
+            if (bad := np.flatnonzero(labels >= classes)).size:
+                kind = "label" if byte == len(self.labels) - 1 else "coarse label"
+                reason = f"{kind} {labels[bad[0]]}, {kind}s are 0 to {classes - 1}"
+                raise DataError(f"{where}, record {bad[0]}", reason, "get the file again")
+        return records
+
+    def _part(self, files: list[Images]) -> tuple[Images, Images]:
+        """Return images (N, 32, 32, 3) and labels (N,) of these files' records."""
+        images = np.empty((sum(map(len, files)), *self.shape), np.uint8)
+        start, at = 0, len(self.labels)
+        for records in files:
+            planes = records[:, at:].reshape(len(records), 3, 32, 32)
+            images[start : start + len(records)] = planes.transpose(0, 2, 3, 1)
+            start += len(records)
+        return images, np.concatenate([records[:, at - 1] for records in files])

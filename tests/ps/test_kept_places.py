@@ -1,0 +1,52 @@
+"""Places in the center that no merge changes: frozen layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from daskcnn.ps import RULES, Join, ParameterServer, Push
+from daskcnn.ps.bases import Bases
+from daskcnn.ps.center import CenterRange
+from daskcnn.ps.rule import View
+from daskcnn.ps.split import spans, within
+
+PLACES = (slice(2, 5), slice(9, 10))
+
+
+@pytest.mark.parametrize("strategy", RULES)
+def test_every_rule_leaves_them_as_they_are(strategy: str) -> None:
+    """Even of pushes that say something else."""
+    rng = np.random.default_rng(0)
+    center = rng.standard_normal(12)
+    center[2] = -0.0
+    server = ParameterServer(RULES[strategy](), center, kept=PLACES)
+    workers = ("a", "b", "c")
+    for worker in workers:
+        server.handle(Join(0, worker, 0))
+    for worker in workers:
+        server.handle(Push(0, worker, 0, 1, 0, rng.standard_normal(12), 10, 0.5))
+    after = server.snapshot().center
+    assert server.snapshot().merged
+    for place in PLACES:
+        assert after[place].tobytes() == center[place].tobytes()
+    assert (np.delete(after, [2, 3, 4, 9]) != np.delete(center, [2, 3, 4, 9])).all()
+    again = ParameterServer.restore(RULES[strategy](), server.snapshot(), kept=PLACES)
+    assert again.snapshot().center[2:5].tobytes() == center[2:5].tobytes()
+
+
+def test_each_range_of_a_split_server_has_its_part() -> None:
+    marked = np.zeros(12)
+    for lo, hi in spans(12, 5):
+        for place in within(PLACES, lo, hi):
+            marked[lo:hi][place] += 1
+    np.testing.assert_array_equal(np.flatnonzero(marked), [2, 3, 4, 9])
+    assert marked.max() == 1
+    assert within(PLACES, 5, 9) == ()
+
+
+def test_a_range_keeps_its_places() -> None:
+    part = CenterRange(RULES["sgwu"](), np.arange(4.0), kept=[slice(1, 3)])
+    merge = part.merge([Push(0, "a", 0, 1, 0, np.full(4, 7.0), 1, 1.0)], View(0, 1, Bases()))
+    assert merge is not None
+    np.testing.assert_array_equal(part.kept()[0], [7, 1, 2, 7])
