@@ -131,9 +131,9 @@ def train_job(
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
-        members, left_out = admit(there, job, fingerprint, signals.check, say, settle=settle)
+        members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
-        for warning in left_out:
+        for warning in warnings:
             recorder.warn(warning)
         name = _task_name(recorder.directory.path)
         context = RunContext.of(
