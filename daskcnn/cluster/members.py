@@ -120,9 +120,7 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
     kinds = {address: _kinds(info) for address, info in workers.items()}
     if plain is None:
         plain = not any({"cpu", "gpu"} & {*own} for own in kinds.values())
-    found = [
-        _member(address, info, kinds[address]) for address, info in workers.items() if kinds[address] or plain
-    ]
+    found = [_member(address, info, kinds[address]) for address, info in workers.items() if kinds[address] or plain]
     return sorted(found, key=lambda m: (m.kind, _natural(m.name), m.address))
 
 
@@ -139,7 +137,7 @@ def _member(address: str, info: Mapping[str, Any], kinds: tuple[Kind, ...]) -> M
 
 
 def taken_as_cpu(members: Iterable[Member]) -> tuple[str, ...]:
-    """The line that is said where workers that advertise nothing are taken as CPU workers; none where there are none."""
+    """The line that is said where workers that advertise nothing are taken as CPU workers, if there are any."""
     count = sum(member.plain for member in members)
     taken = "1 worker is taken as a CPU worker" if count == 1 else f"{count} workers are taken as CPU workers"
     remedy = "to choose others, start them with --resources CPU=1 (or GPU=1, PS=1)"

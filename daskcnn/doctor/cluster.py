@@ -142,7 +142,7 @@ def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Fi
     for address, info in workers.items():
         name, member = f"worker {info.get('name', address)}", ours.get(address)
         if member is None:
-            remedy = "a job does not use it, as others advertise CPU or GPU: restart it with --resources CPU=1 (or GPU=1, PS=1)"
+            remedy = "a job does not use it: others advertise CPU or GPU; restart it with --resources CPU=1 (or GPU=1)"
             yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)
         elif member.also:
             seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"
