@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from daskcnn.errors import Interrupted, Stop
-from daskcnn.events import Event
+from daskcnn.events import Event, WorkersCalibrated
 from daskcnn.show.progress import Progress
 
 OnEvent = Callable[[Event], object]
@@ -21,7 +21,7 @@ class Listener:
     ----------
     stopped : whether the function raised `Stop`.
     error : any other exception that it raised. It is not called again.
-    training : whether the run can be ended. Before that, what is raised waits.
+    training : whether the workers are calibrated. Before that, what is raised waits: nothing could judge the network.
     """
 
     def __init__(self, display: Progress, function: OnEvent | None = None) -> None:
@@ -39,6 +39,7 @@ class Listener:
     def handle(self, event: Event) -> None:
         """Show the event, and tell the function."""
         self._display.handle(event)
+        self.training |= isinstance(event, WorkersCalibrated)
         if self._function is None or self.error is not None:
             return
         try:

@@ -30,6 +30,8 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.trained_model import TrainedModel
+from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
@@ -37,6 +39,7 @@ from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
+from daskcnn.show.summary import format_summary
 from daskcnn.store.facts import Facts
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
@@ -46,12 +49,24 @@ STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interr
 
 @dataclass(frozen=True)
 class Result:
-    """What training leaves: where, how it ended, the events of every epoch, and the network."""
+    """What training leaves.
+
+    Attributes
+    ----------
+    run : the run directory.
+    summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" where a function that
+        was told the events raised `Stop`.
+    history : the events of every epoch.
+    model : the trained network.
+    """
 
     run: Path
     summary: dict[str, Any]
     history: list[dict[str, Any]]
-    model: Classifier
+    model: TrainedModel
+
+    def _repr_html_(self) -> str:
+        return as_lines(str(self.run), format_summary(self.summary))
 
 
 class Silent:
@@ -288,13 +303,12 @@ def _train(
     recorder.raise_if_not_kept()
     listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
-    model = Classifier(job, Facts.of(context.dataset), final.weights)
+    model = TrainedModel(Classifier(job, Facts.of(context.dataset), final.weights))
     return Result(recorder.directory.path, summary, history, model)
 
 
 def _trained(strategy: DataParallel | LayerSharded, listener: Listener) -> tuple[str, TrainingState]:
     """How training has ended, and its last state. Raises what the user's function raised, and what training raises."""
-    listener.training = True
     try:
         return "done", strategy.train()
     except Interrupted as error:

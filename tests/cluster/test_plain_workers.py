@@ -203,7 +203,7 @@ def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp
         tiny_job(path, train={"epochs": 2, "batch_size": 20, "threads": 1})
         | {"model": {"layers": LAYERS, "dtype": "float64"}}
     )
-    np.testing.assert_allclose(result.model.weights, alone.weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result.model.vector, alone.weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.cluster
