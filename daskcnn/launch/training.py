@@ -147,6 +147,7 @@ def train_job(
         signals.polled = True
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
+        stack.enter_context(there.as_current())  # Dask's functions would ask for the default client otherwise
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle)

@@ -1,0 +1,70 @@
+"""A cluster of one worker in this process, for fits that are not worth processes of their own."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import dask
+from distributed import Client, LocalCluster
+
+from daskcnn.arrays import cpu_count
+from daskcnn.cluster.members import RESOURCES
+
+
+@dataclass
+class SharedCluster:
+    """A cluster that is started when it is first needed, and used by one at a time.
+
+    Attributes
+    ----------
+    turn : held while the worker is used: it can be in one run only.
+    """
+
+    turn: threading.RLock = field(default_factory=threading.RLock)
+    _cluster: LocalCluster | None = None
+    _client: Client | None = None
+    _process: int = 0
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A client of the cluster, for the caller alone."""
+        with self.turn:
+            yield self._started()
+
+    def _started(self) -> Client:
+        if self._client is None or self._client.status != "running" or self._process != os.getpid():
+            # a process that was forked has none of the threads of the cluster that it remembers
+            settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
+            with dask.config.set(settings):
+                self._cluster = LocalCluster(
+                    n_workers=1,
+                    threads_per_worker=cpu_count(),
+                    processes=False,
+                    dashboard_address=None,
+                    resources={RESOURCES["cpu"]: 1},
+                    memory_limit=0,  # the process is not the worker's alone
+                    silence_logs=logging.ERROR,
+                )
+            self._client = Client(self._cluster, set_as_default=False)
+            self._process = os.getpid()
+        return self._client
+
+    def close(self) -> None:
+        """Stop the cluster, if this process has started it. The next use starts another one."""
+        with self.turn:
+            client, cluster, own = self._client, self._cluster, self._process == os.getpid()
+            self._client = self._cluster = None
+            if own and client is not None and cluster is not None:
+                client.close()
+                cluster.close()
+
+
+SHARED = SharedCluster()
+"""The one of this process."""
+atexit.register(SHARED.close)
