@@ -2,6 +2,7 @@
 
 What there is for use from Python; each name is imported when it is first used:
 
+CNNClassifier  a network as an estimator of scikit-learn's kind
 train          train a job on a cluster
 plan           say what a job would do
 load           load a trained network
@@ -21,14 +22,16 @@ if TYPE_CHECKING:
     from daskcnn import errors, events
     from daskcnn.errors import Stop
     from daskcnn.job.tables import Job
+    from daskcnn.launch.estimator import CNNClassifier
     from daskcnn.launch.jobs import plan, train
     from daskcnn.launch.trained_model import TrainedModel, load
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Result", "Stop", "TrainedModel", "errors", "events", "load", "plan", "train"]
+__all__ = ["CNNClassifier", "Job", "Result", "Stop", "TrainedModel", "errors", "events", "load", "plan", "train"]
 
 _HOMES = {
+    "CNNClassifier": "daskcnn.launch.estimator",
     "Job": "daskcnn.job.tables",
     "Result": "daskcnn.launch.training",
     "Stop": "daskcnn.errors",

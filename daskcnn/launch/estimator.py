@@ -164,6 +164,8 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tables = self._tables(samples, seed)
         tables["data"]["path"] = path
         tables["run"]["dir"] = str(self.run_dir or folder / "runs")
+        if self.warm_start and hasattr(self, "model_"):
+            tables["model"]["from"] = str(self.model_.kept_in(folder / "before"))
         return train_job(resolve(merged(tables, self.job or {})), client=client, on_event=self.on_event)
 
     def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:

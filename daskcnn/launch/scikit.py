@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator as BaseEstimator
+    from sklearn.base import ClassifierMixin as ClassifierMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
 
@@ -56,7 +57,8 @@ def checked_array(estimator: Any, X: Any, *, reset: bool) -> npt.NDArray[Any]:
 
 
 def _is_images(X: Any) -> bool:
-    return len(X.shape if hasattr(X, "shape") else np.shape(X)) > 2
+    shape = np.shape(X) if isinstance(X, list | tuple) else getattr(X, "shape", ())
+    return len(shape) > 2
 
 
 def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:

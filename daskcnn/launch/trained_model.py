@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from daskcnn.job.tables import Job
 from daskcnn.launch.trained_run import Which, load_classifier
 from daskcnn.markup import as_table
 from daskcnn.nn import Layer, map_leaves, summarise
+from daskcnn.runs.checkpoint import save
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import TrainingState, to_checkpoint
 from daskcnn.show.stderr import say
 from daskcnn.training.trained_network import Classifier
 
@@ -110,6 +114,15 @@ class TrainedModel:
         """Equal for equal networks: names of Dask's tasks are made of it."""
         facts = self.classifier.facts.to_dict()
         return str(tokenize(self.vector, facts, self.job.model_dump(mode="json")["model"]))
+
+    def kept_in(self, folder: Path) -> Path:
+        """Write the network as a run that has one checkpoint into this folder; returns the run directory."""
+        own = self.classifier
+        state = TrainingState(0, 0.0, own.weights, {}, {})
+        with RunDirectory.create(folder, None, strategy=self.job.train.strategy, now=datetime.now(UTC)) as run:
+            run.write_job(self.job.model_dump(mode="json"))
+            save(run.checkpoints, to_checkpoint(state, own.layout, own.facts, 0.0))
+        return run.path
 
     def __repr__(self) -> str:
         H, W, C = self.shape

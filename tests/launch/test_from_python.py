@@ -147,6 +147,11 @@ def test_a_run_a_checkpoint_and_its_file_are_loaded(trained: Result, images: np.
         np.testing.assert_array_equal(daskcnn.load(source).predict(images), wanted)
 
 
+def test_a_model_kept_as_a_run_is_loaded(trained: Result, tmp_path: Path) -> None:
+    kept = daskcnn.load(trained.model.kept_in(tmp_path))
+    np.testing.assert_array_equal(kept.vector, trained.model.vector)
+
+
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         daskcnn.load(tmp_path)
@@ -194,7 +199,7 @@ def test_plan_job_result_and_model_are_shown_in_a_notebook(trained: Result, job:
         (trained.model, "conv1"),
         (WorkerPlan((), ()), "speed-up"),
     ):
-        assert word in shown._repr_html_()  # type: ignore[attr-defined]
+        assert word in shown._repr_html_()
 
 
 def test_names_are_escaped_in_a_notebook() -> None:
