@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import dask
-from distributed import Client, LocalCluster
+from distributed import Client, Scheduler, SpecCluster, Worker
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import RESOURCES
@@ -27,7 +27,7 @@ class SharedCluster:
     """
 
     turn: threading.RLock = field(default_factory=threading.RLock)
-    _cluster: LocalCluster | None = None
+    _cluster: SpecCluster | None = None
     _client: Client | None = None
     _process: int = 0
 
@@ -41,14 +41,18 @@ class SharedCluster:
         if self._client is None or self._client.status != "running" or self._process != os.getpid():
             # a process that was forked has none of the threads of the cluster that it remembers
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
+            nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+            worker = {
+                "nthreads": cpu_count(),
+                "resources": {RESOURCES["cpu"]: 1},
+                "memory_limit": 0,  # the process is not the worker's alone
+                **nowhere,
+            }
             with dask.config.set(settings):
-                self._cluster = LocalCluster(
-                    n_workers=1,
-                    threads_per_worker=cpu_count(),
-                    processes=False,
-                    dashboard_address=None,
-                    resources={RESOURCES["cpu"]: 1},
-                    memory_limit=0,  # the process is not the worker's alone
+                self._cluster = SpecCluster(
+                    workers={"cpu-0": {"cls": Worker, "options": worker}},
+                    scheduler={"cls": Scheduler, "options": {"protocol": "inproc://", **nowhere}},
+                    name="daskcnn",
                     silence_logs=logging.ERROR,
                 )
             self._client = Client(self._cluster, set_as_default=False)
