@@ -4,6 +4,7 @@ What there is for use from Python; each name is imported when it is first used:
 
 CNNClassifier  a network as an estimator of scikit-learn's kind
 train          train a job on a cluster
+prepare        write images and labels as a data set
 plan           say what a job would do
 load           load a trained network
 TrainedModel   a trained network: predictions, layers, weights
@@ -24,11 +25,24 @@ if TYPE_CHECKING:
     from daskcnn.job.tables import Job
     from daskcnn.launch.estimator import CNNClassifier
     from daskcnn.launch.jobs import plan, train
+    from daskcnn.launch.prepare_arrays import prepare
     from daskcnn.launch.trained_model import TrainedModel, load
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["CNNClassifier", "Job", "Result", "Stop", "TrainedModel", "errors", "events", "load", "plan", "train"]
+__all__ = [
+    "CNNClassifier",
+    "Job",
+    "Result",
+    "Stop",
+    "TrainedModel",
+    "errors",
+    "events",
+    "load",
+    "plan",
+    "prepare",
+    "train",
+]
 
 _HOMES = {
     "CNNClassifier": "daskcnn.launch.estimator",
@@ -38,6 +52,7 @@ _HOMES = {
     "TrainedModel": "daskcnn.launch.trained_model",
     "load": "daskcnn.launch.trained_model",
     "plan": "daskcnn.launch.jobs",
+    "prepare": "daskcnn.launch.prepare_arrays",
     "train": "daskcnn.launch.jobs",
 }
 

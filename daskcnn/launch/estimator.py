@@ -134,7 +134,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         samples = self._samples(X, y, sample_weight)
         with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
             seed = _seed(self.random_state)
-            with stored(samples, str(self.data_dir or folder), seed=seed, client=self.client) as path:
+            with stored(samples, str(self.data_dir or folder), seed=seed, client=client) as path:
                 result = self._trained(samples, path, seed, client, Path(folder))
         self.model_: TrainedModel = result.model
         self.history_ = result.history
@@ -174,7 +174,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if self.client is None and self.strategy != LAYER:
             train["partition"] = "udpa"  # there is but one worker to give samples to
         return {
-            "data": {"name": samples.name, "validation": samples.validation, "augment": "none"},
+            "data": {"validation": samples.validation, "augment": "none"},
             "model": self._network(len(samples.classes)),
             "train": {**train, "seed": seed},
             "cluster": {"settle": 0.0},

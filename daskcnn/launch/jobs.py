@@ -16,6 +16,7 @@ from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.listener import OnEvent
+from daskcnn.launch.own_data import with_own_data
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import job_to_run
 from daskcnn.launch.trained_model import load
@@ -58,6 +59,7 @@ def train(
     client: Client | None = None,
     job: JobTables | None = None,
     *,
+    data: tuple[Any, Any] | None = None,
     on_event: OnEvent | None = None,
     resume: str | Path | None = None,
     init: str | Path | None = None,
@@ -68,6 +70,9 @@ def train(
     ----------
     client : None stands for the default one. Where there is none, the job's own `[cluster]` is connected or started.
     job : tables, a `Job`, or the path of a job file; None for the built-in example.
+    data : images and labels to train on, in place of a data set: arrays as `daskcnn.prepare` takes them. They are
+        written to the job's `data.path`, or to a folder for temporary files while the run lasts; workers on other
+        machines must see it. A run that goes on is given them again.
     on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
         `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
         and is raised here; the run can be resumed.
@@ -92,10 +97,14 @@ def train(
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
-    resolved, path = job_to_run(raw, None if resume is None else str(resume))
-    if path is not None and (summary := _done(path)) is not None:
-        return _finished(path, summary)
-    return train_job(resolved, client=client or _default_client(), resume=path, progress=Warnings(), on_event=on_event)
+    client = client or _default_client()
+    with with_own_data(raw, data, client) as tables:
+        if resume is not None and data is not None:  # all but the place of the data is as it was
+            tables["data"] = {"path": tables["data"]["path"]}
+        resolved, path = job_to_run(tables, None if resume is None else str(resume))
+        if path is not None and (summary := _done(path)) is not None:
+            return _finished(path, summary)
+        return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
 
 
 def _tables(job: JobTables | None) -> dict[str, Any]:

@@ -1,28 +1,31 @@
-"""A user's own images and labels as a data set for one run."""
+"""A user's own images and labels as the data set of a run."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import fsspec
 import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from daskcnn.store.manifest import Source, describe
-from daskcnn.store.split import shuffled_order, stratified
-from daskcnn.store.writer import write
+from daskcnn.job.tables import Data
+from daskcnn.launch.prepare_arrays import prepare
 
-_CHUNK = 1000
+NAME = "synthetic"
+"""Name of a data set that is made of arrays, as a job that names none expects it."""
+_VALIDATION = 0.1
+"""Part of the training samples that is for validation, where the job does not say."""
 
 
 @dataclass(frozen=True)
 class OwnData:
-    """Images and labels.
+    """Images and labels of an estimator's fit.
 
     Attributes
     ----------
@@ -38,19 +41,57 @@ class OwnData:
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
     validation: int
-    name: str = "synthetic"
 
 
 @contextmanager
 def stored(data: OwnData, folder: str, *, seed: int, client: Client | None) -> Iterator[str]:
-    """The path of a data set of these samples, in this folder, as long as the context lasts."""
-    path = str(Path(folder) / f"{uuid.uuid4().hex}.zarr")
-    last = stratified(data.labels, data.validation, seed)
-    order = shuffled_order(len(data.labels), seed, 0)
-    order = np.concatenate([order[~last[order]], order[last[order]]])
-    images, labels = np.asarray(data.images)[order], data.labels[order]
-    weights = None if data.weights is None else data.weights[order]
-    held = slice(len(order) - data.validation, None)
-    source = Source(data.name, data.classes, (images, labels), (images[held], labels[held]), {}, weights)
-    write(source, describe(source, chunk=min(_CHUNK, len(order)), order="shuffled", seed=seed), path, lambda _: None)
-    yield path
+    """The path of a data set of these samples, in this folder or at this URL, as long as the context lasts.
+
+    All samples are in its training part. A data set has a test part: here it is the first sample, once more.
+    """
+    path = f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
+    first = data.images[:1], data.labels[:1]
+    try:
+        prepare(
+            data.images,
+            data.labels,
+            path,
+            classes=data.classes,
+            test=first,
+            seed=seed,
+            weights=data.weights,
+            name=NAME,
+            client=client,
+        )
+        yield path
+    finally:
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    system, there = fsspec.core.url_to_fs(path)
+    if system.exists(there):
+        system.rm(there, recursive=True)
+
+
+@contextmanager
+def with_own_data(
+    tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
+) -> Iterator[dict[str, Any]]:
+    """The tables of a job on a data set of these images and labels.
+
+    It is written to the job's `data.path` and stays there, or to a folder for temporary files as long as the context
+    lasts.
+    """
+    if data is None:
+        yield dict(tables)
+        return
+    with TemporaryDirectory(prefix="daskcnn-") as folder:
+        section = dict(tables.get("data") or {})
+        section.setdefault("path", f"{folder}/arrays.zarr")
+        images, labels = data
+        seed = (tables.get("train") or {}).get("seed", 0)
+        dataset = prepare(images, labels, section["path"], seed=seed, name=section.get("name", NAME), client=client)
+        usual, samples = Data.model_fields["validation"].default, len(dataset.train)
+        section.setdefault("validation", max(1, min(usual, round(_VALIDATION * samples))))
+        yield {**tables, "data": section}

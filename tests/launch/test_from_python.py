@@ -226,3 +226,51 @@ def test_dir_lists_what_there_is_and_imports_nothing() -> None:
     assert all(getattr(daskcnn, name) is not None for name in daskcnn.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = daskcnn.nothing
+
+
+# --- data of one's own ---
+
+
+@pytest.fixture
+def labels() -> np.ndarray:
+    return np.array(["cat", "dog"])[np.arange(60) % 2]
+
+
+@pytest.fixture
+def own() -> np.ndarray:
+    """Images of three channels of 16 bits, the dogs brighter."""
+    rng = np.random.default_rng(0)
+    return (rng.integers(0, 2000, (60, 8, 8, 3)) + 1500 * (np.arange(60) % 2)[:, None, None, None]).astype(np.uint16)
+
+
+@pytest.mark.parametrize("made", [np.asarray, lambda X: da.from_array(X, chunks=(25, 8, 8, 3))], ids=["numpy", "dask"])
+def test_arrays_are_trained_on_in_place_of_a_data_set(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray, made: Any
+) -> None:
+    del job["data"]
+    result = daskcnn.train(
+        client, job | {"model": {"layers": [{"layer": "dense", "units": 2}]}}, data=(made(own), labels)
+    )
+    model = result.model
+    assert (model.classes, model.dtype) == (("cat", "dog"), np.uint16)
+    assert (model.predict(own).argmax(axis=1) == np.arange(60) % 2).mean() > 0.9
+    assert not Path(model.job.data.path or "").exists(), "it was a temporary one"
+
+
+def test_arrays_are_kept_where_the_job_says(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
+) -> None:
+    job |= {"data": {"path": str(tmp_path / "own.zarr"), "validation": 5}, "train": {"epochs": 30}}
+    job["model"] = {"layers": [{"layer": "dense", "units": 2}]}
+    stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
+    assert stopped.summary["status"] == "stopped"
+    assert stopped.model.job.data.validation == 5
+    assert daskcnn.train(client, resume=stopped.run).summary["status"] == "done"
+
+
+def test_a_run_on_arrays_goes_on_where_they_are_given_again(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    job |= {"data": {}, "train": {"epochs": 30}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
+    stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
+    assert daskcnn.train(client, resume=stopped.run, data=(own, labels)).summary["status"] == "done"
