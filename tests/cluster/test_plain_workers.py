@@ -162,7 +162,7 @@ def cluster(workers: int, threads: int, *, processes: bool) -> LocalCluster:
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[Client]:
     """Two workers of two threads each, all in this process."""
-    with cluster(2, 2, processes=False) as there, Client(there) as client:
+    with cluster(2, 2, processes=False) as there, Client(there, set_as_default=False) as client:
         yield client
 
 
@@ -210,5 +210,5 @@ def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
-    with cluster(2, 2, processes=True) as there, Client(there) as client:
+    with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
         check(trained(client, tmp_path, strategy))

@@ -27,7 +27,10 @@ from tests.tiny_runs import tiny_data, tiny_job
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "resources": {"CPU": 1}}
-    with LocalCluster(n_workers=1, threads_per_worker=1, **settings) as cluster, Client(cluster) as client:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **settings) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
         yield client
 
 
@@ -252,7 +255,7 @@ def test_arrays_are_trained_on_in_place_of_a_data_set(
         client, job | {"model": {"layers": [{"layer": "dense", "units": 2}]}}, data=(made(own), labels)
     )
     model = result.model
-    assert (model.classes, model.dtype) == (("cat", "dog"), np.uint16)
+    assert (model.classes, model.dtype.name) == (("cat", "dog"), "uint16")
     assert (model.predict(own).argmax(axis=1) == np.arange(60) % 2).mean() > 0.9
     assert not Path(model.job.data.path or "").exists(), "it was a temporary one"
 
