@@ -22,6 +22,7 @@ from daskcnn.cluster.admission import admit
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.own_process import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
@@ -148,7 +149,7 @@ def train_job(
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
         job = prepared.job
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
-        stack.enter_context(there.as_current())  # Dask's functions would ask for the default client otherwise
+        lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle)

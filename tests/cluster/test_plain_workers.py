@@ -10,9 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, default_client
 from threadpoolctl import threadpool_info
 
 import daskcnn
@@ -212,3 +213,10 @@ def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp
 def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
     with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
         check(trained(client, tmp_path, strategy))
+
+
+def test_a_run_on_workers_of_this_process_leaves_no_default_client(one_process: Client, tmp_path: Path) -> None:
+    trained(one_process, tmp_path, "bsp")
+    assert dask.config.get("scheduler", None) is None
+    with pytest.raises(ValueError, match="No clients found"):
+        default_client()
