@@ -1,31 +1,70 @@
-"""Distributed training of convolutional networks on clusters of unequal machines, on Dask."""
+"""Distributed training of convolutional networks on clusters of unequal machines, on Dask.
+
+What there is for use from Python; each name is imported when it is first used:
+
+CNNClassifier  a network as an estimator of scikit-learn's kind
+train          train a job on a cluster
+prepare        write images and labels as a data set
+plan           say what a job would do
+load           load a trained network
+TrainedModel   a trained network: predictions, layers, weights
+Result         what `train` returns
+Job            a job's tables
+Stop           raised by a function that is told a run's events, to end the run
+errors, events modules: what a user can mend; the events of a run
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from daskcnn import errors, events
+    from daskcnn.errors import Stop
     from daskcnn.job.tables import Job
-    from daskcnn.launch.jobs import train
+    from daskcnn.launch.estimator import CNNClassifier
+    from daskcnn.launch.jobs import plan, train
     from daskcnn.launch.prepare_arrays import prepare
+    from daskcnn.launch.trained_model import TrainedModel, load
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Result", "prepare", "train"]
+__all__ = [
+    "CNNClassifier",
+    "Job",
+    "Result",
+    "Stop",
+    "TrainedModel",
+    "errors",
+    "events",
+    "load",
+    "plan",
+    "prepare",
+    "train",
+]
+
+_HOMES = {
+    "CNNClassifier": "daskcnn.launch.estimator",
+    "Job": "daskcnn.job.tables",
+    "Result": "daskcnn.launch.training",
+    "Stop": "daskcnn.errors",
+    "TrainedModel": "daskcnn.launch.trained_model",
+    "load": "daskcnn.launch.trained_model",
+    "plan": "daskcnn.launch.jobs",
+    "prepare": "daskcnn.launch.prepare_arrays",
+    "train": "daskcnn.launch.jobs",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`train` and what it takes, imported when first used: the layers below need no Dask."""
-    if name in ("train", "Result"):
-        from daskcnn.launch import jobs
-
-        return getattr(jobs, name)
-    if name == "prepare":
-        from daskcnn.launch.prepare_arrays import prepare
-
-        return prepare
-    if name == "Job":
-        from daskcnn.job.tables import Job
-
-        return Job
+    """Import a name when it is first used: the layers below `launch` need no Dask."""
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in __all__:
+        return import_module(f"daskcnn.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

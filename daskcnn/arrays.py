@@ -8,7 +8,7 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -212,8 +212,33 @@ def single_threaded_blas() -> Iterator[None]:
 
     Otherwise two kinds of threads compete for the same cores.
     """
-    with _libraries().limit(limits=1, user_api="blas"):
+    with _BLAS.single():
         yield
+
+
+class _Blas:
+    """The limit on BLAS threads, which is the process's: the first thread that asks sets it, the last one lifts it."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._limit = threading.Lock(), 0, ExitStack()
+
+    @contextmanager
+    def single(self) -> Iterator[None]:
+        """One thread each, as long as anyone is inside."""
+        with self._lock:
+            if not self._users:
+                self._limit.enter_context(_libraries().limit(limits=1, user_api="blas"))
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._limit.close()
+
+
+_BLAS = _Blas()
 
 
 @cache

@@ -126,6 +126,10 @@ class Interrupted(UserError):
         self.exit_code = 128 + signum
 
 
+class Stop(Exception):
+    """Raised by a function that is told a run's events: the run keeps its state and ends with status "stopped"."""
+
+
 class PushRefused(Exception):
     """The server refuses an event: wrong shape, dtype, worker, session, sequence or version, or a value not finite.
 

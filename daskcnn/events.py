@@ -151,7 +151,7 @@ class RunEnded(Event):
 
     kind = "end"
     status: str
-    """"done", "diverged", "interrupted", "lost" or "failed"."""
+    """"done", "stopped" (by the function that is told the events), "diverged", "interrupted", "lost" or "failed"."""
     seconds: float | None = None
     """Seconds of training, those before a resume included."""
     test: Judged | None = None

@@ -12,7 +12,7 @@ from typing import Any
 from distributed import Client
 
 from daskcnn.cluster.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
-from daskcnn.cluster.members import Member, Members, wait_for_members
+from daskcnn.cluster.members import Member, Members, taken_as_cpu, wait_for_members
 from daskcnn.cluster.session.session import check_dataset
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
@@ -43,7 +43,8 @@ def admit(
     *,
     settle: float = 0.0,
 ) -> tuple[Members, tuple[str, ...]]:
-    """The job's workers, and warnings of those that were left out because they do not answer.
+    """The job's workers, and warnings: of workers that were left out because they do not answer, and of those that
+    advertise nothing and are taken.
 
     Waits for workers as `wait_for_members` does. Every worker runs the driver's versions and sees the data set.
     Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
@@ -59,7 +60,8 @@ def admit(
         except OSError as error:
             raise _scheduler_lost(client, error) from error
         if not found:
-            return members, tuple(f"{words}; the run starts without it" for words in silent.values())
+            left_out = (f"{words}; the run starts without it" for words in silent.values())
+            return members, (*taken_as_cpu(members.workers), *left_out)
         silent |= found
         for words in found.values():
             say(f"{words}; looking for another")

@@ -13,6 +13,7 @@ from distributed import Client, Future
 from daskcnn.cluster.calls import Unanswered, answer_to
 from daskcnn.cluster.members import Member
 from daskcnn.cluster.run_workers import RunWorkers
+from daskcnn.cluster.session.turns import in_turn
 from daskcnn.errors import Interrupted, Lost
 
 
@@ -44,10 +45,10 @@ class Dispatch:
         return f"{label}-{self._run}", next(self._serial)
 
     def submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str) -> Future:
-        """Run a task on this worker of the run, by its own kind of resource and nowhere else."""
+        """Run a task on this worker of the run, and nowhere else. A worker runs one task of a run at a time."""
         member = self.workers.alive[worker]
         return self.client.submit(
-            function,
+            *_taking_turns(member, function),
             *args,
             key=self.key(label),
             workers=[member.address],
@@ -118,7 +119,8 @@ class Bundle:
         """Add a task of this worker, as `Dispatch.submit` would make it. Returns what other tasks are given for it."""
         key = self._dispatch.key(label)
         own = self._layers.setdefault(worker, {})
-        own[key] = Task(key, function, *map(_argument, args))
+        member = self._dispatch.workers.alive[worker]
+        own[key] = Task(key, *_taking_turns(member, function), *map(_argument, args))
         return Alias(key)
 
     def submit(self, wanted: Iterable[Alias]) -> dict[Any, Future]:
@@ -129,8 +131,8 @@ class Bundle:
                 own,
                 annotations={
                     "workers": [alive[worker].address],
-                    "resources": alive[worker].resource,
                     "allow_other_workers": False,
+                    **({"resources": alive[worker].resource} if alive[worker].resource else {}),
                 },
             )
             for worker, own in self._layers.items()
@@ -138,6 +140,11 @@ class Bundle:
         graph = HighLevelGraph(layers, {worker: set() for worker in layers})  # tasks say what they depend on
         keys = list(dict.fromkeys(ref.key for ref in wanted))
         return dict(zip(keys, self._dispatch.client.get(graph, keys, sync=False), strict=True))
+
+
+def _taking_turns(member: Member, function: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+    """What is called in place of the function, where no resource keeps a worker's threads from running two tasks."""
+    return (in_turn, function) if member.plain else (function,)
 
 
 def _argument(value: Any) -> Any:

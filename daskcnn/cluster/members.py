@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -60,6 +60,9 @@ class Patience:
 class Member:
     """A worker as the scheduler knows it. `resource` is what tasks for it are pinned by; it counts as its first kind,
     `also` are others that it advertises.
+
+    plain: whether it advertises none of our resources and is taken as a CPU worker. Its tasks are pinned by its address
+    alone.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Member:
     threads: int
     memory_limit: int
     also: tuple[Kind, ...] = ()
+    plain: bool = False
 
     @property
     def declared(self) -> str:
@@ -81,8 +85,8 @@ class Member:
 
     @property
     def resource(self) -> dict[str, float]:
-        """The resource that pins a task to the worker."""
-        return {RESOURCES[self.kind]: 1}
+        """The resource that pins a task to the worker; empty for a plain one."""
+        return {} if self.plain else {RESOURCES[self.kind]: 1}
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,37 @@ def present(client: Client, check: Check = no_check) -> dict[str, dict[str, Any]
     return dict(answer_to(client, client.scheduler.identity(n_workers=-1), check=check)["workers"])
 
 
-def advertised(workers: Mapping[str, Mapping[str, Any]]) -> list[Member]:
-    """The workers that declare one of our resources, by kind and name; the others are not ours to use."""
-    found = []
-    for address, info in workers.items():
-        resources = info.get("resources") or {}
-        kinds = [kind for kind, resource in RESOURCES.items() if resources.get(resource, 0) >= 1]
-        if kinds:
-            limit = int(info.get("memory_limit") or 0)
-            name = str(info.get("name", address))
-            first, *also = kinds
-            found.append(Member(name, address, str(info["host"]), first, int(info["nthreads"]), limit, tuple(also)))
+def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None = None) -> list[Member]:
+    """The workers that are ours to use, by kind and name.
+
+    Those are the workers that declare one of our resources. Where none declares CPU or GPU, workers that declare none
+    of our resources are CPU workers too. `plain` says whether they are, where it is not for these workers to say.
+    """
+    kinds = {address: _kinds(info) for address, info in workers.items()}
+    if plain is None:
+        plain = not any({"cpu", "gpu"} & {*own} for own in kinds.values())
+    found = [_member(address, info, kinds[address]) for address, info in workers.items() if kinds[address] or plain]
     return sorted(found, key=lambda m: (m.kind, _natural(m.name), m.address))
+
+
+def _kinds(info: Mapping[str, Any]) -> tuple[Kind, ...]:
+    resources = info.get("resources") or {}
+    return tuple(kind for kind, resource in RESOURCES.items() if resources.get(resource, 0) >= 1)
+
+
+def _member(address: str, info: Mapping[str, Any], kinds: tuple[Kind, ...]) -> Member:
+    first, *also = kinds or ("cpu",)
+    limit = int(info.get("memory_limit") or 0)
+    name, host, threads = str(info.get("name", address)), str(info["host"]), int(info["nthreads"])
+    return Member(name, address, host, first, threads, limit, tuple(also), plain=not kinds)
+
+
+def taken_as_cpu(members: Iterable[Member]) -> tuple[str, ...]:
+    """The line that is said where workers that advertise nothing are taken as CPU workers, if there are any."""
+    count = sum(member.plain for member in members)
+    taken = "1 worker is taken as a CPU worker" if count == 1 else f"{count} workers are taken as CPU workers"
+    remedy = "to choose others, start them with --resources CPU=1 (or GPU=1, PS=1)"
+    return (f"no worker advertises CPU or GPU: {taken}; {remedy}",) if count else ()
 
 
 def _natural(name: str) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from distributed import Future, KilledWorker, wait
+from distributed import Future, KilledWorker
+from distributed.client import _wait
 
 from daskcnn.cluster.lost import NotYet, WorkersLost
 from daskcnn.cluster.run_workers import LOOK, RunWorkers
@@ -31,7 +32,8 @@ class Results:
         """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
         waiting = set(futures)
         try:
-            return set(wait(waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
+            client = self._workers.connection.client  # `distributed.wait` asks the default one
+            return set(client.sync(_wait, waiting, timeout=LOOK, return_when="FIRST_COMPLETED").not_done)
         except TimeoutError:
             return waiting
         except CancelledError as error:

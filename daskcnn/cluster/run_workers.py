@@ -42,6 +42,7 @@ class RunWorkers:
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
         self._known = {*connection.workers()}  # addresses that were seen
+        self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
 
     def look_round(self) -> bool:
@@ -58,7 +59,8 @@ class RunWorkers:
             return False
         self._looked = time.monotonic()
         now = self.connection.workers()
-        for member in advertised({address: info for address, info in now.items() if address not in self._known}):
+        new = {address: info for address, info in now.items() if address not in self._known}
+        for member in advertised(new, plain=self._plain):
             if self.takes_newcomers and member.kind != "ps":
                 self.newcomers.append(member)
             else:

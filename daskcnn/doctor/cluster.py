@@ -11,7 +11,7 @@ from distributed import Client
 
 from daskcnn.cluster.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.cluster.calls import ANSWER, ask_workers
-from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present
+from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present, taken_as_cpu
 from daskcnn.doctor.findings import GIB, Finding, failed, gib
 from daskcnn.doctor.links import Way, clock_offsets, measure_ways
 from daskcnn.doctor.worker import Seen, look
@@ -137,10 +137,13 @@ def _workers(address: str, found: list[Member], unusable: set[str], wanted: Work
 def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Finding]:
     """Those that advertise nothing we use, or more than one kind."""
     ours = {m.address: m for m in found}
+    for line in taken_as_cpu(found):
+        seen, _, remedy = line.partition("; ")
+        yield Finding("resources", True, seen, remedy)
     for address, info in workers.items():
         name, member = f"worker {info.get('name', address)}", ours.get(address)
         if member is None:
-            remedy = "a job does not use it: restart it with --resources CPU=1 (or GPU=1, PS=1)"
+            remedy = "a job does not use it: others advertise CPU or GPU; restart it with --resources CPU=1 (or GPU=1)"
             yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)
         elif member.also:
             seen = f"at {address}, advertises {member.declared}: it counts as {member.kind}"

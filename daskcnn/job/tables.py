@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from daskcnn.markup import as_table
 from daskcnn.ps import RULES, UpdateRule
 
 LAYER = "layer"
@@ -281,6 +282,11 @@ class Job(Options):
     rule: UpdateRule | None = Field(None, validate_default=True)
     cluster: Cluster = Cluster()
     run: Run = Run()
+
+    def _repr_html_(self) -> str:
+        tables = self.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+        rows = [(f"{section}.{key}", value) for section, table in tables.items() for key, value in table.items()]
+        return as_table("Job", rows or [("every key", "its default")], head=("key", "value"))
 
     @field_validator("rule", mode="plain")
     @classmethod

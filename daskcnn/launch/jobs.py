@@ -3,43 +3,120 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from distributed import Client, default_client
 
+from daskcnn.errors import JobError
+from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
+from daskcnn.launch.dry_run import readable_plan
+from daskcnn.launch.listener import OnEvent
+from daskcnn.launch.own_data import with_own_data
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import job_to_run
-from daskcnn.launch.training import Result, display, train_job
+from daskcnn.launch.trained_model import load
+from daskcnn.launch.training import Result, Silent, display, shown, train_job
+from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
 from daskcnn.show.stderr import say
+
+JobTables = Job | Mapping[str, Any] | str | Path
 
 
 def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool) -> dict[str, Any]:
     """Train what the tables say, or go on with a run; returns the summary. Raises UserError."""
     job, path = job_to_run(raw, resume)
-    if path is not None and (summary := RunDirectory.open(path).summary()) and summary.get("status") == "done":
-        checked = checked_summary(summary, path / "summary.json")
+    if (summary := _done(path)) is not None:
         say(f"{path}: this run is done; nothing to resume")
-        return checked
+        return summary
     result = train_job(job, resume=path, progress=display(json_mode), handle_signals=True, say=say)
     return result.summary
 
 
-def train(client: Client | None = None, job: Job | Mapping[str, Any] | str | Path | None = None) -> Result:
+def _done(run: Path | None) -> dict[str, Any] | None:
+    """The summary of a run that has trained to its end; None where there is more to do."""
+    if run is None or not (summary := RunDirectory.open(run).summary()) or summary.get("status") != "done":
+        return None
+    return checked_summary(summary, run / "summary.json")
+
+
+class Warnings(Silent):
+    """A display that shows nothing but warnings, on stderr."""
+
+    def handle(self, event: Event) -> None:
+        """Show a warning."""
+        if isinstance(event, Warned):
+            say(f"warning: {event.text}")
+
+
+def train(
+    client: Client | None = None,
+    job: JobTables | None = None,
+    *,
+    data: tuple[Any, Any] | None = None,
+    on_event: OnEvent | None = None,
+    resume: str | Path | None = None,
+    init: str | Path | None = None,
+) -> Result:
     """Train a job on a Dask cluster and return its history and model.
 
-    client: None stands for the default one; where there is none, the job's own `[cluster]` is connected or started.
-    job: tables, a `Job`, or the path of a job file; None for the built-in example. Raises `daskcnn.errors.UserError`.
+    Parameters
+    ----------
+    client : None stands for the default one. Where there is none, the job's own `[cluster]` is connected or started.
+    job : tables, a `Job`, or the path of a job file; None for the built-in example.
+    data : images and labels to train on, in place of a data set: arrays as `daskcnn.prepare` takes them. They are
+        written to the job's `data.path`, or to a folder for temporary files while the run lasts; workers on other
+        machines must see it. A run that goes on is given them again.
+    on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
+        `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
+        and is raised here; the run can be resumed.
+    resume : a run directory to go on with, or "auto", as for `daskcnn run --resume`. A run that is done is returned.
+    init : a run directory or file whose trained weights to start from: the job's `model.from`.
+
+    Raises
+    ------
+    daskcnn.errors.UserError : the job, its data or the cluster is not usable, or the run ended early.
+
+    Examples
+    --------
+    >>> def look(event):
+    ...     if isinstance(event, daskcnn.events.EpochEnded) and event.loss < 10:
+    ...         raise daskcnn.Stop
+    >>> result = daskcnn.train(client, job, on_event=look)
+    >>> result.summary["status"], len(result.history)
+    ('stopped', 1)
     """
+    raw = _tables(job)
+    if init is not None:
+        if resume is not None:
+            raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
+        raw["model"] = {**raw.get("model", {}), "from": str(init)}
+    client = client or _default_client()
+    with with_own_data(raw, data, client) as tables:
+        if resume is not None and data is not None:  # all but the place of the data is as it was
+            tables["data"] = {"path": tables["data"]["path"]}
+        resolved, path = job_to_run(tables, None if resume is None else str(resume))
+        if path is not None and (summary := _done(path)) is not None:
+            return _finished(path, summary)
+        return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
+
+
+def _tables(job: JobTables | None) -> dict[str, Any]:
     if isinstance(job, Job):
-        raw: Mapping[str, Any] = job.model_dump(exclude_unset=True)
-    else:
-        raw = read_job_file(job) if isinstance(job, str | Path) else job or {}
-    return train_job(resolve(raw), client=client or _default_client())
+        return job.model_dump(exclude_unset=True, by_alias=True)
+    return read_job_file(job) if isinstance(job, str | Path) else dict(job or {})
+
+
+def _finished(run: Path, summary: dict[str, Any]) -> Result:
+    """The result of a run that has trained to its end before."""
+    epochs = [event.record() for event in RunDirectory.open(run).events() if isinstance(event, EpochEnded)]
+    return Result(run, summary, epochs, load(run))
 
 
 def _default_client() -> Client | None:
@@ -47,3 +124,39 @@ def _default_client() -> Client | None:
         return default_client()
     except ValueError:
         return None
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What a job would do. Its text is that of `daskcnn run --dry-run`.
+
+    Attributes
+    ----------
+    job : the job with every default filled in.
+    text : data, network, convolutions, rounds or shards, memory.
+    """
+
+    job: Job
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return as_lines("What the job would do", self.text)
+
+
+def plan(job: JobTables | None = None) -> JobPlan:
+    """Say what a job would do. Its data set is made if it is not there; nothing is trained.
+
+    Parameters
+    ----------
+    job : tables, a `Job`, or the path of a job file; None for the built-in example.
+
+    Examples
+    --------
+    >>> print(daskcnn.plan(job))  # doctest: +ELLIPSIS
+    data      ...
+    """
+    prepared = prepare_job(resolve(_tables(job)), progress=shown(lambda _: None), warn=lambda m: say(f"warning: {m}"))
+    return JobPlan(prepared.job, readable_plan(prepared))

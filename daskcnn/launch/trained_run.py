@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Literal
 
 from daskcnn.errors import DataError
 from daskcnn.job.tables import Job
 from daskcnn.launch.resume import kept_job
-from daskcnn.runs.checkpoint import Checkpoint, best, latest
+from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import check_of
+from daskcnn.training.trained_network import Classifier, to_classifier
 
 Which = Literal["last", "best"]
 """The checkpoint of the last epoch, or of the best validation accuracy."""
@@ -26,3 +28,16 @@ def load_trained(run: str, which: Which, say: Callable[[str], None]) -> tuple[Jo
     if found is None:
         raise DataError(run, "no checkpoint yet", "wait for the first epoch, or resume the run")
     return job, found
+
+
+def load_classifier(path: str, which: Which, say: Callable[[str], None]) -> Classifier:
+    """Return the network of a run, or of one of its checkpoints. Raises DataError where there is none.
+
+    `which` matters to a run only.
+    """
+    place = Path(path)
+    if (place / "state.json").exists() and place.parent.name == "checkpoints":
+        job = kept_job(RunDirectory.open(place.parent.parent))
+        return to_classifier(load(place, check=check_of(job)), job)
+    job, checkpoint = load_trained(path, which, say)
+    return to_classifier(checkpoint, job)

@@ -22,14 +22,18 @@ from daskcnn.cluster.admission import admit
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.own_process import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import has_checkpoint
+from daskcnn.launch.trained_model import TrainedModel
+from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
@@ -37,6 +41,7 @@ from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
+from daskcnn.show.summary import format_summary
 from daskcnn.store.facts import Facts
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
@@ -46,12 +51,24 @@ STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interr
 
 @dataclass(frozen=True)
 class Result:
-    """What training leaves: where, how it ended, the events of every epoch, and the network."""
+    """What training leaves.
+
+    Attributes
+    ----------
+    run : the run directory.
+    summary : how the run ended, as `summary.json` has it. Its `status` is "done", or "stopped" where a function that
+        was told the events raised `Stop`.
+    history : the events of every epoch.
+    model : the trained network.
+    """
 
     run: Path
     summary: dict[str, Any]
     history: list[dict[str, Any]]
-    model: Classifier
+    model: TrainedModel
+
+    def _repr_html_(self) -> str:
+        return as_lines(str(self.run), format_summary(self.summary))
 
 
 class Silent:
@@ -114,10 +131,12 @@ def train_job(
     handle_signals: bool = False,
     say: Callable[[str], None] = lambda _: None,
     heard: Heard | None = None,
+    on_event: OnEvent | None = None,
 ) -> Result:
     """Run a resolved job, or go on with the run in `resume`, on the client's cluster or the job's own.
 
-    `heard` is told every fact of the run's coordinator with the orders that it led to: what a replay needs.
+    `heard` is told every fact of the run's coordinator with the orders that it led to: what a replay needs. `on_event`
+    is told every event. The run keeps its state and ends where it raises: with status "stopped" for `Stop`.
     Raises UserError: bad data or job (nothing started), an unusable cluster, or a run that ended early; then the
     run directory has its summary and the message names the last checkpoint.
     """
@@ -134,11 +153,13 @@ def train_job(
         if prepared.start is not None:
             say(f"weights: {prepared.start}")
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
+        lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint = prepared.dataset.fingerprint
-        members, left_out = admit(there, job, fingerprint, signals.check, say, settle=settle)
-        recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, progress or Silent()))
-        for warning in left_out:
+        members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle)
+        listener = Listener(progress or Silent(), on_event)
+        recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
+        for warning in warnings:
             recorder.warn(warning)
         name = _task_name(recorder.directory.path)
         context = RunContext.of(
@@ -149,9 +170,9 @@ def train_job(
             members,
             emit=recorder.emit,
             save=recorder.save,
-            interrupted=lambda: signals.first,
+            interrupted=lambda: listener.signal if signals.first is None else signals.first,
         )
-        return _train(context, recorder, checkpoint, heard)
+        return _train(context, recorder, checkpoint, listener, heard)
 
 
 def check_place(job: Job, resume: Path | None) -> None:
@@ -254,7 +275,11 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
 
 
 def _train(
-    context: RunContext, recorder: Recorder, checkpoint: Checkpoint | None, heard: Heard | None = None
+    context: RunContext,
+    recorder: Recorder,
+    checkpoint: Checkpoint | None,
+    listener: Listener,
+    heard: Heard | None = None,
 ) -> Result:
     job = context.job
     strategy: DataParallel | LayerSharded | None = None
@@ -263,14 +288,16 @@ def _train(
         if checkpoint and state is not None:
             recorder.resumed(state)
         strategy = driver_of(job)(context, state, heard)
-        final = strategy.train()
+        status, final = _trained(strategy, listener)
         seconds = recorder.seconds
         test = context.scoring.score(final.weights, "test", 0, len(context.dataset.test))
     except Exception as error:
         status = STATUS.get(type(error), "failed")
         reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
         _finish(recorder, status, reached, recorder.seconds, None)
-        if isinstance(error, UserError) and strategy:
+        if error is listener.error:
+            error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
+        elif isinstance(error, UserError) and strategy:
             raise _with_remedy(error, recorder) from error
         raise
     finally:
@@ -278,10 +305,11 @@ def _train(
             context.close()
     if final is not recorder.last:
         recorder.save(final)
-    summary = _finish(recorder, "done", final, seconds, test)
+    summary = _finish(recorder, status, final, seconds, test)
     recorder.raise_if_not_kept()
+    listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
-    model = Classifier(job, Facts.of(context.dataset), final.weights)
+    model = TrainedModel(Classifier(job, Facts.of(context.dataset), final.weights))
     return Result(recorder.directory.path, summary, history, model)
 
 
@@ -295,6 +323,17 @@ def _started(recorder: Recorder) -> TrainingState | None:
     state = TrainingState(0, 0.0, prepared.start.weights, velocities, {})
     recorder.save(state)
     return state
+
+
+def _trained(strategy: DataParallel | LayerSharded, listener: Listener) -> tuple[str, TrainingState]:
+    """How training has ended, and its last state. Raises what the user's function raised, and what training raises."""
+    try:
+        return "done", strategy.train()
+    except Interrupted as error:
+        if not listener.ended(error):
+            raise
+    listener.raise_error()
+    return "stopped", strategy.state
 
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from daskcnn.markup import as_lines
 from daskcnn.show.text import aligned, duration, percent, size
 
 PAYS = 0.05
@@ -58,6 +59,9 @@ class WorkerPlan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for JSON."""
         return {**asdict(self), "pays": PAYS}
+
+    def _repr_html_(self) -> str:
+        return as_lines("What more workers would bring", format_worker_plan(self))
 
 
 def format_worker_plan(found: WorkerPlan) -> str:

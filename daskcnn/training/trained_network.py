@@ -21,7 +21,7 @@ BATCH = 500
 
 
 class Classifier:
-    """A network with its weights (flat, host). Images are uint8 (N, H, W, C), as the data set has them."""
+    """A network with its weights (flat, host). Images are (N, H, W, C), as the data set has them."""
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
         self.job, self.facts, self.weights = job, facts, weights
@@ -33,14 +33,12 @@ class Classifier:
         """Names of the classes, in the order of the probabilities."""
         return self.facts.classes
 
-    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Probability of each class, (N, classes); where a sample has several labels, of each label by itself.
 
         Raises ValueError for images of another shape or type.
         """
-        if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != np.uint8:
-            wanted = ", ".join(map(str, self.facts.shape))
-            raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
+        self.check_images(images)
         device = Device(workspace_limit=self.job.train.workspace_mib << 20)
         size = evaluation_batch(self.model, self.facts.shape, self.job.model.dtype, device, BATCH)
         cuts = range(0, len(images), size)
@@ -49,7 +47,13 @@ class Classifier:
         with single_threaded_blas():
             return np.concatenate([none, *(self._probabilities(images[i : i + size], *weights, ctx) for i in cuts)])
 
-    def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
+    def check_images(self, images: Any) -> None:
+        """Raise ValueError where an array of any kind is none of images as the network knows them."""
+        if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != self.facts.dtype:
+            wanted = ", ".join(map(str, self.facts.shape))
+            raise ValueError(f"images {images.dtype}{images.shape}: the network wants {self.facts.dtype} (N, {wanted})")
+
+    def _probabilities(self, images: npt.NDArray[Any], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)
         return self.loss.probabilities(predict(self.model, params, state, x, ctx))
 

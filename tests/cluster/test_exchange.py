@@ -75,7 +75,7 @@ def test_every_way_makes_the_very_weights_of_a_server(
         job["cluster"] = job["cluster"] | {"ps_shards": 3}
     watch = Watch()
     result = run(three_workers, job, watch)
-    np.testing.assert_array_equal(result.model.weights, through.model.weights)
+    np.testing.assert_array_equal(result.model.vector, through.model.vector)
     assert meetings(watch) == meetings(through_watch)
     if way == "asa":
         assert bytes_of(result) == (2 * 2 * VECTOR * 4 * meetings(watch),) * 2
@@ -93,10 +93,10 @@ def test_asa16_halves_the_bytes_and_follows_asa(three_workers: Client, synthetic
         for name in ("asa", "asa16")
     )
     assert [2 * n for n in bytes_of(half)] == [*bytes_of(whole)]
-    assert half.model.weights.dtype == np.float32
-    assert not np.array_equal(half.model.weights, whole.model.weights)
+    assert half.model.vector.dtype == np.float32
+    assert not np.array_equal(half.model.vector, whole.model.vector)
     # increments lose a part in 2,000; the training between meetings carries that on
-    assert np.abs(half.model.weights - whole.model.weights).max() < 0.02
+    assert np.abs(half.model.vector - whole.model.vector).max() < 0.02
     assert abs(half.summary["test"]["loss"] - whole.summary["test"]["loss"]) < 0.02
 
 
@@ -288,5 +288,5 @@ def test_recorded_run_replayed_through_the_bare_server_gives_the_same_weights(
         result = run(three_workers, small_job(synthetic, runs, train={"strategy": strategy}), watch)
     server = replay(path, strategy)
     server.validate()
-    np.testing.assert_array_equal(server.snapshot().center, result.model.weights)
+    np.testing.assert_array_equal(server.snapshot().center, result.model.vector)
     assert server.snapshot().merged == sum(event["pushes"] for event in watch.of("round"))

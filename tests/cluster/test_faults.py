@@ -123,7 +123,7 @@ def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(
     assert [event["worker"] for event in watch.of("worker-lost")] == ["cpu-1"]
     assert any("back to the snapshot" in event["message"] for event in watch.of("warning"))
     assert len(watch.of("worker-ignored")) == 1
-    np.testing.assert_allclose(result.model.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
 
     resolved = resolve(job)
     dataset = open_dataset(synthetic, limit=resolved.data.limit)
@@ -187,9 +187,9 @@ def test_resumed_run_ends_as_plain_sgd_does(three_workers: Client, synthetic: st
     result = run(three_workers, job, resume=Path(runs) / "it")
     expected = reference(job).weights
     if strategy == "sgwu":
-        np.testing.assert_array_equal(result.model.weights, expected)
+        np.testing.assert_array_equal(result.model.vector, expected)
     else:
-        np.testing.assert_allclose(result.model.weights, expected, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(result.model.vector, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.slow

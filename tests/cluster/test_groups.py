@@ -78,7 +78,7 @@ def test_one_group_interrupted_and_resumed_is_plain_sgd(three_workers: Client, s
     result = run(three_workers, job, again, resume=Path(runs) / "it")
     resolved = resolve(job)
     expected = trained_in_rounds(resolved, open_dataset(synthetic, limit=SAMPLES + 100), rounded=True)
-    np.testing.assert_allclose(result.model.weights, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(result.model.vector, expected, rtol=1e-9, atol=1e-9)
 
     (formed,), (shards,) = again.of("groups"), again.of("shards")
     (left_out,), (group,) = formed["left_out"], formed["groups"]
@@ -132,7 +132,7 @@ def test_two_groups_end_where_two_workers_do(
     alone, together = Watch(), Watch()
     expected = run(four_workers, job, alone)
     result = run(four_workers, grouped(job), together)
-    np.testing.assert_allclose(result.model.weights, expected.model.weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result.model.vector, expected.model.vector, rtol=1e-9, atol=1e-12)
     for name in ("lr", "samples", "pushes", "version", "bytes_up", "bytes_down"):
         assert sorted(e[name] for e in together.of("round")) == sorted(e[name] for e in alone.of("round"))
     assert [e["validation"] for e in together.of("epoch")] == [

@@ -77,7 +77,7 @@ def test_a_part_that_is_not_to_be_had_costs_the_steps_since_the_snapshot_and_not
     with lost_parts(three_workers, 1):
         result = run(three_workers, job, watch)
     assert "somebody took it: back to step 0" in [event["message"] for event in watch.of("warning")]
-    np.testing.assert_allclose(result.model.weights, reference(job).weights, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result.model.vector, reference(job).weights, rtol=1e-9, atol=1e-12)
 
 
 def test_a_worker_that_stands_still_ends_the_run_by_its_name(three_workers: Client, synthetic: str, runs: str) -> None:

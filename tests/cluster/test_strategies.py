@@ -29,13 +29,13 @@ EVERY_TIME = ("sgwu", "agwu", "bsp", "downpour")
 def test_replicas_learn_and_every_sample_is_presented(rule_runs: RuleRuns, strategy: str) -> None:
     """Several meetings a round; the vectors of some rules travel in half precision, the center stays in float32."""
     result, watch, job = rule_runs(strategy)
-    rounds, size = watch.of("round"), result.model.weights.size
+    rounds, size = watch.of("round"), result.model.vector.size
     assert sum(event["samples"] for event in rounds) == 4 * 1200
     assert sum(watch.of("allocation")[-1]["sizes"].values()) == 1200
     assert (result.summary["status"], result.summary["epochs"]) == ("done", 4)
     assert {w["name"] for w in result.summary["workers"]} == {"cpu-0", "cpu-1", "cpu-2"}
     assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
-    assert result.model.weights.dtype == np.float32
+    assert result.model.vector.dtype == np.float32
     pushes, whole = sum(event["pushes"] for event in rounds), size * np.dtype(job["cluster"]["wire"]).itemsize
     assert result.summary["bytes"]["up"] == pushes * whole
     if (answers := RULES[strategy].answers) != "nothing":

@@ -274,10 +274,21 @@ def test_a_healthy_cluster(cluster: Callable[..., list[Finding]]) -> None:
 
 
 def test_a_cluster_without_usable_workers(cluster: Callable[..., list[Finding]]) -> None:
-    findings = cluster({"a": {}, "s": {"PS": 1}})
+    findings = cluster({"s": {"PS": 1}})
     assert not would_start(findings)
     assert "dask worker tcp://10.0.0.1:8786 --nthreads 1 --resources CPU=1" in of(findings, "workers").remedy
-    assert of(findings, "worker a").mark == "!"
+
+
+def test_workers_that_advertise_nothing(cluster: Callable[..., list[Finding]]) -> None:
+    findings = cluster({"a": {}, "b": {"MEMORY": 1}})
+    assert would_start(findings)
+    assert of(findings, "workers").seen == "2 cpu, 0 gpu, 0 ps"
+    found = of(findings, "resources")
+    assert found.seen == "no worker advertises CPU or GPU: 2 workers are taken as CPU workers"
+    assert "--resources CPU=1" in found.remedy
+    left_alone = cluster({"a": {}, "b": {"CPU": 1}})
+    assert of(left_alone, "workers").seen == "1 cpu, 0 gpu, 0 ps"
+    assert of(left_alone, "worker a").mark == "!"
 
 
 def test_what_a_job_asks_for_is_missing(cluster: Callable[..., list[Finding]]) -> None:

@@ -20,6 +20,7 @@ from daskcnn.errors import Interrupted, NotKept
 from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
+from daskcnn.launch.listener import Listener
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import kept_job
@@ -188,7 +189,7 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
         full(True)
         context: Any = SimpleNamespace(job=recorder.prepared.job, close=lambda: None)
         with pytest.raises(Interrupted) as caught:
-            runner._train(context, recorder, None)
+            runner._train(context, recorder, None, Listener(runner.Silent()))
     (place,) = temporary.glob("daskcnn-*/run")
     assert caught.value.exit_code == 143
     assert f"--resume {place}" in str(caught.value)

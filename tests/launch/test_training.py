@@ -17,6 +17,7 @@ from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import recorder as recorder_module
 from daskcnn.launch import training as runner
+from daskcnn.launch.listener import Listener
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.training import Signals, check_place, display, shown
@@ -159,7 +160,7 @@ def test_a_clean_up_that_fails_hides_no_early_end(
     monkeypatch.setattr(runner, "DataParallel", Ending)
     context: Any = SimpleNamespace(job=recorder.prepared.job, close=close)
     with pytest.raises(type(error), match="no checkpoint was written yet"):
-        runner._train(context, recorder, None)
+        runner._train(context, recorder, None, Listener(runner.Silent()))
     summary = recorder.directory.summary()
     assert summary is not None
     assert (summary["status"], summary["epochs"], summary["test"]) == (status, 1.5, None)

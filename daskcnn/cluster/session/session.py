@@ -85,8 +85,16 @@ class Session:
     sender: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "daskcnn-exchange"))
 
 
-_sessions: dict[str, Session] = {}
+_sessions: dict[tuple[str, str], Session] = {}  # by run and worker: a process may be several workers
 _lock = threading.Lock()
+
+
+def _here() -> str:
+    """The address of the worker that runs this task; empty where this process is no worker."""
+    try:
+        return str(get_worker().address)
+    except ValueError:
+        return ""
 
 
 def dataset_of(job: Job) -> Dataset:
@@ -107,8 +115,10 @@ def check_dataset(job: Job, fingerprint: str) -> str | None:
 def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
     """Begin the run on this worker; whatever another run kept here goes. Raises ClusterError without the device."""
     with _lock:
-        for other in list(_sessions):
-            forget_run(other)
+        here = _here()
+        for other, worker in list(_sessions):
+            if worker == here:
+                _forget(other, worker)
         threads = job.train.threads or get_worker().state.nthreads
         keep_freed_memory()
         device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
@@ -120,13 +130,13 @@ def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
 
 def keep_session(run: str, session: Session) -> Session:
     """Make this the worker's session of the run."""
-    _sessions[run] = session
+    _sessions[run, _here()] = session
     return session
 
 
 def session_of(run: str) -> Session:
     """This worker's session of the run. Raises ClusterError where another run has taken the worker over."""
-    session = _sessions.get(run)
+    session = _sessions.get((run, _here()))
     if session is None:
         raise ClusterError(
             f"worker {get_worker().address} was taken over by another run; give each run workers of its own"
@@ -134,9 +144,13 @@ def session_of(run: str) -> Session:
     return session
 
 
-def forget_run(run: str) -> None:
-    """Free what the run keeps on this worker."""
-    session = _sessions.pop(run, None)
+def forget_run(run: str, dask_worker: Any = None) -> None:
+    """Free what the run keeps on this worker. dask_worker: the worker, where this is no task of it."""
+    _forget(run, _here() if dask_worker is None else dask_worker.address)
+
+
+def _forget(run: str, worker: str) -> None:
+    session = _sessions.pop((run, worker), None)
     if session is not None:
         session.replica.device.pool.close()
         session.sender.shutdown(wait=False)

@@ -1,0 +1,85 @@
+"""Workers in this process: a cluster of one, for fits that are not worth processes of their own, and a client."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import dask
+from distributed import Client, Scheduler, SpecCluster, Worker
+
+from daskcnn.arrays import cpu_count
+from daskcnn.cluster.members import RESOURCES
+
+
+def lend_client(client: Client) -> None:
+    """Let the workers of the cluster that are in this process use this client, where they have none.
+
+    A task that handles an actor needs a client. Dask would start one, and make it the default of the whole process.
+    """
+    for worker in list(Worker._instances):
+        lent = worker._client
+        if (lent is None or lent.status != "running") and worker.scheduler.address == client.scheduler.address:
+            worker._client = client
+
+
+@dataclass
+class SharedCluster:
+    """A cluster that is started when it is first needed, and used by one at a time.
+
+    Attributes
+    ----------
+    turn : held while the worker is used: it can be in one run only.
+    """
+
+    turn: threading.RLock = field(default_factory=threading.RLock)
+    _cluster: SpecCluster | None = None
+    _client: Client | None = None
+    _process: int = 0
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """A client of the cluster, for the caller alone."""
+        with self.turn:
+            yield self._started()
+
+    def _started(self) -> Client:
+        if self._client is None or self._client.status != "running" or self._process != os.getpid():
+            # a process that was forked has none of the threads of the cluster that it remembers
+            settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
+            nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+            worker = {
+                "nthreads": cpu_count(),
+                "resources": {RESOURCES["cpu"]: 1},
+                "memory_limit": 0,  # the process is not the worker's alone
+                **nowhere,
+            }
+            with dask.config.set(settings):
+                self._cluster = SpecCluster(
+                    workers={"cpu-0": {"cls": Worker, "options": worker}},
+                    scheduler={"cls": Scheduler, "options": {"protocol": "inproc://", **nowhere}},
+                    name="daskcnn",
+                    silence_logs=logging.ERROR,
+                )
+            self._client = Client(self._cluster, set_as_default=False)
+            self._process = os.getpid()
+        return self._client
+
+    def close(self) -> None:
+        """Stop the cluster, if this process has started it. The next use starts another one."""
+        with self.turn:
+            client, cluster, own = self._client, self._cluster, self._process == os.getpid()
+            self._client = self._cluster = None
+            if own and client is not None and cluster is not None:
+                client.close()
+                cluster.close()
+
+
+SHARED = SharedCluster()
+"""The one of this process."""
+atexit.register(SHARED.close)

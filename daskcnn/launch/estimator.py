@@ -1,0 +1,278 @@
+"""A convolutional network as a classifier of scikit-learn's kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from dask.base import is_dask_collection
+from distributed import Client
+
+from daskcnn.cluster.own_process import SHARED
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import LAYER
+from daskcnn.launch.estimator_data import (
+    as_images,
+    checked_weights,
+    class_names,
+    encode_labels,
+    held_out,
+    image_shape_of,
+    stored_dtype,
+    suitable_layers,
+)
+from daskcnn.launch.listener import OnEvent
+from daskcnn.launch.own_data import OwnData, stored
+from daskcnn.launch.scikit import (
+    BaseEstimator,
+    ClassifierMixin,
+    checked_array,
+    checked_labels,
+    require_fitted,
+)
+from daskcnn.launch.trained_model import TrainedModel
+from daskcnn.launch.training import Result, train_job
+from daskcnn.training.trained_network import Classifier
+
+
+class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A convolutional network that is trained by daskcnn, as an estimator of scikit-learn's kind.
+
+    Parameters
+    ----------
+    model : name of a network, such as "quick", or a list of layers; a last dense layer without `units` has one for each
+        class. None for "quick", or for one convolution where images are smaller than 8×8.
+    strategy : how the workers train together, as `train.strategy` of a job.
+    epochs, batch_size, lr : as the keys of `[train]`.
+    image_shape : (H, W) or (H, W, C) of the images in a two-dimensional X. None: 1 × features × 1.
+    client : a client of the cluster to train on. None: one worker in this process, which all fits share.
+    warm_start : whether a fit starts from the weights of the fit before.
+    validation_fraction : part of the samples that is not trained on; the network is judged on it after every epoch.
+    random_state : seed of weights and order: a number, a NumPy generator, or None for a new one each time.
+    job : tables of a job that are laid over those that the other parameters make, such as
+        ``{"train": {"momentum": 0.5}}``.
+    data_dir : folder or URL that every worker sees, for the data set of a fit while it lasts. None: a folder for
+        temporary files of this machine.
+    run_dir : folder where the runs of the fits are kept. None: they are not kept.
+    on_event : a function that is told every event of a fit, as for `daskcnn.train`.
+
+    Attributes
+    ----------
+    classes_ : the classes, sorted.
+    n_features_in_ : features of a sample: for images height × width × channels.
+    image_shape_ : (H, W, C) of the images.
+    model_ : the trained network, a `daskcnn.TrainedModel`.
+    history_ : the event of every epoch, as dicts.
+    summary_ : how the last fit went, as `summary.json` has it.
+    run_ : the run directory of the last fit; None where it was not kept.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from daskcnn import CNNClassifier
+    >>> rng = np.random.default_rng(0)
+    >>> y = np.repeat(["dark", "light"], 20)
+    >>> X = rng.normal(np.where(y == "dark", 0, 2)[:, None, None], 1, (40, 8, 8))
+    >>> classifier = CNNClassifier(model=[{"layer": "dense"}], epochs=5).fit(X, y)
+    >>> classifier.predict(X[[0, -1]])
+    array(['dark', 'light'], dtype='<U5')
+    """
+
+    def __init__(
+        self,
+        model: str | Sequence[Mapping[str, Any]] | None = None,
+        strategy: str = "sgwu",
+        epochs: int = 10,
+        batch_size: int = 32,
+        lr: float = 0.02,
+        *,
+        image_shape: Sequence[int] | None = None,
+        client: Client | None = None,
+        warm_start: bool = False,
+        validation_fraction: float = 0.1,
+        random_state: Any = 0,
+        job: Mapping[str, Any] | None = None,
+        data_dir: str | Path | None = None,
+        run_dir: str | Path | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.model = model
+        self.strategy = strategy
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.image_shape = image_shape
+        self.client = client
+        self.warm_start = warm_start
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.job = job
+        self.data_dir = data_dir
+        self.run_dir = run_dir
+        self.on_event = on_event
+
+    # --- fitting ---
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train the network.
+
+        Parameters
+        ----------
+        X : (N, features), or images (N, H, W) or (N, H, W, C): NumPy, Dask or Zarr. A Dask or Zarr array is never
+            whole in memory.
+        y : (N,) labels of any sortable type. They fit in memory.
+        sample_weight : (N,) what each sample's loss counts for; None: all alike.
+        """
+        samples = self._samples(X, y, sample_weight)
+        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
+            seed = _seed(self.random_state)
+            with stored(samples, str(self.data_dir or folder), seed=seed, client=client) as path:
+                result = self._trained(samples, path, seed, client, Path(folder))
+        self.model_: TrainedModel = result.model
+        self.history_ = result.history
+        self.summary_ = result.summary
+        self.run_ = None if self.run_dir is None else result.run
+        return self
+
+    def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
+        """What is to be trained on, checked. Sets what is known of it."""
+        X = _array_of(X)
+        if not is_dask_collection(X):
+            X = checked_array(self, X, reset=True)
+        y = checked_labels(self, y.compute() if is_dask_collection(y) else y)
+        if X.shape[0] != len(y):
+            raise ValueError(f"Found input variables with inconsistent numbers of samples: {[int(X.shape[0]), len(y)]}")
+        if len(y) < 2:
+            raise ValueError(f"Found array with {len(y)} sample(s), n_samples = {len(y)}: a minimum of 2 is required")
+        self.image_shape_ = image_shape_of(X.shape, self.image_shape)
+        self.n_features_in_ = int(np.prod(self.image_shape_))
+        weights = checked_weights(sample_weight, len(y))
+        self.classes_, labels = encode_labels(y)
+        images = as_images(X, self.image_shape_)
+        validation = held_out(len(y), self.validation_fraction)
+        return OwnData(images, labels, class_names(self.classes_), weights, validation)
+
+    def _trained(self, samples: OwnData, path: str, seed: int, client: Client, folder: Path) -> Result:
+        tables = self._tables(samples, seed)
+        tables["data"]["path"] = path
+        tables["run"]["dir"] = str(self.run_dir or folder / "runs")
+        if self.warm_start and hasattr(self, "model_"):
+            tables["model"]["from"] = str(self.model_.kept_in(folder / "before"))
+        return train_job(resolve(merged(tables, self.job or {})), client=client, on_event=self.on_event)
+
+    def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
+        """The tables of the fit's job, but for its places."""
+        train = {"strategy": self.strategy, "epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
+        if self.client is None and self.strategy != LAYER:
+            train["partition"] = "udpa"  # there is but one worker to give samples to
+        return {
+            "data": {"validation": samples.validation, "augment": "none"},
+            "model": self._network(len(samples.classes)),
+            "train": {**train, "seed": seed},
+            "cluster": {"settle": 0.0},
+            # nothing goes on with a fit that was cut short
+            "run": {} if self.run_dir is not None else {"checkpoint_every": float(self.epochs), "keep": 1},
+        }
+
+    def _network(self, classes: int) -> dict[str, Any]:
+        if isinstance(self.model, str):
+            return {"name": self.model}
+        if self.model is None:
+            layers = suitable_layers(self.image_shape_, classes)
+            return {"name": "quick"} if layers is None else {"layers": layers}
+        given = [dict(layer) for layer in self.model]
+        if given and given[-1].get("layer") == "dense":
+            given[-1].setdefault("units", classes)
+        return {"layers": given}
+
+    @contextmanager
+    def _cluster(self) -> Iterator[Client]:
+        with SHARED.client() if self.client is None else nullcontext(self.client) as client:
+            yield client
+
+    # --- predicting ---
+
+    def predict_proba(self, X: Any) -> Any:
+        """Probability of each class, (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array."""
+        require_fitted(self)
+        X = _array_of(X)
+        lazy = is_dask_collection(X)
+        if not lazy:
+            X = checked_array(self, X, reset=False)
+        shape = image_shape_of(X.shape, self.image_shape_ if X.ndim == 2 else None)
+        if shape != self.image_shape_:
+            raise ValueError(f"X has images of shape {shape}, {type(self).__name__} was fitted on {self.image_shape_}")
+        return self._of_type(stored_dtype(X.dtype)).predict(as_images(X, shape))
+
+    def _of_type(self, dtype: np.dtype[Any]) -> TrainedModel:
+        """The network for images of another number type than those that it was fitted on."""
+        own = self.model_.classifier
+        if own.facts.dtype == dtype:
+            return self.model_
+        return TrainedModel(Classifier(own.job, replace(own.facts, dtype=dtype), own.weights))
+
+    def predict(self, X: Any) -> Any:
+        """The likeliest class of each sample, (N,); of a Dask array a lazy Dask array."""
+        proba = self.predict_proba(X)
+        if not is_dask_collection(proba):
+            return self.classes_[proba.argmax(axis=1)]
+        return proba.map_blocks(_likeliest, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
+
+    # --- copies ---
+
+    def __sklearn_clone__(self) -> Self:
+        """An unfitted copy with the same parameters: the same client, a copy of all else."""
+        own = {name: value for name, value in self.get_params(deep=False).items() if name != "client"}
+        found = type(self)(**copy.deepcopy(own), client=self.client)
+        for name in ("_metadata_request", "_sklearn_output_config"):
+            if hasattr(self, name):
+                setattr(found, name, copy.deepcopy(getattr(self, name)))
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The estimator without its client: a pickled one predicts anywhere, and fits in its own process."""
+        state = super().__getstate__()
+        return {**(vars(self) if state is None else state), "client": None}
+
+
+def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return classes[proba.argmax(axis=1)]
+
+
+def _array_of(X: Any) -> Any:
+    """The array itself where X wraps one: Zarr arrays and arrays of xarray become Dask's, if they are not in memory."""
+    if isinstance(X, zarr.Array):
+        import dask.array as da
+
+        return da.from_zarr(X)
+    if type(X).__module__.startswith("xarray."):
+        X = X.data
+    if is_dask_collection(X) and hasattr(X, "to_dask_array"):
+        return X.to_dask_array(lengths=True)
+    return X
+
+
+def _seed(random_state: Any) -> int:
+    """A seed for a job."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    if random_state is None or isinstance(random_state, np.random.Generator):
+        return int(np.random.default_rng(random_state).integers(2**31))
+    return int(random_state.randint(2**31 - 1))
+
+
+def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables with those keys laid over them, table by table."""
+    found = dict(tables)
+    for key, value in over.items():
+        below = found.get(key)
+        found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return found

@@ -1,0 +1,64 @@
+"""A function of the user's that is told a run's events, and may end the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
+
+from daskcnn.errors import Interrupted, Stop
+from daskcnn.events import Event, WorkersCalibrated
+from daskcnn.show.progress import Progress
+
+OnEvent = Callable[[Event], object]
+ENDED_BY_LISTENER = 0
+"""What stands for the number of a signal, where the function ends the run: the run ends as after a signal."""
+
+
+class Listener:
+    """A display that also tells the function every event. What the function raises is kept, and ends the run.
+
+    Attributes
+    ----------
+    stopped : whether the function raised `Stop`.
+    error : any other exception that it raised. It is not called again.
+    training : whether the workers are calibrated. Before that, what is raised waits: nothing could judge the network.
+    """
+
+    def __init__(self, display: Progress, function: OnEvent | None = None) -> None:
+        self._display, self._function = display, function
+        self.stopped = self.training = False
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._display.__exit__(*exc)
+
+    def handle(self, event: Event) -> None:
+        """Show the event, and tell the function."""
+        self._display.handle(event)
+        self.training |= isinstance(event, WorkersCalibrated)
+        if self._function is None or self.error is not None:
+            return
+        try:
+            self._function(event)
+        except Stop:
+            self.stopped = True
+        except Exception as error:
+            self.error = error
+
+    @property
+    def signal(self) -> int | None:
+        """What stands for a signal once the function has ended the run."""
+        return ENDED_BY_LISTENER if self.training and (self.stopped or self.error is not None) else None
+
+    def ended(self, interrupted: Interrupted) -> bool:
+        """Whether it was the function that ended the run."""
+        return interrupted.signum == ENDED_BY_LISTENER
+
+    def raise_error(self) -> None:
+        """Raise the function's error, if there was one."""
+        if self.error is not None:
+            raise self.error

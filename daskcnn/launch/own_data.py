@@ -1,0 +1,97 @@
+"""A user's own images and labels as the data set of a run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+
+from daskcnn.job.tables import Data
+from daskcnn.launch.prepare_arrays import prepare
+
+NAME = "synthetic"
+"""Name of a data set that is made of arrays, as a job that names none expects it."""
+_VALIDATION = 0.1
+"""Part of the training samples that is for validation, where the job does not say."""
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Images and labels of an estimator's fit.
+
+    Attributes
+    ----------
+    images : (N, H, W, C), NumPy or Dask.
+    labels : (N,) places among the classes.
+    classes : names of the classes.
+    weights : (N,), or None.
+    validation : samples that are not trained on.
+    """
+
+    images: Any
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    weights: npt.NDArray[np.float32] | None
+    validation: int
+
+
+@contextmanager
+def stored(data: OwnData, folder: str, *, seed: int, client: Client | None) -> Iterator[str]:
+    """The path of a data set of these samples, in this folder or at this URL, as long as the context lasts.
+
+    All samples are in its training part. A data set has a test part: here it is the first sample, once more.
+    """
+    path = f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
+    first = data.images[:1], data.labels[:1]
+    try:
+        prepare(
+            data.images,
+            data.labels,
+            path,
+            classes=data.classes,
+            test=first,
+            seed=seed,
+            weights=data.weights,
+            name=NAME,
+            client=client,
+        )
+        yield path
+    finally:
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    system, there = fsspec.core.url_to_fs(path)
+    if system.exists(there):
+        system.rm(there, recursive=True)
+
+
+@contextmanager
+def with_own_data(
+    tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
+) -> Iterator[dict[str, Any]]:
+    """The tables of a job on a data set of these images and labels.
+
+    It is written to the job's `data.path` and stays there, or to a folder for temporary files as long as the context
+    lasts.
+    """
+    if data is None:
+        yield dict(tables)
+        return
+    with TemporaryDirectory(prefix="daskcnn-") as folder:
+        section = dict(tables.get("data") or {})
+        section.setdefault("path", f"{folder}/arrays.zarr")
+        images, labels = data
+        seed = (tables.get("train") or {}).get("seed", 0)
+        dataset = prepare(images, labels, section["path"], seed=seed, name=section.get("name", NAME), client=client)
+        usual, samples = Data.model_fields["validation"].default, len(dataset.train)
+        section.setdefault("validation", max(1, min(usual, round(_VALIDATION * samples))))
+        yield {**tables, "data": section}

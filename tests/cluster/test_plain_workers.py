@@ -1,0 +1,222 @@
+"""Workers that advertise no resource of ours, as a notebook's `Client(LocalCluster())` has them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, default_client
+from threadpoolctl import threadpool_info
+
+import daskcnn
+from daskcnn.arrays import single_threaded_blas
+from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.members import Member, advertised, chosen, taken_as_cpu
+from daskcnn.cluster.run_workers import RunWorkers
+from daskcnn.cluster.session import turns
+from daskcnn.events import Event, Warned, WorkerIgnored
+from daskcnn.job.tables import LAYER, Workers
+from daskcnn.launch.training import Result
+from daskcnn.ps import RULES
+from daskcnn.runs.directory import RunDirectory
+from tests.tiny_runs import tiny_data, tiny_job
+
+LAYERS: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 2},
+    {"layer": "conv", "kernels": 8, "size": 3, "pad": 1},
+    {"layer": "dense", "units": 10},
+]
+
+
+def there(**resources: dict[str, float]) -> dict[str, Any]:
+    """What the scheduler says of workers that advertise this."""
+    return {
+        f"tcp://{name}": {"name": name, "host": "here", "nthreads": 2, "resources": r} for name, r in resources.items()
+    }
+
+
+def kinds(found: list[Member]) -> dict[str, str]:
+    return {member.name: member.kind for member in found}
+
+
+def test_workers_are_cpu_workers_where_none_advertises_cpu_or_gpu() -> None:
+    found = advertised(there(a={}, b={"MEMORY": 1e9}))
+    assert kinds(found) == {"a": "cpu", "b": "cpu"}
+    assert [member.resource for member in found] == [{}, {}]
+    (line,) = taken_as_cpu(found)
+    assert line.startswith("no worker advertises CPU or GPU: 2 workers are taken as CPU workers; ")
+    assert "\n" not in line
+
+
+def test_a_worker_for_the_server_says_nothing_of_the_others() -> None:
+    members = chosen(advertised(there(a={}, s={"PS": 1})), Workers())
+    assert ([m.plain for m in members.workers], members.server.resource, members.server_alone) == (
+        [True],
+        {"PS": 1},
+        True,
+    )
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_workers_without_are_left_alone_where_others_advertise(kind: str) -> None:
+    found = advertised(there(a={}, b={kind.upper(): 1}))
+    assert kinds(found) == {"b": kind}
+    assert taken_as_cpu(found) == ()
+
+
+class Scheduler(Connection):
+    """Knows these workers."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        super().__init__(SimpleNamespace(), lambda: None)
+        self.known = known
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return self.known
+
+
+@pytest.mark.parametrize(("first", "second"), [({}, {}), ({"CPU": 1}, {"CPU": 1}), ({}, {"CPU": 1})])
+def test_a_newcomer_is_taken_if_it_is_like_the_others(first: dict[str, float], second: dict[str, float]) -> None:
+    events: list[Event] = []
+    scheduler = Scheduler(there(a=first))
+    workers = RunWorkers(scheduler, chosen(advertised(scheduler.known), Workers()), events.append)
+    workers.takes_newcomers = True
+    scheduler.known = there(a=first, b=second)
+    workers.look_round()
+    assert kinds(workers.newcomers) == {"b": "cpu"}
+
+
+def test_a_newcomer_without_is_no_news_where_the_others_advertise() -> None:
+    events: list[Event] = []
+    scheduler = Scheduler(there(a={"CPU": 1}))
+    workers = RunWorkers(scheduler, chosen(advertised(scheduler.known), Workers()), events.append)
+    workers.takes_newcomers = True
+    scheduler.known = there(a={"CPU": 1}, b={})
+    workers.look_round()
+    assert (workers.newcomers, [e for e in events if isinstance(e, WorkerIgnored)]) == ([], [])
+
+
+def test_tasks_of_one_worker_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = threading.local()
+    monkeypatch.setattr(turns, "get_worker", lambda: SimpleNamespace(address=here.address))
+    at_work: dict[str, int] = {"a": 0, "b": 0}
+    most: dict[str, int] = {"a": 0, "b": 0}
+    together = threading.Barrier(2, timeout=20)
+
+    def task(worker: str) -> None:
+        at_work[worker] += 1
+        most[worker] = max(most[worker], at_work[worker])
+        together.wait()  # with a task of the other worker: two of one worker would never let the others in
+        time.sleep(0.01)
+        at_work[worker] -= 1
+
+    def run(worker: str) -> None:
+        here.address = worker
+        turns.in_turn(task, worker)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, "abababab"))
+    assert most == {"a": 1, "b": 1}
+
+
+def test_threads_that_overlap_leave_blas_as_it_was() -> None:
+    def threads() -> set[int]:
+        return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+    inside, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        with single_threaded_blas():
+            inside.set()
+            go_on.wait(20)
+
+    before = threads()
+    thread = threading.Thread(target=first)
+    thread.start()
+    inside.wait(20)
+    with single_threaded_blas():
+        go_on.set()
+        thread.join()
+        assert threads() == {1}
+    assert threads() == before
+
+
+# --- runs on a cluster whose workers advertise nothing ---
+
+
+def cluster(workers: int, threads: int, *, processes: bool) -> LocalCluster:
+    return LocalCluster(
+        n_workers=workers, threads_per_worker=threads, processes=processes, dashboard_address=":0", silence_logs="ERROR"
+    )
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[Client]:
+    """Two workers of two threads each, all in this process."""
+    with cluster(2, 2, processes=False) as there, Client(there, set_as_default=False) as client:
+        yield client
+
+
+def trained(client: Client, folder: Path, strategy: str) -> Result:
+    data = tiny_data(folder, train=200)
+    train: dict[str, Any] = {"epochs": 2, "batch_size": 20, "strategy": strategy, "threads": 1}
+    if strategy == "groups":
+        train |= {"strategy": "bsp", "replica_size": 2}
+    if strategy in (LAYER, "groups"):
+        train["kernel_shares"] = "speeds"
+    model = {"layers": LAYERS, "dtype": "float64"}
+    job = tiny_job(data, train=train, cluster={"settle": 0.0}, run={"dir": str(folder / "runs")})
+    return daskcnn.train(client, job | {"model": model})
+
+
+STRATEGIES = [*RULES, LAYER, "groups"]
+
+
+def check(result: Result) -> None:
+    assert result.summary["status"] == "done"
+    assert [w["samples"] > 0 for w in result.summary["workers"]]
+    messages = [e.message for e in RunDirectory.open(result.run).events() if isinstance(e, Warned)]
+    assert sum("2 workers are taken as CPU workers" in (m or "") for m in messages) == 1
+
+
+@pytest.mark.parametrize("strategy", ["bsp", "agwu", LAYER, "groups"])
+def test_a_cluster_in_one_process_trains(one_process: Client, tmp_path: Path, strategy: str) -> None:
+    check(trained(one_process, tmp_path, strategy))
+
+
+def test_two_workers_of_one_process_have_a_replica_each(one_process: Client, tmp_path: Path) -> None:
+    """Kernels that are sharded over both come to what one process makes of the job; a shared replica would not."""
+    from tests.cluster.references import reference
+
+    result = trained(one_process, tmp_path, LAYER)
+    path = str(tmp_path / "synthetic.zarr")
+    alone = reference(
+        tiny_job(path, train={"epochs": 2, "batch_size": 20, "threads": 1})
+        | {"model": {"layers": LAYERS, "dtype": "float64"}}
+    )
+    np.testing.assert_allclose(result.model.vector, alone.weights, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
+    with cluster(2, 2, processes=True) as there, Client(there, set_as_default=False) as client:
+        check(trained(client, tmp_path, strategy))
+
+
+def test_a_run_on_workers_of_this_process_leaves_no_default_client(one_process: Client, tmp_path: Path) -> None:
+    trained(one_process, tmp_path, "bsp")
+    assert dask.config.get("scheduler", None) is None
+    with pytest.raises(ValueError, match="No clients found"):
+        default_client()

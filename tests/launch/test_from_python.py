@@ -1,0 +1,279 @@
+"""`daskcnn.train`, `daskcnn.load` and what a notebook shows, on a cluster in this process."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import daskcnn
+from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunStarted
+from daskcnn.launch.training import Result
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.show.worker_plan import WorkerPlan
+from tests.tiny_runs import tiny_data, tiny_job
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    settings: dict[str, Any] = {"processes": False, "dashboard_address": ":0", "resources": {"CPU": 1}}
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, **settings) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, Any]:
+    """The tables of a job of two epochs."""
+    run = {"dir": str(tmp_path / "runs"), "name": "it"}
+    return tiny_job(tiny_data(tmp_path), train={"batch_size": 20, "epochs": 2}, cluster={"settle": 0.0}, run=run)
+
+
+@pytest.fixture(scope="module")
+def trained(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    folder = tmp_path_factory.mktemp("trained")
+    run = {"dir": str(folder / "runs")}
+    return daskcnn.train(client, tiny_job(tiny_data(folder), cluster={"settle": 0.0}, run=run))
+
+
+@pytest.fixture
+def images() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (7, 8, 8, 3), dtype=np.uint8)
+
+
+# --- events ---
+
+
+def test_the_function_is_told_every_event_that_is_logged(client: Client, job: dict[str, Any]) -> None:
+    told: list[Event] = []
+    result = daskcnn.train(client, job, on_event=told.append)
+    assert [type(event) for event in told] == [type(event) for event in RunDirectory.open(result.run).events()]
+    assert isinstance(told[0], RunStarted)
+    assert isinstance(told[-1], RunEnded)
+
+
+def stop_after(epochs: float, error: Exception) -> Any:
+    def look(event: Event) -> None:
+        if isinstance(event, EpochEnded) and event.epoch >= epochs:
+            raise error
+
+    return look
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
+def test_stop_keeps_the_state_and_returns_the_result(client: Client, job: dict[str, Any], strategy: str) -> None:
+    job["train"] |= {"strategy": strategy, "epochs": 400}
+    told: list[Event] = []
+
+    def look(event: Event) -> None:
+        told.append(event)
+        stop_after(1, daskcnn.Stop())(event)
+
+    result = daskcnn.train(client, job, on_event=look)
+    assert result.summary["status"] == "stopped"
+    assert 1 <= result.summary["epochs"] < 400
+    assert result.summary["test"]["accuracy"] is not None
+    assert isinstance(told[-1], RunEnded)
+    assert told[-1].status == "stopped"
+    kept = daskcnn.load(result.run)
+    np.testing.assert_array_equal(kept.vector, result.model.vector)
+
+
+def test_a_stopped_run_goes_on(client: Client, job: dict[str, Any]) -> None:
+    job["train"] |= {"epochs": 6}
+    stopped = daskcnn.train(client, job, on_event=stop_after(2, daskcnn.Stop()))
+    assert stopped.summary["status"] == "stopped"
+    result = daskcnn.train(client, resume=stopped.run)
+    assert (result.run, result.summary["status"], result.summary["epochs"]) == (stopped.run, "done", 6)
+
+
+def test_stop_at_the_first_event_leaves_a_run_that_can_be_resumed(client: Client, job: dict[str, Any]) -> None:
+    def look(event: Event) -> None:
+        raise daskcnn.Stop
+
+    result = daskcnn.train(client, job, on_event=look)
+    assert (result.summary["status"], result.summary["epochs"]) == ("stopped", 0)
+    assert daskcnn.train(client, resume=result.run).summary["status"] == "done"
+
+
+def test_an_error_of_the_function_ends_the_run_resumably(client: Client, job: dict[str, Any]) -> None:
+    job["train"] |= {"epochs": 400}
+    with pytest.raises(ZeroDivisionError) as caught:
+        daskcnn.train(client, job, on_event=stop_after(1, ZeroDivisionError("mine")))
+    run = Path(job["run"]["dir"]) / "it"
+    assert str(run) in caught.value.__notes__[0]
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert 1 <= daskcnn.train(client, resume=run, on_event=stop_after(2, daskcnn.Stop())).summary["epochs"] < 400
+
+
+def test_an_error_at_the_last_event_is_raised_too(client: Client, job: dict[str, Any]) -> None:
+    def look(event: Event) -> None:
+        if isinstance(event, RunEnded | CheckpointWritten):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        daskcnn.train(client, job, on_event=look)
+
+
+def test_a_run_that_is_done_is_returned(client: Client, trained: Result) -> None:
+    again = daskcnn.train(client, resume=trained.run)
+    assert (again.run, again.summary, again.history) == (trained.run, trained.summary, trained.history)
+    np.testing.assert_array_equal(again.model.vector, trained.model.vector)
+
+
+def test_init_is_the_job_s_model_from(client: Client, job: dict[str, Any], trained: Result) -> None:
+    with pytest.raises(UserError, match=r"no-run-here|model\.from"):
+        daskcnn.train(client, job, init="no-run-here")
+    with pytest.raises(JobError, match="not both"):
+        daskcnn.train(client, init=trained.run, resume=trained.run)
+
+
+# --- models ---
+
+
+def test_a_run_a_checkpoint_and_its_file_are_loaded(trained: Result, images: np.ndarray) -> None:
+    (newest,) = sorted((trained.run / "checkpoints").glob("step-*"))[-1:]
+    wanted = trained.model.predict(images)
+    for source in (trained.run, str(trained.run), newest, newest / "arrays.safetensors"):
+        np.testing.assert_array_equal(daskcnn.load(source).predict(images), wanted)
+
+
+def test_a_model_kept_as_a_run_is_loaded(trained: Result, tmp_path: Path) -> None:
+    kept = daskcnn.load(trained.model.kept_in(tmp_path))
+    np.testing.assert_array_equal(kept.vector, trained.model.vector)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError):
+        daskcnn.load(tmp_path)
+    (tmp_path / "x.safetensors").write_bytes(b"no model")
+    with pytest.raises(DataError):
+        daskcnn.load(tmp_path / "x.safetensors")
+
+
+def test_predictions_of_a_dask_array_are_lazy(trained: Result, images: np.ndarray) -> None:
+    lazy = trained.model.predict(da.from_array(images, chunks=(3, 8, 4, 3)))
+    assert isinstance(lazy, da.Array)
+    assert lazy.chunks == ((3, 3, 1), (10,))
+    with_here = lazy.compute(scheduler="synchronous")
+    np.testing.assert_allclose(with_here, trained.model.predict(images), rtol=1e-5)
+    assert lazy.dtype == with_here.dtype
+
+
+def test_a_wrong_array_is_refused_at_once(trained: Result, images: np.ndarray) -> None:
+    for wrong in (images.astype(float), images[..., :1], images[0]):
+        for made in (np.asarray, da.from_array):
+            with pytest.raises(ValueError, match="the network wants uint8"):
+                trained.model.predict(made(wrong))
+
+
+def test_layers_and_weights_have_names(trained: Result) -> None:
+    model = trained.model
+    assert list(model.layers) == ["conv1", "batchnorm1", "relu1", "maxpool1", "dense1"]
+    assert model.weights.keys() == {"conv1", "batchnorm1", "dense1"}
+    assert model.weights["conv1"]["w"].shape == (3, 3, 3, 4)
+    total = sum(array.size for layer in model.weights.values() for array in layer.values())
+    assert total == model.vector.size
+    with pytest.raises(ValueError, match="read-only"):
+        model.weights["conv1"]["w"][...] = 0
+
+
+# --- what a notebook shows ---
+
+
+def test_plan_job_result_and_model_are_shown_in_a_notebook(trained: Result, job: dict[str, Any]) -> None:
+    plan = daskcnn.plan(job)
+    for shown, word in (
+        (plan, "to train on"),
+        (plan.job, "train.epochs"),
+        (trained, "accuracy"),
+        (trained.model, "conv1"),
+        (WorkerPlan((), ()), "speed-up"),
+    ):
+        assert word in shown._repr_html_()
+
+
+def test_names_are_escaped_in_a_notebook() -> None:
+    shown = daskcnn.Job.model_validate({"data": {"path": "<script>\x1b"}})._repr_html_()
+    assert "&lt;script&gt;\\x1b" in shown
+
+
+def test_help_has_an_example_that_runs(
+    client: Client, trained: Result, job: dict[str, Any], images: np.ndarray
+) -> None:
+    names = {"client": client, "job": job, "run": trained.run, "images": images[:2], "daskcnn": daskcnn}
+    runner = doctest.DocTestRunner(verbose=False)
+    for name in ("train", "plan", "load", "TrainedModel"):
+        (found,) = doctest.DocTestFinder(recurse=False).find(getattr(daskcnn, name), name, globs=dict(names))
+        assert found.examples, name
+        assert not runner.run(found).failed, name
+
+
+def test_dir_lists_what_there_is_and_imports_nothing() -> None:
+    code = "import sys, daskcnn; print(*dir(daskcnn)); print('dask' in sys.modules, 'zarr' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert set(daskcnn.__all__) <= set(told[0].split())
+    assert told[1] == "False False"
+    assert all(getattr(daskcnn, name) is not None for name in daskcnn.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = daskcnn.nothing
+
+
+# --- data of one's own ---
+
+
+@pytest.fixture
+def labels() -> np.ndarray:
+    return np.array(["cat", "dog"])[np.arange(60) % 2]
+
+
+@pytest.fixture
+def own() -> np.ndarray:
+    """Images of three channels of 16 bits, the dogs brighter."""
+    rng = np.random.default_rng(0)
+    return (rng.integers(0, 2000, (60, 8, 8, 3)) + 1500 * (np.arange(60) % 2)[:, None, None, None]).astype(np.uint16)
+
+
+@pytest.mark.parametrize("made", [np.asarray, lambda X: da.from_array(X, chunks=(25, 8, 8, 3))], ids=["numpy", "dask"])
+def test_arrays_are_trained_on_in_place_of_a_data_set(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray, made: Any
+) -> None:
+    del job["data"]
+    result = daskcnn.train(
+        client, job | {"model": {"layers": [{"layer": "dense", "units": 2}]}}, data=(made(own), labels)
+    )
+    model = result.model
+    assert (model.classes, model.dtype.name) == (("cat", "dog"), "uint16")
+    assert (model.predict(own).argmax(axis=1) == np.arange(60) % 2).mean() > 0.9
+    assert not Path(model.job.data.path or "").exists(), "it was a temporary one"
+
+
+def test_arrays_are_kept_where_the_job_says(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray, tmp_path: Path
+) -> None:
+    job |= {"data": {"path": str(tmp_path / "own.zarr"), "validation": 5}, "train": {"epochs": 30}}
+    job["model"] = {"layers": [{"layer": "dense", "units": 2}]}
+    stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
+    assert stopped.summary["status"] == "stopped"
+    assert stopped.model.job.data.validation == 5
+    assert daskcnn.train(client, resume=stopped.run).summary["status"] == "done"
+
+
+def test_a_run_on_arrays_goes_on_where_they_are_given_again(
+    client: Client, job: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    job |= {"data": {}, "train": {"epochs": 30}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
+    stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
+    assert daskcnn.train(client, resume=stopped.run, data=(own, labels)).summary["status"] == "done"
