@@ -10,17 +10,16 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
-from daskcnn.launch.trained_run import Which, load_trained
+from daskcnn.launch.trained_run import Which, load_classifier
 from daskcnn.store.images import MAX_BYTES, decode, dimensions, read_file
-from daskcnn.training.trained_network import Classifier, to_classifier
+from daskcnn.training.trained_network import Classifier
 
 
 def predict(
     run: str, images: Sequence[str], *, which: Which, top: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
-    job, checkpoint = load_trained(run, which, say)
-    classifier = to_classifier(checkpoint, job)
+    classifier = load_classifier(run, which, say)
     pixels = np.stack([_pixels(path, classifier.facts.shape, say) for path in images])
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(pixels), strict=True)]
 
