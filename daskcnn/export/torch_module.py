@@ -102,8 +102,8 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         dtype=dtype,
         suffix=WEIGHTS,
     )
-    tensors = {"mean": facts.mean, "deviation": deviations(facts)}
-    state: dict[str, Any] = {name: np.array(values, dtype, order="C").reshape(C, 1, 1) for name, values in tensors.items()}
+    scaling = {"mean": facts.mean, "deviation": deviations(facts)}
+    state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
     return code, state | _states(layers)
 
 

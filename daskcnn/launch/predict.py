@@ -20,7 +20,7 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
     classifier = load_classifier(run, which, say)
-    pixels = np.stack([_pixels(path, classifier.facts.shape, say) for path in images])
+    pixels = np.stack([pixels(path, classifier.facts.shape, say) for path in images])
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(pixels), strict=True)]
 
 
@@ -32,8 +32,8 @@ def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifie
     }
 
 
-def _pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) -> npt.NDArray[np.uint8]:
-    """A file as (H, W, C) uint8. Raises DataError for what is none that the network can look at."""
+def pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) -> npt.NDArray[np.uint8]:
+    """Return a file as (H, W, C) uint8. Raises DataError for what is none that the network can look at."""
     H, W, C = shape
     if path.endswith(".npy"):
         return _array(path, shape)

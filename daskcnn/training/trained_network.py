@@ -10,7 +10,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job
-from daskcnn.nn import Context, Params, State, predict
+from daskcnn.nn import Context, predict
 from daskcnn.nn.losses import softmax
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
@@ -39,17 +39,33 @@ class Classifier:
         if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != np.uint8:
             wanted = ", ".join(map(str, self.facts.shape))
             raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
-        device = Device(workspace_limit=self.job.train.workspace_mib << 20)
-        size = evaluation_batch(self.model, self.facts.shape, self.job.model.dtype, device, BATCH)
-        cuts = range(0, len(images), size)
-        none = np.zeros((0, len(self.classes)), self.job.model.dtype)
-        weights, ctx = self.layout.views(self.weights), Context(device, kept={})
-        with single_threaded_blas():
-            return np.concatenate([none, *(self._probabilities(images[i : i + size], *weights, ctx) for i in cuts)])
+        return self.on(Device(workspace_limit=self.job.train.workspace_mib << 20)).probabilities(images)
 
-    def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
-        x = normalise(self.facts, images, self.job.model.dtype)
-        return softmax(predict(self.model, params, state, x, ctx))
+    def on(self, device: Device) -> Predictor:
+        """Return the network on a device, for many calls."""
+        return Predictor(self, device)
+
+
+class Predictor:
+    """A network with its weights on a device. What depends on the weights alone is kept from call to call."""
+
+    def __init__(self, classifier: Classifier, device: Device) -> None:
+        self._classifier, self._ctx = classifier, Context(device, kept={})
+        self._params, self._state = classifier.layout.views(device.backend.from_host(classifier.weights))
+
+    def probabilities(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the probability of each class, (N, classes), for images that the network takes."""
+        job, facts = self._classifier.job, self._classifier.facts
+        size = evaluation_batch(self._classifier.model, facts.shape, job.model.dtype, self._ctx.device, BATCH)
+        cuts = range(0, len(images), size)
+        none = np.zeros((0, len(facts.classes)), job.model.dtype)
+        with single_threaded_blas():
+            return np.concatenate([none, *(self._probabilities(images[i : i + size]) for i in cuts)])
+
+    def _probabilities(self, images: npt.NDArray[Any]) -> Array:
+        x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
+        scores = predict(self._classifier.model, self._params, self._state, x, self._ctx)
+        return softmax(self._ctx.device.backend.to_host(scores))
 
 
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:
