@@ -20,8 +20,8 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
     classifier = load_classifier(run, which, say)
-    pixels = np.stack([pixels(path, classifier.facts.shape, say) for path in images])
-    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(pixels), strict=True)]
+    seen = np.stack([pixels(path, classifier.facts.shape, say) for path in images])
+    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
 
 
 def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifier, top: int) -> dict[str, Any]:
