@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
@@ -33,21 +32,8 @@ from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import DATASETS, Dataset, Described, open_dataset
+from daskcnn.store.facts import Facts
 from daskcnn.training.replica import Replica
-
-
-@dataclass(frozen=True)
-class Images:
-    """Stands for a data set that is not here."""
-
-    shape: tuple[int, int, int]
-    classes: tuple[str, ...]
-    deviation: float = 1.0
-
-    @property
-    def mean(self) -> npt.NDArray[np.float64]:
-        """Zero for each channel."""
-        return np.zeros(self.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -168,7 +154,8 @@ def _images(job: Job) -> tuple[Described, int]:
         dataset = open_dataset(path, limit=job.data.limit)
         return dataset, len(dataset.train)
     known = DATASETS[job.data.name]
-    images = Images(known.shape, tuple(map(str, range(known.classes))))
+    plain = np.zeros(known.shape[-1]), np.ones(known.shape[-1])
+    images = Facts(tuple(map(str, range(known.classes))), known.shape, *plain)
     return images, min(known.training_samples, job.data.limit or known.training_samples)
 
 

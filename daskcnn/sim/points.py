@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.store import Dataset
+from daskcnn.store.manifest import Labelling
 
 LAYERS: list[dict[str, Any]] = [{"layer": "dense", "units": 24}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
 """A network that learns it."""
@@ -32,10 +33,8 @@ class _Part:
     def gather(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         return self.images[indices], self.labels[indices]
 
-
-@dataclass(frozen=True)
-class _Manifest:
-    sample_bytes: int = _SIDE * _SIDE
+    def weights(self, indices: npt.NDArray[np.int64]) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,12 @@ class Points:
     train: _Part
     test: _Part
     mean: npt.NDArray[np.float64]
-    deviation: float
+    deviation: npt.NDArray[np.float64]
     classes: tuple[str, ...] = tuple(map(str, range(CLASSES)))
     shape: tuple[int, int, int] = (_SIDE, _SIDE, 1)
-    manifest: _Manifest = _Manifest()
+    sample_bytes: int = _SIDE * _SIDE
+    labels: Labelling = "classes"
+    nodata: None = None
 
 
 def clusters_of_points(train: int, test: int = 1000, *, seed: int = 0) -> Dataset:
@@ -57,7 +58,7 @@ def clusters_of_points(train: int, test: int = 1000, *, seed: int = 0) -> Datase
     centers = rng.uniform(40, 215, (CLASSES, _CENTERS, _SIDE * _SIDE))
     learnt, unseen = (_drawn(rng, centers, count) for count in (train, test))
     pixels = learnt.images.astype(np.float64)
-    return cast(Dataset, Points(learnt, unseen, pixels.mean(axis=(0, 1, 2)), float(pixels.std())))
+    return cast(Dataset, Points(learnt, unseen, pixels.mean(axis=(0, 1, 2)), pixels.std(axis=(0, 1, 2))))
 
 
 def _drawn(rng: np.random.Generator, centers: npt.NDArray[np.float64], count: int) -> _Part:

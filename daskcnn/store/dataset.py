@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,11 +15,15 @@ import zarr
 from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_facts import Images
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Images, Manifest, PartManifest, parse, remedy, sha256
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Labelling, Manifest, PartManifest, parse, remedy, sha256
 
-Labels = npt.NDArray[np.int64]
+Labels = npt.NDArray[Any]
+"""One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
 Indices = npt.NDArray[np.int64]
+SMALLEST_DEVIATION = 1e-30
+"""A channel that varies less counts as the same everywhere: float32 has no room for what is divided by less."""
 
 
 @dataclass(frozen=True)
@@ -48,30 +52,40 @@ class Split:
         h, w, c = self.arrays["images"].shape[1:]
         return h, w, c
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the images."""
+        return np.dtype(self.arrays["images"].dtype)
+
     def read(self, lo: int, hi: int) -> tuple[Images, Labels]:
-        """Return images (hi-lo, H, W, C) uint8 and labels (hi-lo,) int64. Raises DataError if a chunk is damaged."""
+        """Return images (hi-lo, H, W, C) and the labels of samples lo…hi. Raises DataError if a chunk is damaged."""
         return self.gather(np.arange(lo, hi))
 
     def gather(self, indices: Indices) -> tuple[Images, Labels]:
-        """Return images (n, H, W, C) and labels (n,) of these samples, in this order. Held chunks cost only a copy."""
+        """Return images (n, H, W, C) and labels of these samples, in this order. Held chunks cost only a copy."""
+        return self._taken("images", indices), _as_labels(self._taken("labels", indices))
+
+    def weights(self, indices: Indices) -> npt.NDArray[np.float32] | None:
+        """Return the weights of these samples, (n,), in this order; None where the samples have none."""
+        return self._taken("weights", indices) if "weights" in self.arrays else None
+
+    def labels(self) -> Labels:
+        """Return the labels of all samples."""
+        held = [self._held("labels", i) for i in range(self.chunks)]
+        return _as_labels(np.concatenate(held)[: self.samples])
+
+    def _taken(self, array: str, indices: Indices) -> npt.NDArray[Any]:
         self._check_indices(indices)
-        images = np.empty((len(indices), *self.shape), np.uint8)
-        labels = np.empty(len(indices), np.int64)
+        stored = self.arrays[array]
+        taken = np.empty((len(indices), *stored.shape[1:]), stored.dtype)
         owner = indices // self.chunk
         for index in np.unique(owner).tolist():
             here = np.flatnonzero(owner == index)
-            at = indices[here] - index * self.chunk
-            images[here] = self._held("images", index)[at]
-            labels[here] = self._held("labels", index)[at]
-        return images, labels
-
-    def labels(self) -> Labels:
-        """Return the labels of all samples, (N,) int64."""
-        held = [self._held("labels", i) for i in range(self.chunks)]
-        return np.concatenate(held)[: self.samples].astype(np.int64)
+            taken[here] = self._held(array, index)[indices[here] - index * self.chunk]
+        return taken
 
     def load(self, array: str, index: int) -> Images:
-        """Return one chunk of `images` or `labels`, not from the cache.
+        """Return one chunk of `images`, `labels` or `weights`, not from the cache.
 
         Raises DataError naming a missing or damaged chunk.
         """
@@ -82,7 +96,7 @@ class Split:
         found = self.files.size(
             f"{stored.path}/{stored.metadata.encode_chunk_key((index,) + (0,) * (stored.ndim - 1))}"
         )
-        expected = int(np.prod(stored.chunks))
+        expected = int(np.prod(stored.chunks)) * np.dtype(stored.dtype).itemsize
         if found is None:
             raise DataError(reason=f"{where} is missing", remedy="make the data set again")
         if found != expected:
@@ -101,6 +115,10 @@ class Split:
         if len(indices) and not (indices.min() >= 0 and indices.max() < self.samples):
             bad = int(indices.min()) if indices.min() < 0 else int(indices.max())
             raise IndexError(f"sample {bad}: {self.name} has samples 0 to {self.samples - 1}")
+
+
+def _as_labels(stored: npt.NDArray[Any]) -> Labels:
+    return stored.astype(np.int64) if stored.ndim == 1 else stored
 
 
 class Described(Protocol):
@@ -122,8 +140,23 @@ class Described(Protocol):
         ...
 
     @property
-    def deviation(self) -> float:
-        """Standard deviation of all pixels after the channel means are subtracted."""
+    def deviation(self) -> npt.NDArray[np.float64]:
+        """What every channel is divided by after its mean is subtracted, (C,); nowhere zero."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the images at rest."""
+        ...
+
+    @property
+    def labels(self) -> Labelling:
+        """What a label is: one class of each sample, or one of several labels."""
+        ...
+
+    @property
+    def nodata(self) -> float | None:
+        """The value that stands for no data, as NaN then does too; None where every pixel has data."""
         ...
 
 
@@ -156,10 +189,34 @@ class Dataset:
         """Mean of every channel over the training pixels, (C,)."""
         return np.asarray(self.manifest.mean)
 
+    @cached_property
+    def deviation(self) -> npt.NDArray[np.float64]:
+        """Standard deviation of every channel over the training pixels, (C,); 1 for a channel that is the same.
+
+        A data set of format 1 has one deviation, of all pixels after the channel means are subtracted.
+        """
+        found = np.broadcast_to(np.asarray(self.manifest.deviation, np.float64), (self.shape[2],))
+        return np.where(found < SMALLEST_DEVIATION, 1.0, found)
+
     @property
-    def deviation(self) -> float:
-        """Standard deviation of all training pixels after the channel means are subtracted."""
-        return self.manifest.deviation
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the images at rest."""
+        return np.dtype(self.manifest.dtype)
+
+    @property
+    def labels(self) -> Labelling:
+        """What a label is: one class of each sample, or one of several labels."""
+        return self.manifest.labels
+
+    @property
+    def nodata(self) -> float | None:
+        """The value that stands for no data, as NaN then does too; None where every pixel has data."""
+        return self.manifest.nodata
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one image at rest."""
+        return self.manifest.sample_bytes
 
     @property
     def order(self) -> str:
@@ -191,7 +248,7 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     manifest = parse(root.get("attributes"), path)
     fingerprint = manifest.fingerprint()
     train, test = (_open_split(files, manifest, fingerprint, name, limit) for name in PARTS)
-    if limit is not None and len(set(train.labels().tolist())) < 2:
+    if limit is not None and len(np.unique(train.labels(), axis=0)) < 2:
         raise DataError(path, f"limit={limit} leaves training samples of one class only", "raise data.limit")
     return Dataset(path, manifest, train, test)
 
@@ -204,10 +261,22 @@ def _what_is_there(files: Files) -> str:
 
 def _open_split(files: Files, manifest: Manifest, fingerprint: str, name: str, limit: int | None) -> Split:
     part = manifest.part(name)
-    shapes = {"images": (part.samples, *manifest.shape), "labels": (part.samples,)}
-    arrays = {a: files.uint8_array(f"{name}/{a}", shape, manifest.chunk) for a, shape in shapes.items()}
+    arrays = {
+        array: files.plain_array(f"{name}/{array}", shape, manifest.chunk, dtype)
+        for array, shape, dtype in arrays_of(manifest, name)
+    }
     samples = part.samples if limit is None else min(limit, part.samples)
     return Split(name, samples, manifest.chunk, files, part, fingerprint, arrays)
+
+
+def arrays_of(manifest: Manifest, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and number type of each array of a part."""
+    samples = manifest.part(name).samples
+    several = (len(manifest.classes),) if manifest.labels == "several" else ()
+    yield "images", (samples, *manifest.shape), manifest.dtype
+    yield "labels", (samples, *several), manifest.label_dtype
+    if name == "train" and manifest.weighted:
+        yield "weights", (samples,), "float32"
 
 
 def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None:
@@ -220,7 +289,7 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
     jobs = [
         (split, array, index)
         for split in (dataset.train, dataset.test)
-        for array in ("labels", "images")
+        for array in sorted(split.arrays, reverse=True)
         for index in range(split.chunks)
     ]
     counts = {split.name: np.zeros(len(dataset.classes), np.int64) for split in (dataset.train, dataset.test)}
@@ -242,16 +311,24 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
 def _verified(dataset: Dataset, split: Split, array: str, index: int) -> npt.NDArray[np.int64] | int:
     """Check a chunk; of labels, how many there are of each class."""
     data = split.load(array, index)
-    if array == "images":
+    if array == "weights" and (wrong := ~(np.isfinite(data) & (data >= 0))).any():
+        sample = index * split.chunk + int(np.flatnonzero(wrong)[0])
+        reason = f"{split.name}/weights, sample {sample} has weight {data[wrong][0]}"
+        raise DataError(dataset.path, reason, "make the data set again with weights of 0 or more")
+    if array != "labels":
         return 0
-    if (bad := np.flatnonzero(data >= len(dataset.classes))).size:
-        sample = index * split.chunk + int(bad[0])
+    last = 1 if data.ndim == 2 else len(dataset.classes) - 1
+    if (bad := np.argwhere(data > last)).size:
+        sample = index * split.chunk + int(bad[0][0])
+        found = data[tuple(bad[0])]
+        kind = "classes" if data.ndim == 1 else "labels"
         raise DataError(
             dataset.path,
-            f"{split.name}/labels, sample {sample} has label {data[bad[0]]}, classes are 0 to "
-            f"{len(dataset.classes) - 1}",
+            f"{split.name}/labels, sample {sample} has label {found}, {kind} are 0 to {last}",
             "make the data set again",
         )
+    if data.ndim == 2:
+        return data.sum(axis=0, dtype=np.int64)
     return np.bincount(data, minlength=len(dataset.classes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from daskcnn.errors import DataError
 from daskcnn.store import Described
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, Deviation, Level
+from daskcnn.store.dataset import SMALLEST_DEVIATION
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Labelling, Level
 
 
 @dataclass(frozen=True)
@@ -22,17 +23,22 @@ class Facts:
     classes: tuple[str, ...]
     shape: tuple[int, int, int]
     mean: npt.NDArray[np.float64]
-    deviation: float
+    deviation: npt.NDArray[np.float64]
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype("uint8"))
+    labels: Labelling = "classes"
+    nodata: float | None = None
 
     @classmethod
     def of(cls, images: Described) -> Facts:
         """Return the facts of a data set."""
-        return cls(images.classes, images.shape, images.mean, images.deviation)
+        numbers = images.mean, images.deviation, images.dtype
+        return cls(images.classes, images.shape, *numbers, images.labels, images.nodata)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts in a form that JSON can keep."""
-        shape, mean = list(self.shape), [float(m) for m in self.mean]
-        return {"classes": list(self.classes), "shape": shape, "mean": mean, "deviation": self.deviation}
+        numbers = {"mean": self.mean.tolist(), "deviation": self.deviation.tolist(), "dtype": self.dtype.name}
+        labelling = {"labels": self.labels, "nodata": self.nodata}
+        return {"classes": list(self.classes), "shape": list(self.shape), **numbers, **labelling}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Facts:
@@ -44,11 +50,18 @@ class Facts:
             where = ".".join(map(str, first["loc"]))
             raise _damaged(f"{where} = {first['input']!r:.60}: {first['msg']}") from error
         H, W, C = found.shape
-        if H * W * C > MAX_CHUNK_BYTES:
+        dtype = np.dtype(found.dtype)
+        if H * W * C * dtype.itemsize > MAX_CHUNK_BYTES:
             raise _damaged(f"images of shape {found.shape} are larger than {MAX_CHUNK_BYTES:,} bytes")
-        if len(found.mean) != C:
-            raise _damaged(f"{len(found.mean)} channel means for {C} channels")
-        return cls(tuple(found.classes), (H, W, C), np.array(found.mean), found.deviation)
+        # one number for all channels, as version 0.1.0 kept it
+        deviation = found.deviation if isinstance(found.deviation, tuple) else (found.deviation,) * C
+        for what, numbers in (("means", found.mean), ("deviations", deviation)):
+            if len(numbers) != C:
+                raise _damaged(f"{len(numbers)} channel {what} for {C} channels")
+        if min(deviation) < SMALLEST_DEVIATION:
+            raise _damaged(f"a channel's deviation is {min(deviation)}")
+        statistics = np.array(found.mean), np.array(deviation)
+        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata)
 
 
 class _Record(BaseModel):
@@ -56,10 +69,13 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-    classes: Annotated[list[str], FailFast(), Field(min_length=2, max_length=256)]
+    classes: Annotated[list[str], FailFast(), Field(min_length=1, max_length=MOST_CLASSES)]
     shape: Annotated[list[Annotated[int, Field(ge=1, le=1 << 20)]], FailFast(), Field(min_length=3, max_length=3)]
     mean: Annotated[list[Level], FailFast()]
-    deviation: Deviation
+    deviation: Deviations
+    dtype: Dtype = "uint8"
+    labels: Labelling = "classes"
+    nodata: float | None = None
 
 
 def _damaged(what: str) -> DataError:

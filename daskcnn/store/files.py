@@ -17,10 +17,12 @@ from zarr.storage import FsspecStore, LocalStore
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
 from daskcnn.errors import DataError, UserError
 from daskcnn.files import check_regular, read_regular
-from daskcnn.store.manifest import Images
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _DAMAGED = "the store is damaged, make it again"
+
+EMPTY_CHUNKS_TOO: Any = {"write_empty_chunks": True}
+"""Chunks of zeros are written: a missing file means damage."""
 
 
 def is_url(path: str) -> bool:
@@ -97,15 +99,15 @@ class Files:
             buffer = sync(self.store.get(key, default_buffer_prototype()))
             return b"" if buffer is None else buffer.to_bytes()
 
-    def uint8_array(self, name: str, shape: tuple[int, ...], chunk: int) -> zarr.Array[Any]:
+    def plain_array(self, name: str, shape: tuple[int, ...], chunk: int, dtype: str) -> zarr.Array[Any]:
         """Return the array of this name.
 
-        It is opened only if its metadata are those of a plain uint8 array with these chunks.
+        It is opened only if its metadata are those of a plain array of this number type with these chunks.
         """
         found = self.json(f"{name}/zarr.json")
         if found is None:
             raise DataError(self.path, f"array {name} is missing", "make the data set again")
-        wanted = array_metadata(shape, chunk)
+        wanted = array_metadata(shape, chunk, dtype)
         if (field := unknown_keys(found, wanted | _OTHER_FIELDS)) is not None:
             raise DataError(
                 f"{self.path}/{name}/zarr.json", f"{field!r:.80}: a field that plain arrays do not have", _DAMAGED
@@ -126,34 +128,33 @@ def _words(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def array_metadata(shape: tuple[int, ...], chunk: int) -> dict[str, Any]:
+def array_metadata(shape: tuple[int, ...], chunk: int, dtype: str) -> dict[str, Any]:
     """Return what an array's `zarr.json` must say: chunked along the first axis only, no codec but plain bytes."""
+    codec: dict[str, Any] = {"name": "bytes"}
+    if not dtype.endswith("int8"):
+        codec["configuration"] = {"endian": "little"}
     return {
         "zarr_format": 3,
         "node_type": "array",
         "shape": list(shape),
-        "data_type": "uint8",
+        "data_type": dtype,
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [chunk, *shape[1:]]}},
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": 0,
-        "codecs": [{"name": "bytes"}],
+        "codecs": [codec],
         "storage_transformers": [],
     }
 
 
-def create_array(group: zarr.Group, name: str, data: Images, chunk: int) -> None:
-    """Write one array as `array_metadata` describes it.
-
-    Chunks of zeros are written too: a missing file means damage.
-    """
-    array = group.create_array(
+def create_array(group: zarr.Group, name: str, shape: tuple[int, ...], chunk: int, dtype: str) -> zarr.Array[Any]:
+    """Make an empty array as `array_metadata` describes it."""
+    return group.create_array(
         name,
-        shape=data.shape,
-        chunks=(chunk, *data.shape[1:]),
-        dtype="uint8",
+        shape=shape,
+        chunks=(chunk, *shape[1:]),
+        dtype=dtype,
         compressors=None,
         filters=None,
         fill_value=0,
-        config={"write_empty_chunks": True},
+        config=EMPTY_CHUNKS_TOO,
     )
-    array[...] = data

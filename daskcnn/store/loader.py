@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from daskcnn.arrays import derive
 from daskcnn.store.augment import AUGMENTATIONS, Keys
+from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.dataset import Dataset, Described, Indices, Labels, Split
-from daskcnn.store.manifest import Images
 
 Array = npt.NDArray[Any]
 
@@ -69,11 +69,20 @@ class BatchPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """x (H, W, N, C) on the host, labels (N,) int64, and keys (N,) uint64 for other random draws of each sample."""
+    """One minibatch on the host.
+
+    Attributes
+    ----------
+    x : images (H, W, N, C), normalised
+    labels : (N,) int64, or (N, L) uint8 of 0 and 1
+    keys : (N,) uint64, for other random draws of each sample
+    weights : (N,) float32, factors on each sample's loss; None where every sample counts the same
+    """
 
     x: Array
     labels: Labels
     keys: Keys
+    weights: npt.NDArray[np.float32] | None = None
 
 
 def sample_keys(plan: BatchPlan, indices: Indices) -> Keys:
@@ -123,13 +132,18 @@ def _concatenate(parts: list[Indices]) -> Indices:
 
 
 def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Turn images (N, H, W, C) uint8 into x (H, W, N, C): the channel means subtracted, divided by the deviation."""
+    """Turn images (N, H, W, C) into x (H, W, N, C): channel means subtracted, divided by the channels' deviations.
+
+    Pixels without data become 0, the mean.
+    """
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
     x[...] = images.transpose(1, 2, 0, 3)
     rows = x.reshape(h * w, n * c)  # one long inner loop instead of one of C per pixel
     rows -= np.tile(dataset.mean, n).astype(dtype)
-    rows *= np.asarray(1 / dataset.deviation, dtype)
+    rows *= np.tile((1 / dataset.deviation).astype(dtype), n)
+    if (missing := missing_pixels(images, dataset.nodata)) is not None:
+        x[missing.transpose(1, 2, 0, 3)] = 0
     return x
 
 
@@ -138,12 +152,12 @@ def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DType
     images, labels = split.gather(indices)
     keys = sample_keys(plan, indices)
     x = AUGMENTATIONS[plan.augment](normalise(dataset, images, dtype), keys)
-    return Batch(x, labels, keys)
+    return Batch(x, labels, keys, split.weights(indices))
 
 
 def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indices:
     """Return the indices of the samples in the order in which `batches` shows them."""
-    return sample_order(plan, split.chunk, max(1, WINDOW_BYTES // dataset.manifest.sample_bytes))
+    return sample_order(plan, split.chunk, max(1, WINDOW_BYTES // dataset.sample_bytes))
 
 
 @contextmanager

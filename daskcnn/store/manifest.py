@@ -1,41 +1,65 @@
-"""The manifest of a data set: shape, counts, statistics, origin, and the SHA-256 of every chunk.
+"""The manifest of a data set: shape, types, counts, statistics, origin, and the SHA-256 of every chunk.
 
 The manifest is kept in the attributes of the store's group, with a checksum of its own, and is written last: a store
 without one is not a data set. Chunks are hashed as decoded bytes without padding, so a checksum describes the
 samples and not how a storage layer packed them. Only the plain `bytes` codec is allowed, so nothing in a hostile chunk
 is unpacked before it is checked.
+
+Format 1 knew images and labels of uint8, one class a sample, and one deviation of all pixels. It is still read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 
 from daskcnn.documents import unknown_keys
 from daskcnn.errors import DataError
+from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts
+from daskcnn.store.moments import Moments
 
-FORMAT = 1
+FORMATS = (1, 2)
 ATTRIBUTE = "daskcnn"
 MAX_CHUNK_BYTES = 128 << 20
 """A chunk is read whole, and copied once."""
 PARTS = ("train", "test")
 _MOST_SOURCES = 10_000
 
+MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]
-Images = npt.NDArray[np.uint8]
+Labelling = Literal["classes", "several"]
+"""What a label is: one class of each sample, or a row of 0 and 1, one for each of several labels."""
+Dtype = Literal["uint8", "uint16", "int16", "float16", "float32", "float64"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean of pixels: float32 has room for it."""
 Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
+
+
+def _in_range(value: Any) -> Any:
+    """Refuse the first entry of a list that is no deviation: an error for each takes too much memory."""
+    entries = value if isinstance(value, list | tuple) else (value,)
+    if any(type(entry) not in (int, float) or not 0 <= entry <= 1e30 for entry in entries):
+        raise ValueError("deviations are numbers of 0 to 1e30")
+    return tuple(value) if isinstance(value, list) else value
+
+
+Deviations = Annotated[float | tuple[float, ...], BeforeValidator(_in_range)]
+"""One for each channel, 0 where all pixels are the same; format 1 has one of all pixels."""
+Warn = Callable[[str], None]
 Checksums = Annotated[tuple[str, ...], FailFast()]
 """The first wrong one is enough: an error takes a thousand times the memory of a digit."""
+
+
+def _silent(_: str) -> None:
+    return None
 
 
 class _Frozen(BaseModel):
@@ -48,26 +72,40 @@ class PartManifest(_Frozen):
     Attributes
     ----------
     samples : number of samples
-    class_counts : samples of each class
-    images, labels : SHA-256 of each chunk
+    class_counts : samples of each class, or with each of several labels
+    images, labels, weights : SHA-256 of each chunk; of weights none where the samples have none
     """
 
     samples: Size
     class_counts: Annotated[tuple[int, ...], FailFast()]
     images: Checksums
     labels: Checksums
+    weights: Checksums = ()
 
 
 class Manifest(_Frozen):
-    """Everything a data set is checked against. `shape` is (H, W, C), `chunk` the samples of one chunk."""
+    """Everything a data set is checked against.
 
-    format: Literal[1] = 1
+    Attributes
+    ----------
+    shape : (H, W, C) of an image
+    chunk : samples of one chunk
+    dtype : number type of the images
+    labels : what a label is
+    nodata : the value that stands for no data, if there is one; then NaN does too
+    mean, deviation : of each channel, over the training part; deviation is 0 for a channel that is the same everywhere
+    """
+
+    format: Literal[1, 2] = 2
     name: str = Field(min_length=1)
     classes: Annotated[tuple[str, ...], FailFast()]
     shape: tuple[int, int, int]
     chunk: Size
+    dtype: Dtype = "uint8"
+    labels: Labelling = "classes"
+    nodata: float | None = None
     mean: Annotated[tuple[Level, ...], FailFast()]
-    deviation: Deviation
+    deviation: Deviations
     order: Order
     seed: int
     sources: dict[str, str]
@@ -81,30 +119,63 @@ class Manifest(_Frozen):
     @property
     def sample_bytes(self) -> int:
         """Bytes of one image."""
-        return self.shape[0] * self.shape[1] * self.shape[2]
+        return self.shape[0] * self.shape[1] * self.shape[2] * np.dtype(self.dtype).itemsize
+
+    @property
+    def label_dtype(self) -> str:
+        """Number type of the labels at rest."""
+        return "uint8" if self.labels == "several" or len(self.classes) <= 256 else "uint16"
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the training samples have weights."""
+        return bool(self.train.weights)
 
     def fingerprint(self) -> str:
         """SHA-256 of the manifest: equal for equal data of equal origin."""
-        return sha256(_canonical(self.model_dump(mode="json")))
+        return sha256(_canonical(self._record()))
 
     def content(self) -> Manifest:
-        """The manifest without its sources: equal for equal data of any origin."""
-        return self.model_copy(update={"sources": {}})
+        """The manifest without its sources and statistics: equal for equal data of any origin, in either format."""
+        zeros = (0.0,) * self.shape[2]
+        return self.model_copy(update={"sources": {}, "format": 2, "mean": zeros, "deviation": zeros})
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of the store's group."""
-        return {ATTRIBUTE: {"manifest": self.model_dump(mode="json"), "sha256": self.fingerprint()}}
+        return {ATTRIBUTE: {"manifest": self._record(), "sha256": self.fingerprint()}}
+
+    def _record(self) -> dict[str, Any]:
+        """The manifest as it is kept: in format 1 without what that format did not have."""
+        record = self.model_dump(mode="json")
+        if self.format == 1:
+            later = [(record, key) for key in ("dtype", "labels", "nodata")]
+            for table, key in (*later, *((record[part], "weights") for part in PARTS)):
+                del table[key]
+        return record
 
 
 @dataclass(frozen=True)
 class Source:
-    """What an importer found. Images (N, H, W, C) uint8, labels (N,) uint8; `sources`: file name → SHA-256."""
+    """What an importer found.
+
+    Attributes
+    ----------
+    train, test : images (N, H, W, C) and labels, (N,) classes or (N, L) of 0 and 1
+    sources : SHA-256 of each file, by its name
+    weights : of the training samples, (N,), or None
+    """
 
     name: str
     classes: tuple[str, ...]
     train: tuple[Images, Images]
     test: tuple[Images, Images]
     sources: dict[str, str]
+    weights: npt.NDArray[np.float32] | None = None
+
+    @property
+    def labels(self) -> Labelling:
+        """What a label is."""
+        return "several" if self.train[1].ndim == 2 else "classes"
 
 
 def sha256(data: Any) -> str:
@@ -117,52 +188,70 @@ def chunks(samples: int, chunk: int) -> Iterator[tuple[int, int]]:
     return ((lo, min(lo + chunk, samples)) for lo in range(0, samples, chunk))
 
 
-def describe(source: Source, *, chunk: int, order: Order, seed: int) -> Manifest:
+def describe(
+    source: Source, *, chunk: int, order: Order, seed: int, nodata: float | None = None, warn: Warn = _silent
+) -> Manifest:
     """Return the manifest of a source in its final order. Raises DataError if nothing could be learnt from it."""
     images = source.train[0]
-    mean, deviation = _statistics(images)
-    if not deviation > 0:
-        raise DataError(source.name, "every training image is the same plain colour", "give the real data set")
-    manifest = Manifest(
-        name=source.name,
-        classes=source.classes,
-        shape=images.shape[1:],
-        chunk=chunk,
-        mean=mean,
-        deviation=deviation,
-        order=order,
-        seed=seed,
-        sources=source.sources,
-        train=_describe_part(source.train, chunk, len(source.classes)),
-        test=_describe_part(source.test, chunk, len(source.classes)),
-    )
-    check(manifest, source.name)
+    common = {
+        "name": source.name,
+        "classes": source.classes,
+        "shape": images.shape[1:],
+        "chunk": chunk,
+        "dtype": images.dtype.name,
+        "labels": source.labels,
+        "nodata": nodata,
+        "order": order,
+        "seed": seed,
+        "sources": source.sources,
+    }
+    facts = {name: list(_facts(source, name, chunk, nodata)) for name in PARTS}
+    return assemble(common, facts, warn=warn)
+
+
+def _facts(source: Source, name: str, chunk: int, nodata: float | None) -> Iterator[ChunkFacts]:
+    images, labels = source.train if name == "train" else source.test
+    weights = source.weights if name == "train" else None
+    label_dtype = "uint8" if labels.ndim == 2 or len(source.classes) <= 256 else "uint16"
+    for lo, hi in chunks(len(labels), chunk):
+        part_of_weights = None if weights is None else weights[lo:hi]
+        yield chunk_facts(
+            images[lo:hi],
+            labels[lo:hi].astype(label_dtype, copy=False),
+            part_of_weights,
+            classes=len(source.classes),
+            nodata=nodata,
+            where=f"{source.name}: {name}",
+            first=lo,
+        )
+
+
+def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]], *, warn: Warn = _silent) -> Manifest:
+    """Return the manifest of a data set from what is known of its chunks, part by part and in order.
+
+    Raises DataError if nothing could be learnt from it.
+    """
+    moments = sum((chunk.moments for chunk in facts["train"]), Moments.none())
+    mean, deviation = moments.mean, moments.deviation
+    if not any(deviation):
+        raise DataError(common["name"], "every training image is the same plain colour", "give the real data set")
+    if constant := [c for c, d in enumerate(deviation) if not d]:
+        warn(f"{common['name']}: channel {', '.join(map(str, constant))} is the same in every training image")
+    parts = {name: _part(found) for name, found in facts.items()}
+    manifest = Manifest.model_validate({**common, "mean": mean, "deviation": deviation, **parts})
+    check(manifest, manifest.name)
     return manifest
 
 
-def _describe_part(part: tuple[Images, Images], chunk: int, classes: int) -> PartManifest:
-    images, labels = part
-    ranges = list(chunks(len(labels), chunk))
+def _part(facts: Sequence[ChunkFacts]) -> PartManifest:
+    weights = tuple(chunk.weights for chunk in facts if chunk.weights)
     return PartManifest(
-        samples=len(labels),
-        class_counts=tuple(np.bincount(labels, minlength=classes).tolist()),
-        images=tuple(sha256(images[lo:hi]) for lo, hi in ranges),
-        labels=tuple(sha256(labels[lo:hi]) for lo, hi in ranges),
+        samples=sum(chunk.samples for chunk in facts),
+        class_counts=tuple(map(sum, zip(*(chunk.class_counts for chunk in facts), strict=True))),
+        images=tuple(chunk.images for chunk in facts),
+        labels=tuple(chunk.labels for chunk in facts),
+        weights=weights,
     )
-
-
-def _statistics(images: Images) -> tuple[tuple[float, ...], float]:
-    """Return the mean of every channel, and the standard deviation of all pixels after subtracting it.
-
-    Sums are exact.
-    """
-    counts = np.stack([np.bincount(images[..., c].ravel(), minlength=256) for c in range(images.shape[-1])])
-    values = np.arange(256)
-    pixels = int(counts[0].sum())
-    sums, squares = counts @ values, counts @ values**2
-    mean = tuple(int(s) / pixels for s in sums)
-    variance = sum(int(q) * pixels - int(s) ** 2 for s, q in zip(sums, squares, strict=True)) / pixels**2 / len(counts)
-    return mean, float(np.sqrt(variance))
 
 
 def parse(attributes: Any, path: str) -> Manifest:
@@ -174,8 +263,8 @@ def parse(attributes: Any, path: str) -> Manifest:
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
         raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
     body = stored["manifest"]
-    if body.get("format") != FORMAT:
-        raise DataError(path, f"format {body.get('format')!r:.80}, this version reads format {FORMAT}", remedy())
+    if body.get("format") not in FORMATS:
+        raise DataError(path, f"format {body.get('format')!r:.80}, this version reads formats 1 and 2", remedy())
     try:
         text = _canonical(body)
     except RecursionError:
@@ -216,28 +305,51 @@ def check(manifest: Manifest, path: str) -> None:
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    classes = len(manifest.classes)
-    if not 2 <= classes <= 256:
-        yield f"{classes} class names: between 2 and 256 are needed"
-    if min(manifest.shape) < 1 or len(manifest.mean) != manifest.shape[2]:
-        yield f"images of shape {manifest.shape} with {len(manifest.mean)} channel means"
+    classes, channels = len(manifest.classes), manifest.shape[2]
+    least = 1 if manifest.labels == "several" else 2
+    if not least <= classes <= MOST_CLASSES:
+        yield f"{classes} class names: between {least} and {MOST_CLASSES:,} are needed"
+    deviations = len(manifest.deviation) if isinstance(manifest.deviation, tuple) else channels
+    if min(manifest.shape) < 1 or len(manifest.mean) != channels or deviations != channels:
+        yield f"images of shape {manifest.shape} with {len(manifest.mean)} channel means, {deviations} deviations"
     if manifest.chunk * manifest.sample_bytes > MAX_CHUNK_BYTES:
         yield f"chunks of {manifest.chunk} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES} bytes"
     for name in PARTS:
-        yield from _part_problems(name, manifest.part(name), manifest.chunk, classes)
-    if sum(count > 0 for count in manifest.train.class_counts) < 2:
-        yield f"train: every sample is of one class (counts {list(manifest.train.class_counts)}), nothing to learn"
+        yield from _part_problems(name, manifest, classes)
+    yield from _unlearnable(manifest)
 
 
-def _part_problems(name: str, part: PartManifest, chunk: int, classes: int) -> Iterator[str]:
+def _unlearnable(manifest: Manifest) -> Iterator[str]:
+    counts = manifest.train.class_counts
+    if manifest.labels == "several":
+        if not any(0 < count < manifest.train.samples for count in counts):
+            yield f"train: every sample has the same labels (counts {list(counts)!r:.80}), nothing to learn"
+    elif sum(count > 0 for count in counts) < 2:
+        yield f"train: every sample is of one class (counts {list(counts)!r:.80}), nothing to learn"
+
+
+def unseen_classes(manifest: Manifest) -> list[str]:
+    """Classes of the test part that the training part has no sample of."""
+    both = zip(manifest.classes, manifest.train.class_counts, manifest.test.class_counts, strict=True)
+    return [name for name, learnt, asked in both if asked and not learnt]
+
+
+def _part_problems(name: str, manifest: Manifest, classes: int) -> Iterator[str]:
+    part, chunk = manifest.part(name), manifest.chunk
     expected = -(-part.samples // chunk)
-    for array, sums in (("images", part.images), ("labels", part.labels)):
+    arrays = (("images", part.images), ("labels", part.labels), *((("weights", part.weights),) if part.weights else ()))
+    for array, sums in arrays:
         if len(sums) != expected:
             yield f"{name}/{array}: {len(sums)} checksums for {part.samples} samples in chunks of {chunk}"
         if bad := next((s for s in sums if len(s) != 64), None):
             yield f"{name}/{array}: {bad!r:.80} is no SHA-256"
-    if len(part.class_counts) != classes or sum(part.class_counts) != part.samples or min(part.class_counts) < 0:
-        yield f"{name}: class counts {part.class_counts!r:.80} do not add up to {part.samples} samples"
+    counts = part.class_counts
+    if len(counts) != classes or min(counts) < 0 or _disagree(manifest.labels, counts, part.samples):
+        yield f"{name}: class counts {counts!r:.80} do not add up to {part.samples} samples"
+
+
+def _disagree(labels: Labelling, counts: tuple[int, ...], samples: int) -> bool:
+    return max(counts) > samples if labels == "several" else sum(counts) != samples
 
 
 def remedy(name: object = None) -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from daskcnn.arrays import derive
 from daskcnn.errors import DataError
+from daskcnn.store.chunk_facts import Images
 from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.importer import Importer, Progress, Warn
 from daskcnn.store.files import Files, is_url
-from daskcnn.store.manifest import Images, Manifest, Order, Source, describe
+from daskcnn.store.manifest import Manifest, Order, Source, describe
+from daskcnn.store.split import shuffled_order
 from daskcnn.store.writer import Occupied, write
 
 _CHUNK = 1000
+_CHUNK_BYTES = 32 << 20
 _CHUNKS_AT_LEAST = 20
 
 
@@ -54,7 +54,9 @@ def prepare(
         return _already(existing, progress)
     source = importer.load(_archive(importer, archive, out, progress), progress, warn)
     source = _ordered(source, order, seed)
-    manifest = describe(source, chunk=_chunk(len(source.train[1])), order=order, seed=seed)
+    images = source.train[0]
+    chunk = chunk_for(len(images), images[0].nbytes)
+    manifest = describe(source, chunk=chunk, order=order, seed=seed, warn=warn)
     return _settle(source, manifest, out, existing, progress)
 
 
@@ -124,9 +126,9 @@ def _summary(dataset: Dataset) -> str:
     )
 
 
-def _chunk(samples: int) -> int:
-    """Return the samples per chunk: 1000, or fewer if that would leave too few chunks to share among workers."""
-    return max(1, min(_CHUNK, samples // _CHUNKS_AT_LEAST))
+def chunk_for(samples: int, sample_bytes: int) -> int:
+    """Return the samples per chunk: 1000, or fewer for large images and where too few chunks would be left to share."""
+    return max(1, min(_CHUNK, samples // _CHUNKS_AT_LEAST, _CHUNK_BYTES // sample_bytes))
 
 
 def _ordered(source: Source, order: Order, seed: int) -> Source:
@@ -137,8 +139,6 @@ def _ordered(source: Source, order: Order, seed: int) -> Source:
 
 
 def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
-    """Shuffle by sorting keys of our own: the stream of NumPy's `permutation` may change between versions."""
     images, labels = part
-    keys = derive(np, derive(np, np.arange(len(labels), dtype=np.uint64), seed), salt)
-    by_key = np.argsort(keys, kind="stable")
-    return images[by_key], labels[by_key]
+    order = shuffled_order(len(labels), seed, salt)
+    return images[order], labels[order]

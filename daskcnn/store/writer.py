@@ -6,64 +6,110 @@ import errno
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy.typing as npt
 import zarr
 
 from daskcnn.errors import DataError
 from daskcnn.files import sync
-from daskcnn.store.files import Files, create_array, is_url
-from daskcnn.store.manifest import PARTS, Manifest, Source
+from daskcnn.store.dataset import arrays_of
+from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
+from daskcnn.store.manifest import PARTS, Manifest, Source, chunks
 
 
 class Occupied(Exception):
     """Something else was written to the path meanwhile."""
 
 
-def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str], None]) -> None:
-    """Write a source, in its final order, to a path or URL. Raises Occupied, or DataError if it cannot be written.
+@dataclass(frozen=True)
+class Draft:
+    """A data set that is being written: its arrays are there, its manifest is not.
+
+    Its chunks may be written in any order, by any process that reaches the path.
+
+    Attributes
+    ----------
+    path : local folder or URL of the store
+    manifest : the manifest to be, of which shapes, types and chunks are right already
+    """
+
+    path: str
+    manifest: Manifest
+
+    def make_arrays(self, name: str) -> None:
+        """Make the empty arrays of a part."""
+        root = zarr.open_group(Files.at(self.path, read_only=False).store, mode="a", zarr_format=3)
+        group = root.create_group(name, overwrite=True)
+        for array, shape, dtype in arrays_of(self.manifest, name):
+            create_array(group, array, shape, self.manifest.chunk, dtype)
+
+    def write_chunk(self, name: str, index: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write a chunk of each array of a part: `images`, `labels` and, where there are any, `weights`."""
+        lo = index * self.manifest.chunk
+        store = Files.at(self.path, read_only=False).store
+        for array, data in arrays.items():
+            stored = zarr.open_array(store, path=f"{name}/{array}", mode="r+", zarr_format=3)
+            stored.with_config(EMPTY_CHUNKS_TOO)[lo : lo + len(data)] = data
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest: from now on the store is a data set."""
+        root = zarr.open_group(Files.at(self.path, read_only=False).store, mode="r+", zarr_format=3)
+        root.update_attributes(manifest.attributes())
+
+
+@contextmanager
+def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambda part: None) -> Iterator[Draft]:
+    """A draft of the data set that a path or URL will hold when the context ends; nothing stays if it fails.
 
     A local store is a temporary sibling folder, flushed to disk, then renamed. At a URL nothing can be renamed, so the
-    manifest is written last: without it a store is not a data set.
+    manifest, which `Draft.finish` writes, comes last: without it a store is not a data set.
+
+    Raises
+    ------
+    Occupied : if something else was written to the path meanwhile
+    DataError : if it cannot be written
     """
     if is_url(out):
-        store = Files.at(out, read_only=False).store
-        with _storing(out):
-            root = zarr.open_group(store, mode="a", zarr_format=3)
-        _fill(root, source, manifest, on_part, lambda: _storing(out))
+        draft = Draft(out, manifest)
+        for name in PARTS:
+            on_part(name)
+            with storing(out):
+                draft.make_arrays(name)
+        yield draft
         return
     target = Path(out).expanduser()
     try:
         with _temporary_sibling(target) as folder:
-            _fill(zarr.open_group(folder, mode="w-", zarr_format=3), source, manifest, on_part)
+            draft = Draft(str(folder), manifest)
+            for name in PARTS:
+                on_part(name)
+                draft.make_arrays(name)
+            yield draft
             _flush(folder)
             _take_place(folder, target)
     except OSError as error:
         raise DataError(out, f"cannot be written ({error.strerror or error})", "choose another --out") from error
 
 
-def _fill(
-    root: zarr.Group,
-    source: Source,
-    manifest: Manifest,
-    on_part: Callable[[str], None],
-    storing: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> None:
-    for name in PARTS:
-        on_part(name)
-        images, labels = source.train if name == "train" else source.test
-        with storing():
-            group = root.create_group(name, overwrite=True)
-            create_array(group, "images", images, manifest.chunk)
-            create_array(group, "labels", labels, manifest.chunk)
-    with storing():
-        root.update_attributes(manifest.attributes())
+def write(source: Source, manifest: Manifest, out: str, on_part: Callable[[str], None]) -> None:
+    """Write a source, in its final order, to a path or URL. Raises Occupied, or DataError if it cannot be written."""
+    with drafted(out, manifest, on_part) as draft, storing(out) if is_url(out) else nullcontext():
+        for name in PARTS:
+            arrays = dict(zip(("images", "labels"), source.train if name == "train" else source.test, strict=True))
+            if name == "train" and source.weights is not None:
+                arrays["weights"] = source.weights
+            for index, (lo, hi) in enumerate(chunks(len(arrays["labels"]), manifest.chunk)):
+                draft.write_chunk(name, index, {array: data[lo:hi] for array, data in arrays.items()})
+        draft.finish(manifest)
 
 
 @contextmanager
-def _storing(out: str) -> Iterator[None]:
+def storing(out: str) -> Iterator[None]:
     """Turn what a storage fails with into a DataError: every file system of fsspec has errors of its own."""
     try:
         yield

@@ -78,8 +78,10 @@ def test_arrays_have_the_names_of_the_network(tmp_path: Path, raw: dict[str, Any
 def test_a_checkpoint_says_what_the_images_are(tmp_path: Path, raw: dict[str, Any]) -> None:
     facts = facts_of(kept(tmp_path, raw, random_state(resolve(raw))))
     dataset = open_dataset(raw["data"]["path"])
-    assert (facts.classes, facts.shape, facts.deviation) == (CLASSES, (8, 8, 3), dataset.deviation)
+    assert (facts.classes, facts.shape, facts.labels) == (CLASSES, (8, 8, 3), "classes")
+    assert facts.dtype == np.uint8
     np.testing.assert_array_equal(facts.mean, dataset.mean)
+    np.testing.assert_array_equal(facts.deviation, dataset.deviation)
 
 
 def other_networks() -> list[tuple[str, dict[str, Any]]]:
@@ -119,7 +121,7 @@ def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]) -> None:
     "change", [{"shape": [8, 8]}, {"shape": "8x8"}, {"mean": None}, {"deviation": "x"}, {"classes": 3}]
 )
 def test_a_damaged_description_of_the_images_is_refused(change: dict[str, Any]) -> None:
-    facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), 60.0)
+    facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), np.full(3, 60.0))
     record = json.loads(json.dumps(facts.to_dict()))
     assert Facts.from_dict(record).to_dict() == record
     with pytest.raises(DataError, match="description of the images is damaged"):

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from daskcnn.store.cache import CACHE
-from daskcnn.store.manifest import Images, Source, describe
+from daskcnn.store.chunk_facts import Images
+from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
+from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.synthetic import gratings
-from daskcnn.store.manifest import Images, Source
+from daskcnn.store.manifest import Source
 from tests.store.conftest import BatchesOf, MakeCifarTar
 
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from daskcnn.errors import DataError
 from daskcnn.store.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets.importer import Progress, Warn
 from daskcnn.store.download import Download
-from daskcnn.store.manifest import Images, Source, sha256
+from daskcnn.store.manifest import Source, sha256
 
 FOLDER = "cifar-10-batches-bin"
 TRAIN = tuple(f"data_batch_{i}.bin" for i in range(1, 6))

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
+from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.manifest import Images, Source
+from daskcnn.store.manifest import Source
 
 _SIDE = 32
 _SEED = 10

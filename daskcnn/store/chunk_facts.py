@@ -1,0 +1,93 @@
+"""What is kept of a chunk in the manifest, and what makes a chunk unfit: looked at once, where it is written."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.store.moments import Moments
+
+Images = npt.NDArray[Any]
+"""Images (N, H, W, C) of one of the number types of a data set, or labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """A chunk's part of the manifest: the SHA-256 of its arrays, and what counts and statistics are added up from."""
+
+    samples: int
+    images: str
+    labels: str
+    weights: str
+    class_counts: tuple[int, ...]
+    moments: Moments
+
+
+def chunk_facts(
+    images: Images,
+    labels: npt.NDArray[Any],
+    weights: npt.NDArray[np.float32] | None = None,
+    *,
+    classes: int,
+    nodata: float | None = None,
+    where: str = "",
+    first: int = 0,
+) -> ChunkFacts:
+    """Return the facts of a chunk: images (n, H, W, C), labels (n,) or (n, L), weights (n,).
+
+    Parameters
+    ----------
+    nodata : the value that stands for no data; then NaN does too, and neither counts in the statistics
+    where : the array, for messages
+    first : the chunk's first sample, for messages
+
+    Raises
+    ------
+    DataError : for NaN without a `nodata`, and for infinities, with sample and channel
+    """
+    missing = missing_pixels(images, nodata)
+    check_finite(images, missing, where=where, first=first)
+    images, labels = np.ascontiguousarray(images), np.ascontiguousarray(labels)
+    counts = labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+    return ChunkFacts(
+        len(images),
+        _sha256(images),
+        _sha256(labels),
+        "" if weights is None else _sha256(np.ascontiguousarray(weights, np.float32)),
+        tuple(counts.tolist()),
+        Moments.of(images, missing),
+    )
+
+
+def missing_pixels(images: Images, nodata: float | None) -> npt.NDArray[np.bool_] | None:
+    """Return where images have no data, as a mask of their shape; None if they have data everywhere."""
+    if nodata is None:
+        return None
+    missing = images == nodata
+    if images.dtype.kind == "f":
+        missing |= np.isnan(images)
+    return missing if missing.any() else None
+
+
+def check_finite(images: Images, missing: npt.NDArray[np.bool_] | None, *, where: str, first: int) -> None:
+    """Raise DataError naming the first sample and channel that is not finite, apart from what is missing."""
+    if images.dtype.kind != "f":
+        return
+    wrong = ~np.isfinite(images)
+    if missing is not None:
+        wrong &= ~missing
+    if not wrong.any():
+        return
+    sample, row, column, channel = np.argwhere(wrong)[0].tolist()
+    value = float(images[sample, row, column, channel])
+    remedy = "set nodata, so that it is left out" if np.isnan(value) else "replace it in the images"
+    raise DataError(where, f"sample {first + sample}, channel {channel}, pixel ({row}, {column}) is {value}", remedy)
+
+
+def _sha256(data: npt.NDArray[Any]) -> str:
+    return hashlib.sha256(data).hexdigest()  # type: ignore[arg-type]  # a contiguous array is a buffer
