@@ -31,7 +31,7 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     """Return the model, in float32.
 
     Its input `images` is (N, H, W, C) in the number type of the images at rest, with N free. Its output
-    `probabilities` is (N, classes). Classes, run and version are in its metadata.
+    `probabilities` is (N, classes). Classes, kind of labels, run and version are in its metadata.
     """
     if classifier.weights.size * 4 > _MOST:
         raise UserError(
@@ -41,8 +41,11 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     x = _normalised(graph, facts)
     for trained in trained_layers(classifier):
         x = add_layer(graph, trained, x)
-    graph.add("Softmax", OUTPUT, x, axis=1)
-    images = helper.make_tensor_value_info(INPUT, _element_type(np.dtype(np.uint8)), ["N", *facts.shape])
+    if facts.labels == "classes":
+        graph.add("Softmax", OUTPUT, x, axis=1)
+    else:
+        graph.add("Sigmoid", OUTPUT, x)
+    images = helper.make_tensor_value_info(INPUT, _element_type(facts.dtype), ["N", *facts.shape])
     found = helper.make_tensor_value_info(OUTPUT, _element_type(np.dtype(np.float32)), ["N", len(facts.classes)])
     model = helper.make_model(
         helper.make_graph(graph.nodes, "daskcnn", [images], [found], graph.constants),
@@ -61,7 +64,19 @@ def _normalised(graph: Graph, facts: Described) -> str:
     x = graph.add("Cast", "numbers", INPUT, to=_element_type(np.dtype(np.float32)))
     x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean))
     x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / deviations(facts)))
+    if facts.nodata is not None:
+        x = graph.add("Where", "complete", _missing(graph, facts), graph.constant("average", 0.0), x)
     return graph.add("Transpose", "maps", x, perm=[0, 3, 1, 2])
+
+
+def _missing(graph: Graph, facts: Described) -> str:
+    """Where images have no data: the value that stands for it, and NaN."""
+    value = np.asarray(facts.nodata, facts.dtype if facts.dtype.kind == "f" else np.float64)
+    if facts.dtype == np.float64:  # float32 has no room for what tells such values apart
+        same = graph.add("Equal", "marked", INPUT, graph.constant("nodata", value, np.float64))
+    else:
+        same = graph.add("Equal", "marked", "numbers", graph.constant("nodata", value))
+    return graph.add("Or", "missing", same, graph.add("IsNaN", "not_numbers", "numbers"))
 
 
 def _element_type(dtype: np.dtype[np.generic]) -> int:
@@ -69,4 +84,4 @@ def _element_type(dtype: np.dtype[np.generic]) -> int:
 
 
 def _metadata(facts: Described, run: str) -> dict[str, str]:
-    return {"classes": json.dumps(list(facts.classes)), "run": run, "version": version()}
+    return {"classes": json.dumps(list(facts.classes)), "labels": facts.labels, "run": run, "version": version()}

@@ -17,6 +17,7 @@ from daskcnn.errors import UserError
 from daskcnn.export.torch_layers import Lines, lines_of, state_dict
 from daskcnn.export.trained_layers import TrainedLayer, deviations, trained_layers, version
 from daskcnn.files import replace_file
+from daskcnn.store import Described
 from daskcnn.training.trained_network import Classifier
 
 WEIGHTS = ".weights.safetensors"
@@ -53,7 +54,7 @@ class Network(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = images.to(self.mean.dtype)
-        x = (x - self.mean) / self.deviation
+        {normalised}
 {forward}
         return x
 
@@ -89,10 +90,11 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
     code = _MODULE.format(
         weights=WEIGHTS,
         N_SHAPE=f"N, {C}, {H}, {W}",
-        at_rest="uint8",
+        at_rest=facts.dtype.name,
         classes=len(facts.classes),
-        activation="softmax",
-        activation_call="softmax(1)",
+        activation="softmax" if facts.labels == "classes" else "sigmoid",
+        activation_call="softmax(1)" if facts.labels == "classes" else "sigmoid()",
+        normalised=_normalised(facts),
         run=ascii(run),
         version=ascii(version()),
         names=_literal_list(facts.classes),
@@ -105,6 +107,16 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
     scaling = {"mean": facts.mean, "deviation": deviations(facts)}
     state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
     return code, state | _states(layers)
+
+
+def _normalised(facts: Described) -> str:
+    """The lines that subtract and divide; pixels without data become 0, the mean."""
+    scaled = "(x - self.mean) / self.deviation"
+    if facts.nodata is None:
+        return f"x = {scaled}"
+    value = float(np.asarray(facts.nodata, facts.dtype if facts.dtype.kind == "f" else np.float64))
+    missing = f"missing = (x == {value!r}) | torch.isnan(x)"
+    return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
 
 
 def _states(layers: Iterable[tuple[TrainedLayer, Lines]]) -> dict[str, Any]:

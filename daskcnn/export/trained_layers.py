@@ -44,7 +44,7 @@ def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
 
 def deviations(images: Described) -> npt.NDArray[np.float64]:
     """Return what each channel is divided by, (C,)."""
-    return np.broadcast_to(np.asarray(images.deviation, np.float64), (images.shape[2],))
+    return np.broadcast_to(images.deviation, (images.shape[2],))
 
 
 def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:

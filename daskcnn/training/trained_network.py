@@ -22,7 +22,7 @@ BATCH = 500
 
 
 class Classifier:
-    """A network with its weights (flat, host). Images are uint8 (N, H, W, C), as the data set has them."""
+    """A network with its weights (flat, host). Images are (N, H, W, C), as the data set has them."""
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
         self.job, self.facts, self.weights = job, facts, weights
@@ -34,12 +34,16 @@ class Classifier:
         """Names of the classes, in the order of the probabilities."""
         return self.facts.classes
 
-    def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Probability of each class, (N, classes). Raises ValueError for images of another shape or type."""
-        if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != np.uint8:
-            wanted = ", ".join(map(str, self.facts.shape))
-            raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
+        self.check_images(images)
         return self.on(Device(workspace_limit=self.job.train.workspace_mib << 20)).probabilities(images)
+
+    def check_images(self, images: Any) -> None:
+        """Raise ValueError where an array of any kind is none of images as the network knows them."""
+        if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != self.facts.dtype:
+            wanted = ", ".join(map(str, self.facts.shape))
+            raise ValueError(f"images {images.dtype}{images.shape}: the network wants {self.facts.dtype} (N, {wanted})")
 
     def on(self, device: Device) -> Predictor:
         """Return the network on a device, for many calls."""
@@ -54,7 +58,10 @@ class Predictor:
         self._params, self._state = classifier.layout.views(device.backend.from_host(classifier.weights))
 
     def probabilities(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the probability of each class, (N, classes), for images that the network takes."""
+        """Return the probability of each class, (N, classes), for images that the network takes.
+
+        Where a sample may have several labels, it is the probability of each label by itself.
+        """
         job, facts = self._classifier.job, self._classifier.facts
         size = evaluation_batch(self._classifier.model, facts.shape, job.model.dtype, self._ctx.device, BATCH)
         cuts = range(0, len(images), size)
@@ -65,7 +72,12 @@ class Predictor:
     def _probabilities(self, images: npt.NDArray[Any]) -> Array:
         x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
         scores = predict(self._classifier.model, self._params, self._state, x, self._ctx)
-        return softmax(self._ctx.device.backend.to_host(scores))
+        scores = self._ctx.device.backend.to_host(scores)
+        return softmax(scores) if self._classifier.facts.labels == "classes" else _sigmoid(scores)
+
+
+def _sigmoid(scores: Array) -> Array:
+    return (1 + np.tanh(scores / 2)) / 2  # which does not overflow
 
 
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:

@@ -19,9 +19,9 @@ CLASSES = ("cat", 'quo"te', "new\nline", "ügly \\ }{")
 Spec = list[dict[str, Any]]
 
 
-def facts(shape: tuple[int, int, int] = (9, 7, 3)) -> Facts:
-    """What images of this shape are like, each channel with a mean of its own."""
-    return Facts(CLASSES, shape, np.linspace(90, 140, shape[2]), 61.3)
+def facts(shape: tuple[int, int, int] = (9, 7, 3), **more: Any) -> Facts:
+    """What images of this shape are like, each channel with a mean and a deviation of its own."""
+    return Facts(CLASSES, shape, np.linspace(90, 140, shape[2]), np.linspace(50, 70, shape[2]), **more)
 
 
 def classifier(model: dict[str, Any], images: Facts | None = None, seed: int = 0) -> Classifier:
@@ -38,8 +38,16 @@ def classifier(model: dict[str, Any], images: Facts | None = None, seed: int = 0
 
 
 def pictures(images: Facts, count: int = 5, seed: int = 1) -> npt.NDArray[Any]:
-    """Random images at rest, (count, H, W, C)."""
-    return np.random.default_rng(seed).integers(0, 256, (count, *images.shape), dtype=np.uint8)
+    """Random images at rest, (count, H, W, C); some pixels have no data, where there is a mark for that."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(0, 256, (count, *images.shape)).astype(images.dtype)
+    if images.dtype.kind == "f":
+        numbers += rng.random(numbers.shape).astype(images.dtype)
+    if images.nodata is not None:
+        numbers[rng.random(numbers.shape) < 0.1] = images.nodata
+        if images.dtype.kind == "f":
+            numbers[rng.random(numbers.shape) < 0.1] = np.nan
+    return numbers
 
 
 def table(kind: str, layer: Any) -> dict[str, Any]:

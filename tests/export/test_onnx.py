@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,11 @@ def answers(model: onnx.ModelProto, images: npt.NDArray[Any]) -> npt.NDArray[Any
     return np.asarray(found)
 
 
-def check(trained: Classifier) -> None:
+def check(trained: Classifier, images: npt.NDArray[Any] | None = None) -> None:
     model = onnx_model(trained, "a run")
     onnx.checker.check_model(model, full_check=True)
-    for count in (1, 5):  # the batch dimension is free
-        images = pictures(trained.facts, count)
+    some = pictures(trained.facts) if images is None else images
+    for images in (some[:1], some):  # the batch dimension is free
         np.testing.assert_allclose(answers(model, images), trained.predict(images), rtol=1e-5, atol=1e-5)
 
 
@@ -63,6 +63,35 @@ def test_a_running_variance_below_zero_counts_as_zero() -> None:
     check(trained)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float16", "float32", "float64"])
+def test_number_types(dtype: str) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata"),
+    [("uint8", 0), ("int16", -9999), ("float16", -9999), ("float32", 0.1), ("float64", -1e300), ("uint16", 0.5)],
+)
+def test_pixels_without_data(dtype: str, nodata: float) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)))
+
+
+@pytest.mark.parametrize("name", ["lenet5", "5:7"])
+def test_several_labels(name: str) -> None:
+    trained = classifier({"name": name}, facts((28, 28, 1), labels="several"))
+    assert not np.allclose(trained.predict(pictures(trained.facts)).sum(axis=1), 1)
+    check(trained)
+
+
+def test_a_channel_that_is_the_same_everywhere() -> None:
+    same = replace(facts((9, 7, 2)), deviation=np.array([1e-30, 60.0]))
+    trained = classifier({"name": "5:7"}, same)
+    images = pictures(same)
+    images[..., 0] = 90  # its mean
+    assert np.isfinite(trained.predict(images)).all()
+    check(trained, images)
+
+
 def test_inputs_outputs_and_metadata(tmp_path: Path) -> None:
     (file,) = write_onnx(classifier({"name": "5:7"}, facts((9, 7, 2))), "runs/a", tmp_path / "m.onnx")
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -75,7 +104,7 @@ def test_inputs_outputs_and_metadata(tmp_path: Path) -> None:
     )
     properties = session.get_modelmeta().custom_metadata_map
     assert tuple(json.loads(properties["classes"])) == CLASSES
-    assert (properties["run"], properties["version"]) == ("runs/a", __version__)
+    assert (properties["run"], properties["version"], properties["labels"]) == ("runs/a", __version__, "classes")
 
 
 @dataclass(frozen=True)

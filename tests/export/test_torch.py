@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,11 @@ def imported(file: Path) -> Any:
     return module
 
 
-def check(trained: Classifier, folder: Path) -> None:
+def check(trained: Classifier, folder: Path, images: npt.NDArray[Any] | None = None) -> None:
     torch = pytest.importorskip("torch")
     file, _ = write_torch(trained, "a run", folder / "network.py")
     model = imported(file).load()
-    images = pictures(trained.facts)
+    images = pictures(trained.facts) if images is None else images
     found = model.probabilities(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
     np.testing.assert_allclose(found, trained.predict(images), rtol=1e-5, atol=1e-5)
 
@@ -66,7 +67,36 @@ def test_the_number_type_is_kept(dtype: str, tmp_path: Path) -> None:
     _, weights = write_torch(classifier({"name": "5:7", "dtype": dtype}), "", tmp_path / "network.py")
     arrays = load_file(weights)
     assert {array.dtype.name for array in arrays.values()} == {dtype}
-    np.testing.assert_allclose(arrays["deviation"], 61.3, rtol=1e-6)
+    np.testing.assert_allclose(arrays["deviation"].ravel(), [50, 60, 70])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float16", "float32", "float64"])
+def test_number_types(dtype: str, tmp_path: Path) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata"),
+    [("uint8", 0), ("int16", -9999), ("float16", -9999), ("float32", 0.1), ("float64", -1e300), ("uint16", 0.5)],
+)
+def test_pixels_without_data(dtype: str, nodata: float, tmp_path: Path) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lenet5", "5:7"])
+def test_several_labels(name: str, tmp_path: Path) -> None:
+    trained = classifier({"name": name}, facts((28, 28, 1), labels="several"))
+    assert not np.allclose(trained.predict(pictures(trained.facts)).sum(axis=1), 1)
+    check(trained, tmp_path)
+
+
+def test_a_channel_that_is_the_same_everywhere(tmp_path: Path) -> None:
+    same = replace(facts((9, 7, 2)), deviation=np.array([1e-30, 60.0]))
+    trained = classifier({"name": "5:7"}, same)
+    images = pictures(same)
+    images[..., 0] = 90  # its mean
+    assert np.isfinite(trained.predict(images)).all()
+    check(trained, tmp_path, images)
 
 
 def test_it_can_be_trained_on(tmp_path: Path) -> None:

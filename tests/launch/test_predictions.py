@@ -9,6 +9,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.errors import Interrupted, Lost
+from daskcnn.errors import DataError, Interrupted, Lost
 from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.predictions import kept, sources, tables, whole
@@ -29,6 +30,9 @@ from daskcnn.launch.predictions.sources import Part
 from daskcnn.launch.trained_run import load_classifier
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
+from daskcnn.store.facts import Facts
+from daskcnn.store.manifest import Source, describe
+from daskcnn.store.writer import write
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import classifier, facts
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
@@ -173,14 +177,68 @@ def test_a_worker_that_sees_another_data_set_is_refused(run: Path, store: str, t
     source = sources.StoreSource.at(store, "test")
     other = sources.StoreSource(store, "test", "0" * 64)
     assert len(source.read(source.parts()[0]).images) == 50
-    with pytest.raises(sources.DataError, match="another data set than the driver sees"):
+    with pytest.raises(DataError, match="another data set than the driver sees"):
         other.read(source.parts()[0])
 
 
 def test_a_data_set_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
     other = tiny_data(tmp_path, name="other", shape=(8, 8, 1))
     told = refused(run, other, "--out", "p.csv")
-    assert "images of shape (8, 8, 1), the network takes (8, 8, 3)" in told
+    assert "images uint8(8, 8, 1), the network takes uint8(8, 8, 3)" in told
+
+
+def unusual(folder: Path) -> tuple[Classifier, str]:
+    """A network, and a store, of tiles of twelve channels in int16 with marks for no data and several labels."""
+    rng = np.random.default_rng(0)
+
+    def part(count: int) -> tuple[Any, Any]:
+        images = rng.integers(-500, 500, (count, 8, 8, 12)).astype(np.int16)
+        images[rng.random(images.shape) < 0.1] = -999
+        return images, rng.integers(0, 2, (count, 3)).astype(np.uint8)
+
+    source = Source("tiles", ("sun", "rain", "snow"), part(60), part(30), {})
+    path = str(folder / "tiles.zarr")
+    write(source, describe(source, chunk=20, order="stored", seed=0, nodata=-999), path, lambda _: None)
+    layers = [{"layer": "conv", "kernels": 4, "size": 3}, {"layer": "relu"}, {"layer": "dense", "units": 3}]
+    return classifier({"layers": layers}, Facts.of(open_dataset(path))), path
+
+
+def test_tiles_of_twelve_channels_with_several_labels(tmp_path: Path) -> None:
+    network, path = unusual(tmp_path)
+    write_model(network, "", tmp_path / "m.safetensors")
+    predicted("m.safetensors", path, "--out", "p.csv")
+    images, labels = open_dataset(path).test.read(0, 30)
+    expected, names = network.predict(images), ("sun", "rain", "snow")
+    np.testing.assert_array_equal(chances(rows("p.csv"), names), expected)
+    for row, numbers, truth in zip(rows("p.csv"), expected, labels, strict=True):
+        assert row["predicted"] == ";".join(n for n, p in zip(names, numbers, strict=True) if p >= 0.5)
+        assert row["label"] == ";".join(n for n, yes in zip(names, truth, strict=True) if yes)
+
+
+def test_array_files_of_the_networks_own_number_type(tmp_path: Path) -> None:
+    network, path = unusual(tmp_path)
+    write_model(network, "", tmp_path / "m.safetensors")
+    images, _ = open_dataset(path).test.read(0, 2)
+    np.save("little.npy", images[0])
+    np.save("big.npy", images[1].astype(">i2"))
+    predicted("m.safetensors", "little.npy", "big.npy", "--out", "p.csv")
+    np.testing.assert_array_equal(chances(rows("p.csv"), ("sun", "rain", "snow")), network.predict(images))
+    np.save("other.npy", images[0].astype(np.int32))
+    assert "other.npy: int32 of shape (8, 8, 12); give int16 of shape (8, 8, 12)" in refused(
+        "m.safetensors", "other.npy"
+    )
+    Image.new("RGB", (8, 8)).save("a.png")
+    assert "images of 12 channels, which image files do not have" in refused("m.safetensors", "a.png")
+
+
+def test_a_data_set_with_other_labels_is_refused(run: Path, tmp_path: Path) -> None:
+    network, path = unusual(tmp_path)
+    write_model(
+        Classifier(network.job, replace(network.facts, labels="classes"), network.weights),
+        "",
+        tmp_path / "m.safetensors",
+    )
+    assert "one a sample, or several" in refused("m.safetensors", path, "--out", "p.csv")
 
 
 def test_progress_is_told(run: Path, store: str) -> None:

@@ -185,7 +185,7 @@ class FileSource:
     ----------
     files : their paths, absolute
     labels : the class of each file by its folder's name; None where the folders are not named after classes
-    shape : (H, W, C) that the network takes
+    facts : of the images that the network takes
     skip_bad : whether files that cannot be read are passed over
     """
 
@@ -193,7 +193,7 @@ class FileSource:
     files: tuple[str, ...]
     labels: tuple[int, ...] | None
     label_names: tuple[str, ...] | None
-    shape: tuple[int, int, int]
+    facts: Facts
     skip_bad: bool
 
     key: ClassVar[Key] = "file"
@@ -231,13 +231,13 @@ class FileSource:
         images, bad = [], []
         for place, path in enumerate(part.files):
             try:
-                images.append(pixels(path, self.shape, lambda _: None))
+                images.append(pixels(path, self.facts, lambda _: None))
             except DataError as error:
                 if not self.skip_bad:
                     raise DataError(
                         error.value, error.reason, f"{error.remedy}, or pass over it with --skip-bad"
                     ) from error
-                images.append(np.zeros(self.shape, np.uint8))
+                images.append(np.zeros(self.facts.shape, self.facts.dtype))
                 bad.append((place, str(error)))
         labels = None if part.labels is None else np.array(part.labels, np.int64)
         return Samples(np.stack(images), labels, tuple(bad))
@@ -250,17 +250,20 @@ def source_of(data: Sequence[str], which: Which | None, facts: Facts, *, skip_ba
     """
     if len(data) == 1 and (is_url(data[0]) or (Path(data[0]) / "zarr.json").exists()):
         store = StoreSource.at(data[0], which or "test")
-        if store.dataset.shape != facts.shape:
-            found, wanted = store.dataset.shape, facts.shape
-            raise DataError(store.path, f"images of shape {found}, the network takes {wanted}", "give others")
+        found, wanted = ((images.dtype, images.shape) for images in (store.dataset, facts))
+        if found != wanted:
+            reason = f"images {found[0]}{found[1]}, the network takes {wanted[0]}{wanted[1]}"
+            raise DataError(store.path, reason, "give a data set like the one that it was trained on")
+        if store.dataset.labels != facts.labels:
+            raise DataError(store.path, "other labels than the network's: one a sample, or several", "give others")
         return store
     if which is not None:
         raise DataError(f"--part {which}", "files have no parts", "leave it out, or give a prepared data set")
     files = tuple(str(Path(file).absolute()) for path in data for file in _files_at(path))
-    labels = _labels(files, facts.classes)
+    labels = _labels(files, facts.classes) if facts.labels == "classes" else None
     names = None if labels is None else facts.classes
     place = data[0] if len(data) == 1 else f"{len(files):,} files"
-    return FileSource(place, files, labels, names, facts.shape, skip_bad)
+    return FileSource(place, files, labels, names, facts, skip_bad)
 
 
 def _files_at(path: str) -> Iterable[str]:

@@ -115,7 +115,8 @@ def _told(error: UserError) -> tuple[Any, ...]:
 
 
 def _columns(classifier: Classifier, source: Source) -> Columns:
-    return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names)
+    several = classifier.facts.labels == "several"
+    return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
 
 
 def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Sequence[Part]) -> list[str]:
