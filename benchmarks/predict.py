@@ -36,7 +36,6 @@ from daskcnn.launch.predictions.rows import Columns
 from daskcnn.launch.predictions.sources import Part, StoreSource
 from daskcnn.launch.predictions.tables import write_table
 from daskcnn.launch.predictions.task import Task, predict_part
-from daskcnn.store.cache import CACHE
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -52,12 +51,19 @@ def task_of(path: str, model: str) -> Task:
     return Task(Classifier(job, facts, initial_weights(job, facts)[1]), source)
 
 
+def forget() -> None:
+    """Read chunks anew from here on; on a worker, whose own cache it is."""
+    from daskcnn.store.cache import CACHE
+
+    CACHE.clear()
+
+
 def independent(number: int, task: Task, parts: list[Part], pipe: Any) -> None:
     """A process by itself: at every word from the pipe it predicts its parts, and answers."""
     predict_part(task, parts[0], "cpu", 1)
     pipe.send("ready")
     while pipe.recv():
-        CACHE.clear()
+        forget()
         for part in parts:
             predict_part(task, part, "cpu", 1)
         pipe.send("done")
@@ -109,7 +115,7 @@ def cluster(task: Task, folder: Path) -> Iterator[Timed]:
             return kept
 
         def timed() -> dict[str, float]:
-            client.run(CACHE.clear)
+            client.run(forget)
             out = folder / f"{next(rounds)}.csv"
             begun = time.perf_counter()
             kept = predict(parts, out)
