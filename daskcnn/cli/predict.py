@@ -9,19 +9,53 @@ import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import predict as predicting
+from daskcnn.launch.predictions.sources import Which as Part
+from daskcnn.launch.predictions.whole import Where, predict_whole
 from daskcnn.launch.trained_run import Which
 from daskcnn.show.stderr import say
-from daskcnn.show.trained_text import readable_predictions
+from daskcnn.show.trained_text import readable_predictions, readable_table
 
 
 @click.command(cls=Command)
 @click.argument("run")
-@click.argument("images", nargs=-1, required=True)
+@click.argument("data", nargs=-1, required=True)
 @click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
-@click.option("--top", type=click.IntRange(1), default=3, show_default=True, help="Number of classes to print.")
+@click.option("--top", type=click.IntRange(1), help="Number of classes to print.  [default: 3]")
+@click.option("--out", metavar="FILE", help="Write all predictions to a .csv, .parquet or .zarr, over a cluster.")
+@click.option("--part", type=click.Choice(["train", "test", "all"]), help="Of a data set.  [default: test]")
+@click.option("--scheduler", metavar="ADDRESS", help="The cluster for --out.  [default: a local one]")
+@click.option("--scheduler-file", metavar="FILE", help="The file to which the scheduler wrote its address.")
+@click.option("--workers", metavar="cpu=N,gpu=N", help="Workers to use.  [default: all]")
+@click.option("--skip-bad", is_flag=True, help="Pass over files that cannot be read; they have no prediction.")
 @as_json
 @verbose
-def predict(run: str, images: tuple[str, ...], checkpoint: Which, top: int, as_json: bool, **_: Any) -> None:
-    """Print the likeliest classes of IMAGES by RUN's network."""
-    result = predicting.predict(run, images, which=checkpoint, top=top, say=say)
+def predict(
+    run: str,
+    data: tuple[str, ...],
+    checkpoint: Which,
+    top: int | None,
+    out: str | None,
+    part: Part | None,
+    scheduler: str | None,
+    scheduler_file: str | None,
+    workers: str | None,
+    skip_bad: bool,
+    as_json: bool,
+    **_: Any,
+) -> None:
+    """Print the likeliest classes of image files by RUN's network, or predict all of DATA into a table.
+
+    RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors. DATA are image files;
+    with --out also a prepared data set or a folder of images. The same command goes on with what an earlier one did.
+    """
+    if out is not None:
+        if top is not None:
+            raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
+        where = Where(scheduler, scheduler_file, workers)
+        done = predict_whole(run, data, out, which=checkpoint, part=part, where=where, skip_bad=skip_bad, say=say)
+        tell(json.dumps(done, indent=2) if as_json else readable_table(done))
+        return
+    if part or scheduler or scheduler_file or workers or skip_bad:
+        raise click.UsageError("--part, --scheduler, --scheduler-file, --workers and --skip-bad need --out")
+    result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))

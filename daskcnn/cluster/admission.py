@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -82,11 +82,9 @@ def _telling(check: Check, say: Callable[[str], None]) -> Check:
 
 def _silent_members(client: Client, members: Members, job: Job, fingerprint: str, check: Check) -> dict[str, str]:
     """Members that do not answer, in words. Raises ClusterError where one is not fit."""
-    everyone = {m.address: m for m in (*members.workers, members.server, *members.servers)}
+    everyone = (*members.workers, members.server, *members.servers)
     trains = {m.address: m for m in members.workers}
-    answers = ask_workers(client, versions_by_value(), everyone, within=ANSWER, check=check)
-    for address, found in _sound(answers, everyone).items():
-        require_same(f"worker {everyone[address].name} ({address})", found)
+    answers = check_versions(client, everyone, check)
     if answers.silent:
         return {a: unanswering(a, ANSWER) for a in answers.silent}
     look = partial(check_dataset, job, fingerprint)
@@ -99,6 +97,15 @@ def _silent_members(client: Client, members: Members, job: Job, fingerprint: str
                 "give data.path on storage that every worker reaches, or copy it there",
             )
     return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
+
+
+def check_versions(client: Client, members: Iterable[Member], check: Check = no_check) -> Answers:
+    """Raise ClusterError where a worker runs other versions than the driver. Returns their answers."""
+    asked = {m.address: m for m in members}
+    answers = ask_workers(client, versions_by_value(), asked, within=ANSWER, check=check)
+    for address, found in _sound(answers, asked).items():
+        require_same(f"worker {asked[address].name} ({address})", found)
+    return answers
 
 
 def _sound(answers: Answers, members: Mapping[str, Member]) -> Mapping[str, Any]:

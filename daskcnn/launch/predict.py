@@ -10,19 +10,20 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
-from daskcnn.launch.trained_run import Which, load_trained
-from daskcnn.store.images import MAX_BYTES, decode, dimensions, read_file
-from daskcnn.training.trained_network import Classifier, to_classifier
+from daskcnn.launch.trained_run import Which, load_classifier
+from daskcnn.store import Described
+from daskcnn.store.images import decode, dimensions, read_file
+from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.training.trained_network import Classifier
 
 
 def predict(
     run: str, images: Sequence[str], *, which: Which, top: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
-    job, checkpoint = load_trained(run, which, say)
-    classifier = to_classifier(checkpoint, job)
-    pixels = np.stack([_pixels(path, classifier.facts.shape, say) for path in images])
-    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(pixels), strict=True)]
+    classifier = load_classifier(run, which, say)
+    seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
 
 
 def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifier, top: int) -> dict[str, Any]:
@@ -33,16 +34,17 @@ def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifie
     }
 
 
-def _pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) -> npt.NDArray[np.uint8]:
-    """A file as (H, W, C) uint8. Raises DataError for what is none that the network can look at."""
-    H, W, C = shape
+def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArray[Any]:
+    """Return a file as an image (H, W, C). Raises DataError for what is none that the network can look at."""
+    H, W, C = facts.shape
     if path.endswith(".npy"):
-        return _array(path, shape)
-    if C not in (1, 3):
+        return _array(path, facts.shape, facts.dtype)
+    if C not in (1, 3) or facts.dtype != np.uint8:
+        what = f"of {C} channels" if C not in (1, 3) else f"in {facts.dtype}"
         raise DataError(
             path,
-            f"the network looks at images of {C} channels, which image files do not have",
-            f"give a .npy file of uint8 ({H}, {W}, {C})",
+            f"the network looks at images {what}, which image files do not have",
+            f"give a .npy file of {facts.dtype} ({H}, {W}, {C})",
         )
     data = read_file(path)
     height, width = dimensions(data, name=path)
@@ -51,23 +53,25 @@ def _pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) 
     return decode(data, name=path, size=(H, W), fit="stretch", grey=C == 1)
 
 
-def _array(path: str, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
+def _array(path: str, shape: tuple[int, int, int], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
     """An array file, which has to be of the network's own shape: its header is checked before its data are read."""
-    remedy = f"give uint8 of shape {shape}, as NumPy's save writes it"
+    remedy = f"give {wanted} of shape {shape}, as NumPy's save writes it"
+    count = int(np.prod(shape))
     try:
         with open_regular(path) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             found, fortran, dtype = read(file, max_header_size=10_000)
-            if found != shape or dtype != np.uint8:
+            if found != shape or dtype.newbyteorder("=") != wanted:
                 raise DataError(path, f"{dtype} of shape {found}", remedy)
-            values = np.frombuffer(file.read(min(int(np.prod(shape)), MAX_BYTES)), np.uint8)
+            data = file.read(min(count * wanted.itemsize, MAX_CHUNK_BYTES))
     except FileNotFoundError as error:
         raise DataError(path, "there is no such file", "correct the path") from error
     except OSError as error:
         raise DataError(path, error.strerror or error, remedy) from error
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
         raise DataError(path, f"not an array file that can be read ({error!s:.120})", remedy) from error
-    if values.size != np.prod(shape):
-        raise DataError(path, f"{values.size:,} bytes of data, truncated", remedy)
+    if len(data) != count * wanted.itemsize:
+        raise DataError(path, f"{len(data):,} bytes of data, truncated", remedy)
+    values = np.frombuffer(data, dtype).astype(wanted, copy=False)
     return values.reshape(shape, order="F" if fortran else "C")

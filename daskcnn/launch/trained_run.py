@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from daskcnn.errors import DataError
+from daskcnn.export import read_model
 from daskcnn.job.tables import Job
 from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
@@ -31,13 +32,21 @@ def load_trained(run: str, which: Which, say: Callable[[str], None]) -> tuple[Jo
 
 
 def load_classifier(path: str, which: Which, say: Callable[[str], None]) -> Classifier:
-    """Return the network of a run, or of one of its checkpoints. Raises DataError where there is none.
+    """Return the network of a run, of one of its checkpoints, or of a model file that `daskcnn export` wrote.
 
-    `which` matters to a run only.
+    `which` matters to a run only. Raises DataError where there is none.
     """
     place = Path(path)
+    if place.is_file():
+        return read_model(place)
     if (place / "state.json").exists() and place.parent.name == "checkpoints":
         job = kept_job(RunDirectory.open(place.parent.parent))
         return to_classifier(load(place, check=check_of(job)), job)
     job, checkpoint = load_trained(path, which, say)
     return to_classifier(checkpoint, job)
+
+
+def run_name(path: str) -> str:
+    """Return the name of the run that this path belongs to."""
+    place = Path(path).absolute()
+    return place.parent.parent.name if place.parent.name == "checkpoints" else place.name

@@ -30,6 +30,21 @@ def sequential_from_spec(spec: Sequence[Mapping[str, Any]]) -> Sequential:
     return Sequential(tuple(layers))
 
 
+def spec_of(network: Sequential) -> list[dict[str, Any]]:
+    """Invert `sequential_from_spec`: return the network's layers as tables, every option included.
+
+    Raises ValueError for a layer that `LAYERS` does not have.
+    """
+    kinds = {layer: kind for kind, layer in LAYERS.items()}
+    for name, layer in network.layers:
+        if type(layer) not in kinds:
+            raise ValueError(f"layer {name}: {type(layer).__name__} is none of LAYERS")
+    return [
+        {"layer": kinds[type(layer)]} | {f.name: v for f in fields(layer) if (v := getattr(layer, f.name)) is not None}  # type: ignore[arg-type]
+        for _, layer in network.layers
+    ]
+
+
 def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     options = dict(entry)
     kind = options.pop("layer", None)

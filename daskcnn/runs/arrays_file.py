@@ -54,24 +54,36 @@ class Stored:
 Header = Mapping[str, Stored]
 
 
-def read_header(source: BufferedReader, file: Path, size: int) -> Header:
-    """Return where each array lies, in their order. Raises DataError for a file of another size, or a damaged one."""
+def read_header(
+    source: BufferedReader, file: Path, size: int, *, remedy: str = REMEDY
+) -> tuple[Header, Mapping[str, str]]:
+    """Return where each array lies, in their order, and the metadata.
+
+    Raises DataError for a file of another size, or a damaged one.
+    """
     actual = os.fstat(source.fileno()).st_size
     if actual != size:
-        raise DataError(file, f"{actual:,} bytes, not {size:,} as written", REMEDY)
+        raise DataError(file, f"{actual:,} bytes, not {size:,} as written", remedy)
     length = int.from_bytes(source.read(8), "little")
     if length > min(size - 8, BOUNDS.size):
-        raise DataError(file, f"a header of {length:,} bytes, more than the file allows", REMEDY)
-    found = parse_json(source.read(length), f"{file}: header", remedy=REMEDY, bounds=BOUNDS)
+        raise DataError(file, f"a header of {length:,} bytes, more than the file allows", remedy)
+    found = parse_json(source.read(length), f"{file}: header", remedy=remedy, bounds=BOUNDS)
     try:
+        metadata = _metadata(found.get("__metadata__", {}))
         entries = sorted(
             ((name, _stored(entry)) for name, entry in found.items() if name != "__metadata__"),
             key=lambda entry: (entry[1].start, entry[1].stop),
         )
         _check_order(entries, size - 8 - length)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DataError(file, f"not a safetensors file ({type(error).__name__}: {error!s:.80})", REMEDY) from error
-    return dict(entries)
+        raise DataError(file, f"not a safetensors file ({type(error).__name__}: {error!s:.80})", remedy) from error
+    return dict(entries), metadata
+
+
+def _metadata(found: Any) -> Mapping[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError("its metadata are no table of strings")
+    return found
 
 
 def _stored(entry: Mapping[str, Any]) -> Stored:

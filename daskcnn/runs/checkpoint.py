@@ -208,7 +208,7 @@ def _read_arrays(path: Path, document: _Document, check: Check) -> Arrays:
     file, recorded = path / _ARRAYS, document.arrays
     try:
         with open_regular(file) as source:
-            header = read_header(source, file, recorded.bytes)
+            header, _ = read_header(source, file, recorded.bytes)
             check(document.state, header, path)
             source.seek(0)
             actual = hashlib.file_digest(source, "sha256").hexdigest()

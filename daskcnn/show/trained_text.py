@@ -64,3 +64,13 @@ def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
         + "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in r["classes"])
         for r in results
     )
+
+
+def readable_table(done: Mapping[str, Any]) -> str:
+    """Where the predictions of how many samples are."""
+    rate = done["samples"] / max(done["seconds"], 1e-9)
+    missing = f", {done['unreadable']:,} of them unreadable" if done["unreadable"] else ""
+    return plain(
+        f"{clean(done['out'])}: {done['samples']:,} samples of {clean(done['data'])}{missing}, "
+        f"{done['seconds']:.1f} s, {rate:,.0f} a second"
+    )

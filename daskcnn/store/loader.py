@@ -131,6 +131,7 @@ def _concatenate(parts: list[Indices]) -> Indices:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
+@np.errstate(over="ignore")  # a mark for no data may be larger than float32 has room for
 def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
     """Turn images (N, H, W, C) into x (H, W, N, C): channel means subtracted, divided by the channels' deviations.
 

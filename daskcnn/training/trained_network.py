@@ -10,7 +10,7 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.tables import Job
-from daskcnn.nn import Context, Params, State, predict
+from daskcnn.nn import Context, predict
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
 from daskcnn.store import normalise
@@ -34,18 +34,9 @@ class Classifier:
         return self.facts.classes
 
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Probability of each class, (N, classes); where a sample has several labels, of each label by itself.
-
-        Raises ValueError for images of another shape or type.
-        """
+        """Probability of each class, (N, classes). Raises ValueError for images of another shape or type."""
         self.check_images(images)
-        device = Device(workspace_limit=self.job.train.workspace_mib << 20)
-        size = evaluation_batch(self.model, self.facts.shape, self.job.model.dtype, device, BATCH)
-        cuts = range(0, len(images), size)
-        none = np.zeros((0, len(self.classes)), self.job.model.dtype)
-        weights, ctx = self.layout.views(self.weights), Context(device, kept={})
-        with single_threaded_blas():
-            return np.concatenate([none, *(self._probabilities(images[i : i + size], *weights, ctx) for i in cuts)])
+        return self.on(Device(workspace_limit=self.job.train.workspace_mib << 20)).probabilities(images)
 
     def check_images(self, images: Any) -> None:
         """Raise ValueError where an array of any kind is none of images as the network knows them."""
@@ -53,9 +44,35 @@ class Classifier:
             wanted = ", ".join(map(str, self.facts.shape))
             raise ValueError(f"images {images.dtype}{images.shape}: the network wants {self.facts.dtype} (N, {wanted})")
 
-    def _probabilities(self, images: npt.NDArray[Any], params: Params, state: State, ctx: Context) -> Array:
-        x = normalise(self.facts, images, self.job.model.dtype)
-        return self.loss.probabilities(predict(self.model, params, state, x, ctx))
+    def on(self, device: Device) -> Predictor:
+        """Return the network on a device, for many calls."""
+        return Predictor(self, device)
+
+
+class Predictor:
+    """A network with its weights on a device. What depends on the weights alone is kept from call to call."""
+
+    def __init__(self, classifier: Classifier, device: Device) -> None:
+        self._classifier, self._ctx = classifier, Context(device, kept={})
+        self._params, self._state = classifier.layout.views(device.backend.from_host(classifier.weights))
+
+    def probabilities(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the probability of each class, (N, classes), for images that the network takes.
+
+        Where a sample may have several labels, it is the probability of each label by itself.
+        """
+        job, facts = self._classifier.job, self._classifier.facts
+        size = evaluation_batch(self._classifier.model, facts.shape, job.model.dtype, self._ctx.device, BATCH)
+        cuts = range(0, len(images), size)
+        none = np.zeros((0, len(facts.classes)), job.model.dtype)
+        with single_threaded_blas():
+            return np.concatenate([none, *(self._probabilities(images[i : i + size]) for i in cuts)])
+
+    def _probabilities(self, images: npt.NDArray[Any]) -> Array:
+        x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
+        scores = predict(self._classifier.model, self._params, self._state, x, self._ctx)
+        scores = self._ctx.device.backend.to_host(scores)
+        return self._classifier.loss.probabilities(scores)
 
 
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:

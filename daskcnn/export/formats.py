@@ -1,0 +1,50 @@
+"""The formats that a network is exported to. Each writer is imported when it is used: some need a package more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from daskcnn.errors import UserError
+from daskcnn.training.trained_network import Classifier
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format.
+
+    Attributes
+    ----------
+    suffix : of its file
+    module, writer : where the function lies that writes it
+    package : what it needs besides, a package and at the same time an extra of ours
+    """
+
+    suffix: str
+    module: str
+    writer: str
+    package: str | None = None
+
+    def write(self, classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
+        """Write the network and return the files. Raises UserError, and OSError where a file cannot be written."""
+        return self._writer()(classifier, run, out)
+
+    def _writer(self) -> Callable[[Classifier, str, Path], tuple[Path, ...]]:
+        try:
+            found: Callable[[Classifier, str, Path], tuple[Path, ...]]
+            found = getattr(import_module(self.module), self.writer)
+        except ModuleNotFoundError as error:
+            if self.package is None or (error.name or "").partition(".")[0] != self.package:
+                raise
+            remedy = f"pip install 'daskcnn[{self.package}]'"
+            raise UserError(f"package {self.package}", "it is not installed", remedy) from error
+        return found
+
+
+FORMATS: Mapping[str, Format] = {
+    "onnx": Format(".onnx", "daskcnn.export.onnx_file", "write_onnx", "onnx"),
+    "torch": Format(".py", "daskcnn.export.torch_module", "write_torch"),
+    "safetensors": Format(".safetensors", "daskcnn.export.model_file", "write_model"),
+}

@@ -1,0 +1,132 @@
+"""A trained network as one safetensors file: the weights by name, and in its metadata what makes a model of them.
+
+The metadata are strings, each of them JSON:
+
+format     "daskcnn 1"
+layers     the layers as a job's `model.layers` has them
+dtype      number type of weights and activations
+images     `Facts.to_dict`: classes, shape, mean, deviation and what else describes the images
+loss       the loss that it was trained with
+run        name of the run, for people
+version    of daskcnn
+
+A file may come from anywhere. Header and metadata are bounded. The arrays' shapes are compared with the layers before
+anything as large as the network is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save as encode
+
+from daskcnn.documents import Bounds, parse_json
+from daskcnn.errors import DataError, JobError
+from daskcnn.export.trained_layers import version
+from daskcnn.files import open_regular, replace_file
+from daskcnn.job.network import initial_weights, network_of
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
+from daskcnn.nn import leaves
+from daskcnn.nn.spec import spec_of
+from daskcnn.runs.arrays_file import Header, read_arrays, read_header
+from daskcnn.store.facts import Facts
+from daskcnn.training.trained_network import Classifier
+
+FORMAT = "daskcnn 1"
+REMEDY = "export the model again with `daskcnn export RUN --to safetensors`"
+_KEYS = ("format", "layers", "dtype", "images", "loss")  # those that reading needs
+_BOUNDS = Bounds(size=4 << 20, values=50_000, tables=20_000)
+
+
+def write_model(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
+    """Write the model; returns the file. Raises OSError."""
+    arrays = {name: a for tree in classifier.layout.views(classifier.weights) for name, a in leaves(tree)}
+    replace_file(out, encode(arrays, _metadata(classifier, run)))
+    return (out,)
+
+
+def _metadata(classifier: Classifier, run: str) -> dict[str, str]:
+    job = classifier.job
+    found = {
+        "format": FORMAT,
+        "layers": spec_of(classifier.model),
+        "dtype": job.model.dtype,
+        "images": classifier.facts.to_dict(),
+        "loss": job.train.loss,
+        "run": run,
+        "version": version(),
+    }
+    return {key: json.dumps(value) for key, value in found.items()}
+
+
+def read_model(path: str | Path) -> Classifier:
+    """Return the model in a file that `write_model` wrote.
+
+    Raises DataError for a file that is none, is damaged, or declares other shapes than its layers have; and JobError
+    for a network that this machine has too little memory for.
+    """
+    file = Path(path)
+    try:
+        with open_regular(file) as source:
+            size = os.fstat(source.fileno()).st_size
+            header, metadata = read_header(source, file, size, remedy=REMEDY)
+            job, facts = _described(metadata, file)
+            _check_shapes(header, job, facts, file)
+            arrays = read_arrays(source, header, size)
+    except OSError as error:
+        raise DataError(file, error.strerror or error, "give a model that `daskcnn export` wrote") from error
+    layout, weights = initial_weights(job, facts)
+    for tree in layout.views(weights):
+        for name, view in leaves(tree):
+            found = arrays.pop(name, None)
+            if found is None or found.shape != view.shape or found.dtype != view.dtype:
+                has = "is missing" if found is None else f"is {found.dtype}{found.shape}"
+                raise _damaged(file, f"{name} {has}, its layers want {view.dtype}{view.shape}")
+            view[...] = found
+    return Classifier(job, facts, weights)
+
+
+def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
+    """The job that makes the network, as far as it matters to one that is trained, and its images."""
+    if "format" not in metadata or "layers" not in metadata:
+        raise DataError(file, "not a model of daskcnn (its metadata name no layers)", REMEDY)
+    found = {key: _parsed(metadata[key], key, file) for key in _KEYS if key in metadata}
+    if found["format"] != FORMAT:
+        raise DataError(file, f"format {found['format']!r:.80}, this version reads {FORMAT!r}", REMEDY)
+    if not isinstance(found["layers"], list) or not isinstance(found.get("images"), dict):
+        raise _damaged(file, "its metadata describe no layers and images")
+    tables = {
+        "model": {"layers": found["layers"], "dtype": found.get("dtype")},
+        "train": {"loss": found.get("loss")},
+    }
+    try:
+        return resolve(tables), Facts.from_dict(found["images"])
+    except JobError as error:
+        raise _damaged(file, "; ".join(error.problems[:3])) from error
+    except DataError as error:
+        raise _damaged(file, error.reason) from error
+
+
+def _parsed(text: str, key: str, file: Path) -> Any:
+    return parse_json(text.encode(errors="replace"), f"{file}: {key}", remedy=REMEDY, bounds=_BOUNDS)
+
+
+def _check_shapes(header: Header, job: Job, facts: Facts, file: Path) -> None:
+    """Raise DataError where the arrays cannot be those of the layers."""
+    stored = sum(prod(array.shape) for array in header.values())
+    try:
+        wanted = network_of(job, facts).numbers(facts.shape)
+    except ValueError as error:
+        raise _damaged(file, f"its layers do not fit its images: {error}") from error
+    if wanted != stored:
+        raise _damaged(file, f"{stored:,} weights, its layers have {wanted:.6g}")
+
+
+def _damaged(file: Path, what: str) -> DataError:
+    return DataError(file, f"a damaged model ({what})", REMEDY)

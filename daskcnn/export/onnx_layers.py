@@ -1,0 +1,164 @@
+"""Each kind of layer as nodes of an ONNX graph. Maps are (N, C, H, W) there, vectors (N, F)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
+from daskcnn.nn.layer import Layer
+from daskcnn.nn.layers import (
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    L2Pool,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    Tanh,
+)
+
+
+class Graph:
+    """The nodes and constants of a graph that is being built. Values are known by name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def constant(self, name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> str:
+        """Add a constant; returns its name."""
+        array = np.ascontiguousarray(np.asarray(value), dtype).reshape(np.shape(value))
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def add(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output, which has the node's name; returns it."""
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+
+Converter: TypeAlias = Callable[[Graph, TrainedLayer, str], str]
+"""(graph, layer, name of its input) -> name of its output."""
+
+
+def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    """Add a layer behind the value x; returns the name of its output. Raises UserError for one without converter."""
+    converter = CONVERTERS.get(type(trained.layer))
+    if converter is None:
+        raise without_converter(trained, "ONNX", "CONVERTERS in daskcnn/export/onnx_layers.py")
+    return converter(graph, trained, x)
+
+
+def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Conv)
+    inputs = [x, graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1))]
+    if layer.bias:
+        inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
+    window = {"kernel_shape": [layer.size] * 2, "strides": [layer.stride] * 2, "pads": [layer.pad] * 4}
+    return graph.add("Conv", name, *inputs, **window)
+
+
+def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Dense)
+    if len(trained.in_shape) == 3:
+        x = graph.add("Flatten", f"{name}.flat", x)
+    inputs = [x, graph.constant(f"{name}.w", hwc_to_chw(trained.values["w"], trained.in_shape))]
+    if layer.bias:
+        inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
+    return graph.add("Gemm", name, *inputs)
+
+
+def _flatten(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    rows = graph.add("Transpose", f"{trained.name}.nhwc", x, perm=[0, 2, 3, 1])
+    return graph.add("Flatten", trained.name, rows)
+
+
+def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, LRN)
+    if len(trained.in_shape) == 3 and layer.size % 2:
+        numbers = {
+            "alpha": float(layer.alpha),
+            "beta": float(layer.beta),
+            "bias": float(layer.k),
+        }  # a job may say 2 for 2.0
+        return graph.add("LRN", trained.name, x, size=layer.size, **numbers)
+    return _lrn_by_parts(graph, trained, layer, x)
+
+
+def _lrn_by_parts(graph: Graph, trained: TrainedLayer, layer: LRN, x: str) -> str:
+    """ONNX puts an even window one channel further than ours, runtimes refuse it, and vectors too.
+
+    The mean of the squares over the window is an average pool along the channels, edges counted as zeros.
+    """
+    name, C = trained.name, trained.in_shape[-1]
+    before, after = layer.size // 2, (layer.size - 1) // 2
+    squares = graph.add("Mul", f"{name}.squares", x, x)
+    column = graph.add(
+        "Reshape", f"{name}.column", squares, graph.constant(f"{name}.column_shape", [-1, 1, C, _pixels(trained)], int)
+    )
+    pads = {"pads": [before, 0, after, 0], "count_include_pad": 1}
+    means = graph.add("AveragePool", f"{name}.window", column, kernel_shape=[layer.size, 1], strides=[1, 1], **pads)
+    shape = [-1, C, *trained.in_shape[:-1]]
+    means = graph.add("Reshape", f"{name}.means", means, graph.constant(f"{name}.shape", shape, int))
+    scaled = graph.add("Mul", f"{name}.scaled", means, graph.constant(f"{name}.alpha", layer.alpha))
+    scale = graph.add("Add", f"{name}.scale", scaled, graph.constant(f"{name}.k", layer.k))
+    power = graph.add("Pow", f"{name}.power", scale, graph.constant(f"{name}.beta", layer.beta))
+    return graph.add("Div", name, x, power)
+
+
+def _pixels(trained: TrainedLayer) -> int:
+    return int(np.prod(trained.in_shape[:-1], dtype=np.int64))
+
+
+def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name, values = trained.layer, trained.name, dict(trained.values)
+    assert isinstance(layer, BatchNorm)
+    values["variance"] = np.maximum(values["variance"], 0)  # as the layer itself does
+    constants = [graph.constant(f"{name}.{key}", values[key]) for key in ("scale", "shift", "mean", "variance")]
+    return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))
+
+
+def _pool(kind: str, **more: Any) -> Converter:
+    def convert(graph: Graph, trained: TrainedLayer, x: str) -> str:
+        layer = trained.layer
+        assert isinstance(layer, MaxPool | AveragePool | L2Pool)
+        return graph.add(kind, trained.name, x, kernel_shape=[layer.size] * 2, strides=[layer.step] * 2, **more)
+
+    return convert
+
+
+def _number_by_number(kind: str) -> Converter:
+    return lambda graph, trained, x: graph.add(kind, trained.name, x)
+
+
+def _dropout(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return x
+
+
+CONVERTERS: Mapping[type[Layer], Converter] = {
+    Conv: _conv,
+    ReLU: _number_by_number("Relu"),
+    Sigmoid: _number_by_number("Sigmoid"),
+    Tanh: _number_by_number("Tanh"),
+    LRN: _lrn,
+    BatchNorm: _batchnorm,
+    MaxPool: _pool("MaxPool"),
+    AveragePool: _pool("AveragePool"),
+    L2Pool: _pool("LpPool", p=2),
+    Dense: _dense,
+    Dropout: _dropout,
+    Flatten: _flatten,
+}
+"""A new layer is a new entry."""

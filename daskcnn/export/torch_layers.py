@@ -1,0 +1,147 @@
+"""Each kind of layer as a line of PyTorch. Maps are (N, C, H, W) there, vectors (N, F)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from daskcnn.arrays import Array
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
+from daskcnn.nn.layer import Layer
+from daskcnn.nn.layers import (
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    L2Pool,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    Tanh,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A layer in PyTorch.
+
+    Attributes
+    ----------
+    forward : an expression of x, the layer's input
+    module : what makes the layer's module, where it has one
+    tensors : the module's parameters and buffers by their names in PyTorch
+    """
+
+    forward: str
+    module: str | None = None
+    tensors: Mapping[str, Array] = field(default_factory=dict)
+
+
+Converter: TypeAlias = Callable[[TrainedLayer], Lines]
+
+
+def lines_of(trained: TrainedLayer) -> Lines:
+    """Return a layer in PyTorch. Raises UserError for one without converter."""
+    converter = CONVERTERS.get(type(trained.layer))
+    if converter is None:
+        raise without_converter(trained, "PyTorch", "CONVERTERS in daskcnn/export/torch_layers.py")
+    return converter(trained)
+
+
+def _conv(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, Conv)
+    options = {"stride": layer.stride, "padding": layer.pad, "bias": layer.bias}
+    usual = {"stride": 1, "padding": 0, "bias": True}
+    given = "".join(f", {key}={value!r}" for key, value in options.items() if value != usual[key])
+    module = f"nn.Conv2d({trained.in_shape[-1]}, {layer.kernels}, {layer.size}{given})"
+    tensors = {"weight": trained.values["w"].transpose(3, 2, 0, 1)}
+    return Lines(f"self.{trained.name}(x)", module, tensors | _bias(trained))
+
+
+def _dense(trained: TrainedLayer) -> Lines:
+    layer, of_map = trained.layer, len(trained.in_shape) == 3
+    assert isinstance(layer, Dense)
+    w = hwc_to_chw(trained.values["w"], trained.in_shape)
+    module = f"nn.Linear({len(w)}, {layer.units}{'' if layer.bias else ', bias=False'})"
+    forward = f"self.{trained.name}(x.flatten(1))" if of_map else f"self.{trained.name}(x)"
+    return Lines(forward, module, {"weight": w.T} | _bias(trained))
+
+
+def _bias(trained: TrainedLayer) -> dict[str, Array]:
+    return {"bias": trained.values["b"]} if "b" in trained.values else {}
+
+
+def _batchnorm(trained: TrainedLayer) -> Lines:
+    layer, values = trained.layer, trained.values
+    assert isinstance(layer, BatchNorm)
+    kind = "BatchNorm2d" if len(trained.in_shape) == 3 else "BatchNorm1d"
+    module = f"nn.{kind}({trained.in_shape[-1]}, eps={layer.epsilon!r}, momentum={layer.momentum!r})"
+    tensors = {
+        "weight": values["scale"],
+        "bias": values["shift"],
+        "running_mean": values["mean"],
+        "running_var": np.maximum(values["variance"], 0),  # as the layer itself does
+        "num_batches_tracked": np.zeros((), np.int64),
+    }
+    return Lines(f"self.{trained.name}(x)", module, tensors)
+
+
+def _lrn(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, LRN)
+    options = f"{layer.size}, alpha={layer.alpha!r}, beta={layer.beta!r}, k={layer.k!r}"
+    if len(trained.in_shape) == 3:
+        return Lines(f"F.local_response_norm(x, {options})")
+    return Lines(f"F.local_response_norm(x.unsqueeze(-1), {options}).squeeze(-1)")
+
+
+def _pool(function: str) -> Converter:
+    def convert(trained: TrainedLayer) -> Lines:
+        layer = trained.layer
+        assert isinstance(layer, MaxPool | AveragePool | L2Pool)
+        return Lines(f"F.{function}, {layer.size}, {layer.step})")
+
+    return convert
+
+
+def _flatten(trained: TrainedLayer) -> Lines:
+    return Lines("x.permute(0, 2, 3, 1).flatten(1)")
+
+
+def _dropout(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, Dropout)
+    return Lines(f"self.{trained.name}(x)", f"nn.Dropout({layer.rate!r})")
+
+
+def _always(forward: str) -> Converter:
+    return lambda trained: Lines(forward)
+
+
+CONVERTERS: Mapping[type[Layer], Converter] = {
+    Conv: _conv,
+    ReLU: _always("torch.relu(x)"),
+    Sigmoid: _always("torch.sigmoid(x)"),
+    Tanh: _always("torch.tanh(x)"),
+    LRN: _lrn,
+    BatchNorm: _batchnorm,
+    MaxPool: _pool("max_pool2d(x"),
+    AveragePool: _pool("avg_pool2d(x"),
+    L2Pool: _pool("lp_pool2d(x, 2.0"),
+    Dense: _dense,
+    Dropout: _dropout,
+    Flatten: _flatten,
+}
+"""A new layer is a new entry."""
+
+
+def state_dict(trained: TrainedLayer, lines: Lines) -> dict[str, Any]:
+    """Return the layer's part of the network's `state_dict`: contiguous arrays by name."""
+    return {f"{trained.name}.{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in lines.tensors.items()}

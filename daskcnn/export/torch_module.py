@@ -1,0 +1,132 @@
+"""A trained network as a Python module of plain PyTorch, and its `state_dict` as safetensors beside it.
+
+The module needs torch and safetensors, nothing of ours. Names from outside appear in it as literals only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from keyword import iskeyword
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save as encode
+
+from daskcnn.errors import UserError
+from daskcnn.export.torch_layers import Lines, lines_of, state_dict
+from daskcnn.export.trained_layers import TrainedLayer, deviations, trained_layers, version
+from daskcnn.files import replace_file
+from daskcnn.store import Described
+from daskcnn.training.trained_network import Classifier
+
+WEIGHTS = ".weights.safetensors"
+"""Takes the place of the module's suffix."""
+
+_MODULE = '''"""A network that daskcnn trained, in plain PyTorch. The weights are in the {weights} file beside this one.
+
+model = load()
+model.probabilities(images)      # images ({N_SHAPE}) {at_rest}, not normalised; the result is (N, {classes})
+
+Called as a module, the network returns the scores in front of the {activation}, for training on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+RUN = {run}
+VERSION = {version}
+CLASSES = {names}
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros({C}, 1, 1))
+        self.register_buffer("deviation", torch.ones({C}, 1, 1))
+{modules}
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = images.to(self.mean.dtype)
+        {normalised}
+{forward}
+        return x
+
+    @torch.no_grad()
+    def probabilities(self, images: torch.Tensor) -> torch.Tensor:
+        return self(images).{activation_call}
+
+
+def load(weights: str | Path | None = None) -> Network:
+    """Return the trained network, ready to predict."""
+    model = Network().to(torch.{dtype})
+    model.load_state_dict(load_file(weights or Path(__file__).with_suffix({suffix!r})))
+    return model.eval()
+'''
+
+
+def write_torch(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]:
+    """Write the module and its weights; returns both. Raises UserError for a layer without converter, and OSError."""
+    if not out.stem.isidentifier() or iskeyword(out.stem) or out.suffix != ".py":
+        raise UserError(f"--out {out.name}", "no name that Python can import", "give one such as network.py")
+    code, tensors = torch_module(classifier, run)
+    weights = out.with_suffix(WEIGHTS)
+    replace_file(weights, encode(tensors, {"format": "pt", "run": run, "version": version()}))
+    replace_file(out, code.encode())
+    return out, weights
+
+
+def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, Any]]:
+    """Return the module's text and its `state_dict`."""
+    layers = [(trained, lines_of(trained)) for trained in trained_layers(classifier)]
+    facts, dtype = classifier.facts, classifier.job.model.dtype
+    H, W, C = facts.shape
+    code = _MODULE.format(
+        weights=WEIGHTS,
+        N_SHAPE=f"N, {C}, {H}, {W}",
+        at_rest=facts.dtype.name,
+        classes=len(facts.classes),
+        activation="softmax" if facts.labels == "classes" else "sigmoid",
+        activation_call="softmax(1)" if facts.labels == "classes" else "sigmoid()",
+        normalised=_normalised(facts),
+        run=ascii(run),
+        version=ascii(version()),
+        names=_literal_list(facts.classes),
+        C=C,
+        modules=_indented(f"self.{t.name} = {line.module}" for t, line in layers if line.module),
+        forward=_indented(f"x = {line.forward}" for _, line in layers),
+        dtype=dtype,
+        suffix=WEIGHTS,
+    )
+    scaling = {"mean": facts.mean, "deviation": deviations(facts)}
+    state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
+    return code, state | _states(layers)
+
+
+def _normalised(facts: Described) -> str:
+    """The lines that subtract and divide; pixels without data become 0, the mean."""
+    scaled = "(x - self.mean) / self.deviation"
+    if facts.nodata is None:
+        return f"x = {scaled}"
+    value = float(np.asarray(facts.nodata, facts.dtype if facts.dtype.kind == "f" else np.float64))
+    missing = f"missing = (x == {value!r}) | torch.isnan(x)"
+    return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
+
+
+def _states(layers: Iterable[tuple[TrainedLayer, Lines]]) -> dict[str, Any]:
+    return {name: array for trained, line in layers for name, array in state_dict(trained, line).items()}
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "\n".join(f"        {line}" for line in lines)
+
+
+def _literal_list(names: Iterable[str]) -> str:
+    """A list of strings in Python, a line each; all characters but ASCII are escaped."""
+    return "[\n" + "".join(f"    {name!a},\n" for name in names) + "]"

@@ -1,0 +1,68 @@
+"""What converters are given: a network's layers with their weights, and how its images are normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import Array
+from daskcnn.errors import UserError
+from daskcnn.nn.layer import Layer, Shape
+from daskcnn.store import Described
+from daskcnn.training.trained_network import Classifier
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """A layer of a trained network.
+
+    Attributes
+    ----------
+    name : the layer's name in the network, such as "conv1"
+    layer : its hyper-parameters
+    in_shape : shape of its input without N: (H, W, C) or (F,)
+    values : parameters and state by name, on the host
+    """
+
+    name: str
+    layer: Layer
+    in_shape: Shape
+    values: Mapping[str, Array]
+
+
+def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
+    """Yield the layers in order."""
+    params, state = classifier.layout.views(classifier.weights)
+    for name, layer, in_shape in classifier.model.shapes(classifier.facts.shape):
+        yield TrainedLayer(name, layer, in_shape, params.get(name, {}) | state.get(name, {}))
+
+
+def deviations(images: Described) -> npt.NDArray[np.float64]:
+    """Return what each channel is divided by, (C,)."""
+    return np.broadcast_to(images.deviation, (images.shape[2],))
+
+
+def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:
+    """Return the error about a layer that a format has no converter for."""
+    return UserError(
+        f"layer {trained.name}",
+        f"{type(trained.layer).__name__} has no converter to {target}",
+        f"add an entry to {registry}, or export with --to safetensors, which takes every layer",
+    )
+
+
+def hwc_to_chw(w: Any, in_shape: Shape) -> Any:
+    """Return a dense layer's weights (*in_shape, units) as (F, units), with F in the order of channels-first maps."""
+    if len(in_shape) == 3 and w.ndim == 4:
+        w = w.transpose(2, 0, 1, 3)
+    return w.reshape(-1, w.shape[-1])
+
+
+def version() -> str:
+    """Return the version of daskcnn, for files to name."""
+    return metadata.version("daskcnn")

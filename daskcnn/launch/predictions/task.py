@@ -1,0 +1,36 @@
+"""What a worker does with a part: read the samples, and let the network look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from daskcnn.arrays import Device, DeviceKind
+from daskcnn.launch.predictions.rows import Predicted
+from daskcnn.launch.predictions.sources import Part, Source
+from daskcnn.training.trained_network import Classifier, Predictor
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What every part's task needs; a worker gets it once."""
+
+    classifier: Classifier
+    source: Source
+
+
+_PREDICTORS: WeakKeyDictionary[Task, Predictor] = WeakKeyDictionary()
+"""Of this process: what depends on the weights alone is made once, not for every part."""
+
+
+def predict_part(task: Task, part: Part, kind: DeviceKind, threads: int) -> Predicted:
+    """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
+    samples = task.source.read(part)
+    if (predictor := _PREDICTORS.get(task)) is None:
+        limit = task.classifier.job.train.workspace_mib << 20
+        predictor = _PREDICTORS[task] = task.classifier.on(Device.of(kind, threads=threads, workspace_limit=limit))
+    probabilities = predictor.probabilities(samples.images).astype(np.float32)
+    probabilities[[place for place, _ in samples.bad]] = np.nan
+    return Predicted(probabilities, samples.labels, tuple(problem for _, problem in samples.bad))

@@ -1,0 +1,142 @@
+"""Predict everything: parts to the workers, results into files beside the output, and the output from these."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from daskcnn.cluster.admission import check_versions
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.spread import Spread
+from daskcnn.errors import DataError, Interrupted, Lost, UserError
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Cluster
+from daskcnn.launch.predictions.kept import KeptParts, identity
+from daskcnn.launch.predictions.rows import Columns, Predicted
+from daskcnn.launch.predictions.sources import Part, Source, Which, source_of
+from daskcnn.launch.predictions.tables import check_table, write_table
+from daskcnn.launch.predictions.task import Task, predict_part
+from daskcnn.launch.trained_run import Which as WhichCheckpoint
+from daskcnn.launch.trained_run import load_classifier
+from daskcnn.launch.training import Signals
+from daskcnn.show.counter import Counter
+from daskcnn.training.trained_network import Classifier
+
+Say = Callable[[str], None]
+_MOST_TOLD = 10  # files that could not be read, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The cluster to predict on, as flags have it; a local one by default."""
+
+    scheduler: str | None = None
+    scheduler_file: str | None = None
+    workers: str | None = None
+
+    def settings(self) -> Cluster:
+        """Return the job's table for it. Raises JobError."""
+        given = {"scheduler": self.scheduler, "scheduler_file": self.scheduler_file, "workers": self.workers}
+        return resolve({"cluster": {key: value for key, value in given.items() if value is not None}}).cluster
+
+
+def predict_whole(
+    run: str,
+    data: Sequence[str],
+    out: str,
+    *,
+    which: WhichCheckpoint,
+    part: Which | None,
+    where: Where,
+    skip_bad: bool,
+    say: Say,
+) -> dict[str, Any]:
+    """Predict all samples of a data set or all image files into a table; returns what was done.
+
+    Parts that an earlier call has kept are not predicted again. Raises UserError; then what is done is kept.
+    """
+    target = Path(out)
+    check_table(target)
+    settings = where.settings()
+    classifier = load_classifier(run, which, say)
+    source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
+    parts = source.parts()
+    kept = KeptParts(target, identity(classifier, source), len(classifier.classes))
+    begun = time.monotonic()
+    left = [p for p in parts if not kept.has(p)]
+    samples, done = sum(map(len, parts)), sum(map(len, parts)) - sum(map(len, left))
+    if done:
+        say(f"going on: {done:,} of {samples:,} samples are predicted already")
+    if left:
+        _predict(Task(classifier, source), left, kept, settings, Counter("predict", samples, done), say)
+    bad = _write(target, _columns(classifier, source), samples, kept, parts)
+    kept.remove()
+    _tell_bad(bad, say)
+    return {
+        "out": out,
+        "data": source.place,
+        "samples": samples,
+        "unreadable": len(bad),
+        "seconds": time.monotonic() - begun,
+    }
+
+
+def _predict(task: Task, left: Sequence[Part], kept: KeptParts, settings: Cluster, counter: Counter, say: Say) -> None:
+    """Have the parts predicted and keep them. Raises UserError, which says how to go on."""
+    signals = Signals()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(signals.installed())
+            signals.polled = True
+            client = stack.enter_context(connect(settings, signals.check, say, server=False))
+            connection = Connection(client, lambda: signals.first)
+            settle = settings.settle if settings.scheduler or settings.scheduler_file else 0.0
+            members = wait_for_members(client, settings.workers, settings.wait, signals.check, say=say, settle=settle)
+            check_versions(client, members.workers, signals.check)
+            name = f"predict-{time.time_ns():x}"
+            spread = Spread(connection, settings, name, predict_part, task, say)
+            with counter:
+                for part, found in spread.over(left):
+                    kept.keep(part, found)
+                    counter.add(len(part))
+    except (Interrupted, Lost) as error:
+        raise type(error)(*_told(error)) from error
+
+
+def _told(error: UserError) -> tuple[Any, ...]:
+    told = f"{error}\nwhat is predicted is kept; the same command goes on with it"
+    return (told, error.signum) if isinstance(error, Interrupted) else (told,)
+
+
+def _columns(classifier: Classifier, source: Source) -> Columns:
+    several = classifier.facts.labels == "several"
+    return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
+
+
+def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Sequence[Part]) -> list[str]:
+    """Write the table from the kept parts; returns what is said of files that could not be read."""
+    bad: list[str] = []
+
+    def noted(found: Iterable[tuple[Part, Predicted]]) -> Iterator[tuple[Part, Predicted]]:
+        for part, rows in found:
+            bad.extend(rows.bad)
+            yield part, rows
+
+    try:
+        write_table(out, columns, samples, noted(kept.read(parts)))
+    except OSError as error:
+        raise DataError(out, error.strerror or error, "make room; the same command goes on") from error
+    return bad
+
+
+def _tell_bad(bad: Sequence[str], say: Say) -> None:
+    for problem in bad[:_MOST_TOLD]:
+        say(f"warning: passed over: {problem}")
+    if len(bad) > _MOST_TOLD:
+        say(f"warning: … and {len(bad) - _MOST_TOLD:,} more")

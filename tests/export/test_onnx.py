@@ -1,0 +1,126 @@
+"""Exported to ONNX, a network answers in onnxruntime as it does here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+import pytest
+
+from daskcnn import __version__
+from daskcnn.errors import UserError
+from daskcnn.export import onnx_file
+from daskcnn.export.onnx_file import onnx_model, write_onnx
+from daskcnn.export.onnx_layers import CONVERTERS
+from daskcnn.nn import LAYERS
+from daskcnn.nn.layers import ReLU
+from daskcnn.training.trained_network import Classifier
+from tests.export.networks import CLASSES, MORE, NAMES, SHAPES, Spec, classifier, every_layer, facts, pictures
+
+
+def answers(model: onnx.ModelProto, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"images": images})
+    return np.asarray(found)
+
+
+def check(trained: Classifier, images: npt.NDArray[Any] | None = None) -> None:
+    model = onnx_model(trained, "a run")
+    onnx.checker.check_model(model, full_check=True)
+    some = pictures(trained.facts) if images is None else images
+    for images in (some[:1], some):  # the batch dimension is free
+        np.testing.assert_allclose(answers(model, images), trained.predict(images), rtol=1e-5, atol=1e-5)
+
+
+def test_every_layer_has_a_converter() -> None:
+    assert CONVERTERS.keys() == set(LAYERS.values())
+
+
+@pytest.mark.parametrize(("spec", "shape"), [pytest.param(s, shape, id=n) for n, s, shape in [*every_layer(), *MORE]])
+def test_layers(spec: Spec, shape: tuple[int, int, int]) -> None:
+    check(classifier({"layers": spec}, facts(shape)))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_named_networks(name: str, shape: tuple[int, int, int]) -> None:
+    check(classifier({"name": name}, facts(shape)))
+
+
+def test_a_network_of_float64_is_exported_in_float32() -> None:
+    check(classifier({"name": "lenet5", "dtype": "float64"}, facts((28, 28, 1))))
+
+
+def test_a_running_variance_below_zero_counts_as_zero() -> None:
+    trained = classifier({"layers": [{"layer": "batchnorm"}, {"layer": "dense", "units": 4}]})
+    trained.layout.views(trained.weights)[1]["batchnorm1"]["variance"][0] = -1e-3
+    check(trained)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float16", "float32", "float64"])
+def test_number_types(dtype: str) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "nodata"),
+    [("uint8", 0), ("int16", -9999), ("float16", -9999), ("float32", 0.1), ("float64", -1e300), ("uint16", 0.5)],
+)
+def test_pixels_without_data(dtype: str, nodata: float) -> None:
+    check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)))
+
+
+@pytest.mark.parametrize("name", ["lenet5", "5:7"])
+def test_several_labels(name: str) -> None:
+    trained = classifier({"name": name}, facts((28, 28, 1), labels="several"))
+    assert not np.allclose(trained.predict(pictures(trained.facts)).sum(axis=1), 1)
+    check(trained)
+
+
+def test_a_channel_that_is_the_same_everywhere() -> None:
+    same = replace(facts((9, 7, 2)), deviation=np.array([1e-30, 60.0]))
+    trained = classifier({"name": "5:7"}, same)
+    images = pictures(same)
+    images[..., 0] = 90  # its mean
+    assert np.isfinite(trained.predict(images)).all()
+    check(trained, images)
+
+
+def test_inputs_outputs_and_metadata(tmp_path: Path) -> None:
+    (file,) = write_onnx(classifier({"name": "5:7"}, facts((9, 7, 2))), "runs/a", tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    (images,), (probabilities,) = session.get_inputs(), session.get_outputs()
+    assert (images.name, images.type, images.shape) == ("images", "tensor(uint8)", ["N", 9, 7, 2])
+    assert (probabilities.name, probabilities.type, probabilities.shape) == (
+        "probabilities",
+        "tensor(float)",
+        ["N", 4],
+    )
+    properties = session.get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(properties["classes"])) == CLASSES
+    assert (properties["run"], properties["version"], properties["labels"]) == ("runs/a", __version__, "classes")
+
+
+@dataclass(frozen=True)
+class Unknown(ReLU):
+    """A layer of somebody else."""
+
+
+def test_a_layer_without_converter_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYERS, "unknown", Unknown)
+    trained = classifier({"layers": [{"layer": "unknown"}, {"layer": "dense", "units": 4}]})
+    with pytest.raises(UserError, match="layer unknown1: Unknown has no converter to ONNX") as caught:
+        onnx_model(trained)
+    assert "daskcnn/export/onnx_layers.py" in caught.value.remedy
+
+
+def test_a_network_larger_than_the_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_file, "_MOST", 100)
+    with pytest.raises(UserError, match=r"more than a file of ONNX holds; use --to safetensors"):
+        onnx_model(classifier({"name": "5:7"}))
