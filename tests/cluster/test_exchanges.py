@@ -44,6 +44,7 @@ class CountingReplica:
     """A step adds 1 to every weight; `before` is called with its number."""
 
     def __init__(self, job: Any, before: Callable[[int], None]) -> None:
+        self.frozen: tuple[slice, ...] = ()
         self.job, self.before, self.weights = job, before, np.zeros(3)
         self.device, self.layout = SimpleNamespace(backend=NUMPY), SimpleNamespace(dtype=self.weights.dtype)
         self.dataset = SimpleNamespace(train=range(100))
