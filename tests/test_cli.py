@@ -342,7 +342,7 @@ def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[A
     assert result.exit_code == 0
     job, end = json.JSONDecoder().raw_decode(result.stdout)
     named = {"name": "synthetic", "augment": "none"}
-    assert job == resolve(tiny_job(path, data=named)).model_dump(mode="json")
+    assert job == resolve(tiny_job(path, data=named, train={"loss": "softmax"})).model_dump(mode="json")
     assert "100 to train on, 20 for validation" in result.stdout[end:]
     assert nothing_starts == []
     assert not Path("runs").exists()

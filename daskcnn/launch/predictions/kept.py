@@ -21,7 +21,7 @@ from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular, read_regular, replace_file
 from daskcnn.launch.predictions.rows import Predicted
-from daskcnn.launch.predictions.sources import Part, Source
+from daskcnn.launch.predictions.sources import Part, PredictedSource
 from daskcnn.runs.arrays_file import read_arrays, read_header
 from daskcnn.training.trained_network import Classifier
 
@@ -29,7 +29,7 @@ _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
 _MOST_BAD = 20  # of a part: so many files are told of
 
 
-def identity(classifier: Classifier, source: Source) -> dict[str, Any]:
+def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:
     """Return what a network's predictions of these samples depend on."""
     digest = hashlib.sha256(repr(classifier.model).encode())
     digest.update(json.dumps(classifier.facts.to_dict(), sort_keys=True).encode())

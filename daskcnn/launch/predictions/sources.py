@@ -73,7 +73,7 @@ class Samples:
     bad: tuple[tuple[int, str], ...] = ()
 
 
-class Source(Protocol):
+class PredictedSource(Protocol):
     """What is predicted. It travels to the workers; a part of it is read there."""
 
     @property
@@ -243,7 +243,7 @@ class FileSource:
         return Samples(np.stack(images), labels, tuple(bad))
 
 
-def source_of(data: Sequence[str], which: Which | None, facts: Facts, *, skip_bad: bool) -> Source:
+def source_of(data: Sequence[str], which: Which | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
     """Return what these paths name: a prepared data set, a folder of images, or image files.
 
     `which` is the part of a data set, the test samples by default. Raises DataError where nothing fits the network.

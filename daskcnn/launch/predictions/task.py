@@ -9,23 +9,23 @@ import numpy as np
 
 from daskcnn.arrays import Device, DeviceKind
 from daskcnn.launch.predictions.rows import Predicted
-from daskcnn.launch.predictions.sources import Part, Source
+from daskcnn.launch.predictions.sources import Part, PredictedSource
 from daskcnn.training.trained_network import Classifier, Predictor
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class PredictionTask:
     """What every part's task needs; a worker gets it once."""
 
     classifier: Classifier
-    source: Source
+    source: PredictedSource
 
 
-_PREDICTORS: WeakKeyDictionary[Task, Predictor] = WeakKeyDictionary()
+_PREDICTORS: WeakKeyDictionary[PredictionTask, Predictor] = WeakKeyDictionary()
 """Of this process: what depends on the weights alone is made once, not for every part."""
 
 
-def predict_part(task: Task, part: Part, kind: DeviceKind, threads: int) -> Predicted:
+def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: int) -> Predicted:
     """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
     samples = task.source.read(part)
     if (predictor := _PREDICTORS.get(task)) is None:

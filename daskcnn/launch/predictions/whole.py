@@ -19,9 +19,9 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
 from daskcnn.launch.predictions.kept import KeptParts, identity
 from daskcnn.launch.predictions.rows import Columns, Predicted
-from daskcnn.launch.predictions.sources import Part, Source, Which, source_of
+from daskcnn.launch.predictions.sources import Part, PredictedSource, Which, source_of
 from daskcnn.launch.predictions.tables import check_table, write_table
-from daskcnn.launch.predictions.task import Task, predict_part
+from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.launch.trained_run import Which as WhichCheckpoint
 from daskcnn.launch.trained_run import load_classifier
 from daskcnn.launch.training import Signals
@@ -74,7 +74,7 @@ def predict_whole(
     if done:
         say(f"going on: {done:,} of {samples:,} samples are predicted already")
     if left:
-        _predict(Task(classifier, source), left, kept, settings, Counter("predict", samples, done), say)
+        _predict(PredictionTask(classifier, source), left, kept, settings, Counter("predict", samples, done), say)
     bad = _write(target, _columns(classifier, source), samples, kept, parts)
     kept.remove()
     _tell_bad(bad, say)
@@ -87,7 +87,9 @@ def predict_whole(
     }
 
 
-def _predict(task: Task, left: Sequence[Part], kept: KeptParts, settings: Cluster, counter: Counter, say: Say) -> None:
+def _predict(
+    task: PredictionTask, left: Sequence[Part], kept: KeptParts, settings: Cluster, counter: Counter, say: Say
+) -> None:
     """Have the parts predicted and keep them. Raises UserError, which says how to go on."""
     signals = Signals()
     try:
@@ -114,7 +116,7 @@ def _told(error: UserError) -> tuple[Any, ...]:
     return (told, error.signum) if isinstance(error, Interrupted) else (told,)
 
 
-def _columns(classifier: Classifier, source: Source) -> Columns:
+def _columns(classifier: Classifier, source: PredictedSource) -> Columns:
     several = classifier.facts.labels == "several"
     return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
 
