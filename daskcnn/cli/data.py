@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, tell, verbose
+from daskcnn.cli.run import FLAGS
+from daskcnn.job.tables import description_of
 from daskcnn.launch import prepare as data_sets
 from daskcnn.show.stderr import say
 from daskcnn.store import DATASETS
@@ -29,6 +31,14 @@ def out_options(function: Any) -> Any:
         verbose,
     ):
         function = option(function)
+    return function
+
+
+def cluster_options(function: Any) -> Any:
+    """Add the options of every command that works on a cluster and has no job."""
+    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
+        key, metavar = FLAGS[flag]
+        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
     return function
 
 
@@ -58,6 +68,48 @@ class _Sources(click.Group):
 @data.group(cls=_Sources)
 def prepare() -> None:
     """Prepare a data set: write it in chunks that workers can read."""
+
+
+class _Size(click.ParamType):
+    """Height and width, such as 64x48; one number stands for both."""
+
+    name = "HEIGHTxWIDTH"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return (height, width)."""
+        numbers = str(value).lower().split("x")
+        if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
+            self.fail(f"{value!r}: give height and width, such as 64x64", param, ctx)
+        return int(numbers[0]), int(numbers[-1])
+
+
+@prepare.command(cls=Command)
+@click.argument("path")
+@click.option("--size", type=_Size(), required=True, help="Size of the images in the data set, such as 64x64.")
+@click.option(
+    "--fit",
+    type=click.Choice(["crop", "pad", "stretch"]),
+    default="crop",
+    show_default=True,
+    help="Other proportions: cut off what is too much, add black, or distort.",
+)
+@click.option("--grey", is_flag=True, help="One channel, and not red, green and blue.")
+@click.option(
+    "--test",
+    type=float,
+    metavar="SHARE",
+    help="Share of each class that is kept for testing.  [default: 0.2, or the folders train/ and test/]",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read. Without it they are refused.")
+@click.option("--name", help="Name of the data set.  [default: that of the store]")
+@cluster_options
+@out_options
+def folder(path: str, out: str | None, verbose: bool, **options: Any) -> None:
+    """Prepare the images in the folder PATH, which has a sub-folder for each class.
+
+    Images are decoded by the workers of a cluster: the scheduler's, or a local one.
+    """
+    tell(data_sets.prepare_folder(path, out=out, **options, say=say))
 
 
 @data.command(cls=Command)

@@ -30,6 +30,14 @@ MAX_BYTES = 64 << 20
 MAX_PIXELS = 24_000_000
 """Of an image: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
 
+_GAP = 2
+"""How many times the result's size is decoded at least, of a JPEG image that can be decoded at a half, a quarter or an
+eighth of its size.
+
+Resizing joins the pixels that this leaves out. The two ways differ by less than one level of 256 in the root mean
+square.
+"""
+
 _REMEDY = "scale it down first"
 _GIVE = "give a PNG or JPEG file"
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
@@ -66,7 +74,8 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     """Return an image (H, W, 3), or (H, W, 1) if `grey`, as it is looked at.
 
     It is turned by its EXIF orientation. What is transparent shows black. Grey values of 16 bits are divided by 257, so
-    that white stays white. The first frame of an animation is taken.
+    that white stays white. The first frame of an animation is taken. A JPEG image of four times the size or more is
+    decoded at a part of it, and then resized.
 
     Parameters
     ----------
@@ -82,6 +91,7 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     DataError : for what is no image, is damaged, has more than `MAX_PIXELS` pixels, or metadata beyond measure
     """
     with _opened(data, name) as image:
+        _draft(image, size, grey)
         small = _fitted(_resizable(_turned(image)), (size[1], size[0]), fit)
         flat = _on_black(small).convert("L" if grey else "RGB")
         return np.asarray(flat, np.uint8).reshape(*size, 1 if grey else 3).copy()
@@ -135,6 +145,12 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     except (ValueError, TypeError, KeyError, IndexError, OSError, SyntaxError, struct.error):
         return None
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
+
+
+def _draft(image: Image.Image, size: tuple[int, int], grey: bool) -> None:
+    """Let a JPEG image be decoded small, and its brightness alone where no colours are wanted."""
+    H, W = size[::-1] if _turn(image) in _SWAPPING else size
+    image.draft("L" if grey else None, (W * _GAP, H * _GAP))
 
 
 def _resizable(image: Image.Image) -> Image.Image:
