@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from daskcnn.job.tables import Job
     from daskcnn.launch.jobs import train
+    from daskcnn.launch.prepare_folder import prepare_folder
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Result", "train"]
+__all__ = ["Job", "Result", "prepare_folder", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """`train` and what it takes, imported when first used: the layers below need no Dask."""
+    """`train`, what it takes, and `prepare_folder`, imported when first used: the layers below need no Dask."""
     if name in ("train", "Result"):
         from daskcnn.launch import jobs
 
         return getattr(jobs, name)
+    if name == "prepare_folder":
+        from daskcnn.launch.prepare_folder import prepare_folder
+
+        return prepare_folder
     if name == "Job":
         from daskcnn.job.tables import Job
 

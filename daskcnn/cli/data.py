@@ -70,22 +70,23 @@ def prepare() -> None:
     """Prepare a data set: write it in chunks that workers can read."""
 
 
-class _Size(click.ParamType):
-    """Height and width, such as 64x48; one number stands for both."""
-
-    name = "HEIGHTxWIDTH"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Return (height, width)."""
-        numbers = str(value).lower().split("x")
-        if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() and int(number) for number in numbers):
-            self.fail(f"{value!r}: give height and width, such as 64x64", param, ctx)
-        return int(numbers[0]), int(numbers[-1])
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
+    """Height and width of a size such as 64x48; one number stands for both."""
+    numbers = value.lower().split("x")
+    if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() and 0 < int(number[:7]) < 10**6 for number in numbers):
+        raise click.BadParameter(f"{value!r}: give height and width, such as 64x64", ctx, param)
+    return int(numbers[0]), int(numbers[-1])
 
 
 @prepare.command(cls=Command)
 @click.argument("path")
-@click.option("--size", type=_Size(), required=True, help="Size of the images in the data set, such as 64x64.")
+@click.option(
+    "--size",
+    metavar="HEIGHTxWIDTH",
+    required=True,
+    callback=_size,
+    help="Size of the images in the data set, such as 64x64.",
+)
 @click.option(
     "--fit",
     type=click.Choice(["crop", "pad", "stretch"]),

@@ -289,7 +289,7 @@ def _moved(plan: Plan, good: Plan, bad: Mapping[int, str]) -> Iterator[Repacked]
 
 def _finish(draft: Draft, common: Mapping[str, Any], listing: Listing, found: _Found) -> None:
     facts = {part: [found.facts[key] for key in sorted(found.facts) if key[0] == part] for part in PARTS}
-    sources = {common["name"]: digest_of(listing.files, found.digests)}
+    sources = {"images": digest_of(listing.files, found.digests)}
     draft.finish(assemble({**common, "sources": sources}, facts))
 
 

@@ -77,10 +77,10 @@ class _Notes:
 
     def told(self) -> tuple[str, ...]:
         kinds = (
-            (self.others, "are no images by their names and are left out"),
-            (self.beside, "lie in no folder of a class and are left out"),
+            ("left out, not the name of an image", self.others),
+            ("left out, in no folder of a class", self.beside),
         )
-        return (*self.sentences, *(f"{_few(names)} {what}" for names, what in kinds if names))
+        return (*self.sentences, *(f"{what}: {_few(names)}" for what, names in kinds if names))
 
 
 def _few(names: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from daskcnn.errors import DataError
 from daskcnn.files import read_regular
@@ -91,8 +91,12 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     DataError : for what is no image, is damaged, has more than `MAX_PIXELS` pixels, or metadata beyond measure
     """
     with _opened(data, name) as image:
-        _draft(image, size, grey)
-        small = _fitted(_resizable(_turned(image)), (size[1], size[0]), fit)
+        turn = _turn(image)
+        frame = (size[0], size[1]) if turn in _SWAPPING else (size[1], size[0])
+        within = _draft(image, frame, grey)
+        small = _fitted(_resizable(image), within, frame, fit)
+        if turn is not None:
+            small = small.transpose(turn)
         flat = _on_black(small).convert("L" if grey else "RGB")
         return np.asarray(flat, np.uint8).reshape(*size, 1 if grey else 3).copy()
 
@@ -130,12 +134,6 @@ def _too_large(name: str, why: str) -> DataError:
     return DataError(name, f"too large for an image to look at ({why})", _REMEDY)
 
 
-def _turned(image: Image.Image) -> Image.Image:
-    """The image as its EXIF orientation says that it is looked at."""
-    turn = _turn(image)
-    return image if turn is None else image.transpose(turn)
-
-
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """What undoes the image's orientation; None for one that is as it is looked at, or has damaged EXIF data."""
     if image.format == "TIFF":  # which Pillow turns by itself
@@ -147,10 +145,13 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
 
 
-def _draft(image: Image.Image, size: tuple[int, int], grey: bool) -> None:
-    """Let a JPEG image be decoded small, and its brightness alone where no colours are wanted."""
-    H, W = size[::-1] if _turn(image) in _SWAPPING else size
-    image.draft("L" if grey else None, (W * _GAP, H * _GAP))
+def _draft(image: Image.Image, frame: tuple[int, int], grey: bool) -> tuple[float, float] | None:
+    """Let a JPEG image be decoded small, and its brightness alone where no colours are wanted.
+
+    Returns its (W, H) then: the last pixels may lie across the image's border. None for another image.
+    """
+    drafted = image.draft("L" if grey else None, (frame[0] * _GAP, frame[1] * _GAP))
+    return None if drafted is None else drafted[1][2:]
 
 
 def _resizable(image: Image.Image) -> Image.Image:
@@ -182,12 +183,19 @@ def _eight_bits(image: Image.Image) -> Pixels:
     return found
 
 
-def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
-    """The image in this size, (W, H)."""
-    if image.size == size:
-        return image
+def _fitted(image: Image.Image, within: tuple[float, float] | None, frame: tuple[int, int], fit: Fit) -> Image.Image:
+    """The image, which ends at `within` where that is given, in another size; each is (W, H)."""
+    width, height = within or image.size
+    box = 0.0, 0.0, float(width), float(height)
     if fit == "crop":
-        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-    if fit == "pad":
-        return ImageOps.pad(image, size, Image.Resampling.BILINEAR)
-    return image.resize(size, Image.Resampling.BILINEAR)
+        part = min(width / frame[0], height / frame[1])
+        left, upper = (width - part * frame[0]) / 2, (height - part * frame[1]) / 2
+        box = max(0.0, left), max(0.0, upper), min(width, width - left), min(height, height - upper)
+    if fit != "pad":
+        return image.resize(frame, Image.Resampling.BILINEAR, box)
+    whole = max(width / frame[0], height / frame[1])
+    inner = max(1, round(width / whole)), max(1, round(height / whole))
+    padded = Image.new(image.mode, frame)
+    place = (frame[0] - inner[0]) // 2, (frame[1] - inner[1]) // 2
+    padded.paste(image.resize(inner, Image.Resampling.BILINEAR, box), place)
+    return padded

@@ -91,8 +91,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
                     draft.make_arrays(name)
             yield draft
         except BaseException:
-            with suppress(Exception):  # of the storage: what went wrong first is what is told
-                sync_store(Files.at(out, read_only=False).store.clear())
+            _clear(out)
             raise
         return
     target = Path(out).expanduser()
@@ -141,6 +140,14 @@ def _temporary_sibling(target: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(out: str) -> None:
+    """Remove what a draft has written at a URL, as far as the storage allows."""
+    store = Files.at(out, read_only=False).store
+    for removal in (*map(store.delete_dir, PARTS), store.delete("zarr.json")):
+        with suppress(Exception):  # what went wrong first is what is told
+            sync_store(removal)
 
 
 def _flush(folder: Path) -> None:
