@@ -73,7 +73,9 @@ def prepare() -> None:
 def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
     """Height and width of a size such as 64x48; one number stands for both."""
     numbers = value.lower().split("x")
-    if len(numbers) > 2 or not all(number.isascii() and number.isdecimal() and 0 < int(number[:7]) < 10**6 for number in numbers):
+    if len(numbers) > 2 or not all(
+        number.isascii() and number.isdecimal() and 0 < int(number[:7]) < 10**6 for number in numbers
+    ):
         raise click.BadParameter(f"{value!r}: give height and width, such as 64x64", ctx, param)
     return int(numbers[0]), int(numbers[-1])
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
 from daskcnn.launch.trained_run import Which, load_trained
+from daskcnn.store.facts import Facts
 from daskcnn.store.images import MAX_BYTES, decode, dimensions, read_file
 from daskcnn.training.trained_network import Classifier, to_classifier
 
@@ -21,7 +22,7 @@ def predict(
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
     job, checkpoint = load_trained(run, which, say)
     classifier = to_classifier(checkpoint, job)
-    pixels = np.stack([_pixels(path, classifier.facts.shape, say) for path in images])
+    pixels = np.stack([_pixels(path, classifier.facts, say) for path in images])
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(pixels), strict=True)]
 
 
@@ -33,11 +34,11 @@ def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifie
     }
 
 
-def _pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) -> npt.NDArray[np.uint8]:
+def _pixels(path: str, facts: Facts, say: Callable[[str], None]) -> npt.NDArray[np.uint8]:
     """A file as (H, W, C) uint8. Raises DataError for what is none that the network can look at."""
-    H, W, C = shape
+    H, W, C = facts.shape
     if path.endswith(".npy"):
-        return _array(path, shape)
+        return _array(path, facts.shape)
     if C not in (1, 3):
         raise DataError(
             path,
@@ -48,7 +49,7 @@ def _pixels(path: str, shape: tuple[int, int, int], say: Callable[[str], None]) 
     height, width = dimensions(data, name=path)
     if (height, width) != (H, W):
         say(f"warning: {path}: {width}x{height} pixels, resized to {W}x{H}")
-    return decode(data, name=path, size=(H, W), fit="stretch", grey=C == 1)
+    return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
 
 
 def _array(path: str, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:

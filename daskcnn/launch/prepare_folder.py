@@ -244,7 +244,7 @@ def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
     size = int(np.prod(shape))
     plan = plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
     name = request.name or escaped(Path(request.out.rstrip("/")).stem) or "images"
-    return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed)
+    return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
 
 
 def _decoded(request: Request, plan: Plan, draft: Draft, workers: _Workers, client: Client | None) -> _Found:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +18,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from daskcnn.errors import DataError
 from daskcnn.files import read_regular
+from daskcnn.store.manifest import Fit as Fit
 
 Pixels = npt.NDArray[np.uint8]
-Fit = Literal["stretch", "crop", "pad"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Those that Pillow decodes by itself; others call programs, such as Ghostscript."""

@@ -23,14 +23,20 @@ import daskcnn
 from daskcnn.cli import main
 from daskcnn.cluster import sight
 from daskcnn.errors import ClusterError, DataError, UserError
+from daskcnn.job.resolve import resolve
 from daskcnn.launch import prepare_folder as launch
+from daskcnn.launch.predict import predict
 from daskcnn.launch.prepare_folder import Request, prepare, prepare_folder
+from daskcnn.launch.trained_run import load_trained
 from daskcnn.store import folder_pieces, open_dataset, verify
 from daskcnn.store.dataset import Dataset
+from daskcnn.store.facts import Facts
 from daskcnn.store.files import Files
 from daskcnn.store.folder_pieces import Look
 from daskcnn.store.images import decode, read_file
+from daskcnn.training.trained_network import to_classifier
 from tests.special_files import special
+from tests.tiny_runs import random_state, tiny_job, tiny_run
 
 SIZE = (6, 4)
 BAD = {
@@ -77,6 +83,7 @@ def test_every_image_is_there_as_it_is_looked_at(folder: Path, tmp_path: Path, g
     verify(dataset)
     assert (dataset.name, dataset.classes) == ("out", ("daisy", "rose", "tulip"))
     assert dataset.shape == (6, 4, 1 if grey else 3)
+    assert Facts.from_dict(Facts.of(dataset).to_dict()).fit == dataset.fit == "pad"
     assert (dataset.manifest.train.class_counts, dataset.manifest.test.class_counts) == ((16,) * 3, (4,) * 3)
     found = sorted((image.tobytes(), label) for image, label in everything(dataset))
     expected = [
@@ -123,6 +130,19 @@ def test_a_store_at_a_url(folder: Path, tmp_path: Path) -> None:
     local = prepare_folder(folder, tmp_path / "x.zarr", size=SIZE)
     remote = prepare_folder(folder, "memory://folder/x.zarr", size=SIZE)
     assert remote.fingerprint == local.fingerprint
+
+
+def test_predict_looks_at_an_image_as_training_did(folder: Path, tmp_path: Path) -> None:
+    file = folder / "rose" / "0.jpg"
+    data = prepare_folder(folder, tmp_path / "x.zarr", size=(8, 8), fit="crop", name="synthetic")
+    raw = tiny_job(data.path, model={"layers": [{"layer": "dense", "units": 3}]}, data={"validation": 5})
+    run = tiny_run(tmp_path, raw, random_state(resolve(raw)))
+    told = predict(str(run), [str(file)], which="last", top=3, say=lambda _: None)
+    job, checkpoint = load_trained(str(run), "last", lambda _: None)
+    pixels = decode(read_file(file), name="x", size=(8, 8), fit="crop")
+    expected = to_classifier(checkpoint, job).predict(pixels[None])
+    chances = {entry["class"]: entry["probability"] for entry in told[0]["classes"]}
+    assert [chances[name] for name in data.classes] == pytest.approx(expected[0].tolist())
 
 
 # --- bad images ---
