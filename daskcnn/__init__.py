@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from daskcnn.job.tables import Job
     from daskcnn.launch.jobs import train
+    from daskcnn.launch.prepare_arrays import prepare
     from daskcnn.launch.prepare_folder import prepare_folder
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Result", "prepare_folder", "train"]
+__all__ = ["Job", "Result", "prepare", "prepare_folder", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """`train`, what it takes, and `prepare_folder`, imported when first used: the layers below need no Dask."""
+    """`train`, what it takes, and what prepares data, imported when first used: the layers below need no Dask."""
     if name in ("train", "Result"):
         from daskcnn.launch import jobs
 
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> Any:
         from daskcnn.launch.prepare_folder import prepare_folder
 
         return prepare_folder
+    if name == "prepare":
+        from daskcnn.launch.prepare_arrays import prepare
+
+        return prepare
     if name == "Job":
         from daskcnn.job.tables import Job
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from daskcnn.job.resolve import parse_job
 from daskcnn.job.sources import parse_value
+from daskcnn.launch.array_files import opened
+from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.prepare_folder import Request
 from daskcnn.launch.prepare_folder import prepare as prepare_images
 from daskcnn.launch.training import shown
@@ -17,7 +20,7 @@ from daskcnn.store import verify as verify_dataset
 from daskcnn.store.folder_pieces import Look
 from daskcnn.store.images import Fit
 from daskcnn.store.manifest import Order
-from daskcnn.store.prepare import summary
+from daskcnn.store.prepare import summary_of
 
 
 def prepare(
@@ -33,6 +36,38 @@ def prepare(
         progress=shown(say),
         warn=lambda message: say(f"warning: {message}"),
     )
+
+
+def prepare_array_files(
+    *,
+    images: str,
+    labels: str,
+    weights: str | None,
+    classes: str | None,
+    out: str | None,
+    name: str | None,
+    say: Callable[[str], None],
+    verbose: bool = False,
+    **options: Any,
+) -> str:
+    """Write a data set from array files of NumPy; returns what was done."""
+    path = out or f"data/{name or 'arrays'}.zarr"
+    names = None if classes is None else [each.strip() for each in classes.split(",")]
+    with ExitStack() as stack:
+        pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
+        factors = None if weights is None else stack.enter_context(opened(weights))
+        dataset = prepare_arrays(
+            pixels,
+            answers,
+            path,
+            classes=names,
+            weights=factors,
+            name=name,
+            progress=shown(say),
+            warn=lambda message: say(f"warning: {message}"),
+            **options,
+        )
+    return f"wrote {path}: {summary_of(dataset)}"
 
 
 def prepare_folder(
@@ -56,7 +91,7 @@ def prepare_folder(
     cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or Path(path).expanduser().absolute().name or "images"
     request = Request(path, out or f"data/{name}.zarr", Look(size, fit, grey), **options)
-    return f"wrote {request.out}: {summary(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
+    return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
 
 
 def verify(path: str) -> str:
