@@ -29,11 +29,16 @@ TRY = 2.0  # seconds of one attempt to connect
 
 @contextlib.contextmanager
 def connect(
-    settings: Cluster, check: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
+    settings: Cluster,
+    check: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    server: bool = True,
 ) -> Iterator[Client]:
     """A client of the job's cluster; closed (and a local cluster stopped) on leaving.
 
-    `check` is called now and then while it waits, and may raise; `say` is told what it waits for.
+    `check` is called now and then while it waits, and may raise; `say` is told what it waits for. `server` says whether
+    a local cluster has a process for the parameter server.
     Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds, and at once where
     waiting would not help: an address that is none, certificates that are refused.
     """
@@ -41,7 +46,7 @@ def connect(
         with _remote(settings, Patience(settings.wait, check, say)) as client:
             yield client
     else:
-        with _local(settings) as client:
+        with _local(settings, server) as client:
             yield client
 
 
@@ -153,7 +158,7 @@ It has to be there before the process starts: what a nanny's `env` says is too l
 
 
 @contextlib.contextmanager
-def _local(settings: Cluster) -> Iterator[Client]:
+def _local(settings: Cluster, server: bool) -> Iterator[Client]:
     wanted = settings.workers.given or {"cpu": cpu_count()}
     # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
     config = {
@@ -171,7 +176,7 @@ def _local(settings: Cluster) -> Iterator[Client]:
     with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config), _own_loop() as loop:
         cluster = SpecCluster(
             loop=loop,
-            workers=dict(_local_workers(wanted, scratch)),
+            workers=dict(_local_workers(wanted, scratch, server)),
             scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
             name="daskcnn",
             silence_logs="ERROR",
@@ -199,10 +204,10 @@ def _own_loop() -> Iterator[IOLoop]:
         runner.stop()
 
 
-def _local_workers(wanted: dict[str, int], scratch: str) -> Iterator[tuple[str, dict[str, object]]]:
-    """One single-threaded process a worker, and one more for the parameter server."""
+def _local_workers(wanted: dict[str, int], scratch: str, server: bool) -> Iterator[tuple[str, dict[str, object]]]:
+    """One single-threaded process a worker, and one more for the parameter server where there is one."""
     names = [(f"{kind}-{i}", kind) for kind, count in wanted.items() for i in range(count)]
-    for name, kind in [*names, ("ps", "ps")]:
+    for name, kind in [*names, ("ps", "ps")] if server else names:
         yield (
             name,
             {

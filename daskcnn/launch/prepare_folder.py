@@ -180,7 +180,7 @@ class _Workers:
         elif self.cluster is None and images <= FEW:
             yield None
         else:
-            with connect(self.cluster or Cluster(), self.check, self.say) as client:
+            with connect(self.cluster or Cluster(), self.check, self.say, server=False) as client:
                 yield client
 
     def over(
