@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from daskcnn.launch.estimator import CNNClassifier
     from daskcnn.launch.jobs import plan, train
     from daskcnn.launch.prepare_arrays import prepare
+    from daskcnn.launch.prepare_folder import prepare_folder
     from daskcnn.launch.trained_model import TrainedModel, load
     from daskcnn.launch.training import Result
 
@@ -41,6 +42,7 @@ __all__ = [
     "load",
     "plan",
     "prepare",
+    "prepare_folder",
     "train",
 ]
 
@@ -53,6 +55,7 @@ _HOMES = {
     "load": "daskcnn.launch.trained_model",
     "plan": "daskcnn.launch.jobs",
     "prepare": "daskcnn.launch.prepare_arrays",
+    "prepare_folder": "daskcnn.launch.prepare_folder",
     "train": "daskcnn.launch.jobs",
 }
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.run import FLAGS
+from daskcnn.job.tables import description_of
 from daskcnn.launch import prepare as data_sets
 from daskcnn.launch.show_data import show_data
 from daskcnn.show.data_text import readable_dataset
@@ -32,6 +35,14 @@ def out_options(function: Any) -> Any:
         verbose,
     ):
         function = option(function)
+    return function
+
+
+def cluster_options(function: Any) -> Any:
+    """Add the options of every command that works on a cluster and has no job."""
+    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
+        key, metavar = FLAGS[flag]
+        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
     return function
 
 
@@ -76,6 +87,49 @@ def prepare() -> None:
 def arrays(**options: Any) -> None:
     """Prepare a data set from array files of NumPy."""
     tell(data_sets.prepare_array_files(**options, say=say))
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, int]:
+    """Height and width of a size such as 64x48; one number stands for both."""
+    numbers = value.lower().split("x")
+    if len(numbers) > 2 or not all(re.fullmatch("[1-9][0-9]{0,5}", number) for number in numbers):
+        raise click.BadParameter(f"{value!r}: give height and width, such as 64x64", ctx, param)
+    return int(numbers[0]), int(numbers[-1])
+
+
+@prepare.command(cls=Command)
+@click.argument("path")
+@click.option(
+    "--size",
+    metavar="HEIGHTxWIDTH",
+    required=True,
+    callback=_size,
+    help="Size of the images in the data set, such as 64x64.",
+)
+@click.option(
+    "--fit",
+    type=click.Choice(["crop", "pad", "stretch"]),
+    default="crop",
+    show_default=True,
+    help="Other proportions: cut off what is too much, add black, or distort.",
+)
+@click.option("--grey", is_flag=True, help="One channel, and not red, green and blue.")
+@click.option(
+    "--test",
+    type=float,
+    metavar="SHARE",
+    help="Share of each class that is kept for testing.  [default: 0.2, or the folders train/ and test/]",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out images that cannot be read. Without it they are refused.")
+@click.option("--name", help="Name of the data set.  [default: that of the store]")
+@cluster_options
+@out_options
+def folder(path: str, out: str | None, verbose: bool, **options: Any) -> None:
+    """Prepare the images in the folder PATH, which has a sub-folder for each class.
+
+    Images are decoded by the workers of a cluster: the scheduler's, or a local one.
+    """
+    tell(data_sets.prepare_folder(path, out=out, **options, say=say))
 
 
 @data.command(cls=Command)

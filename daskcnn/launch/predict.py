@@ -50,7 +50,7 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
     height, width = dimensions(data, name=path)
     if (height, width) != (H, W):
         say(f"warning: {path}: {width}x{height} pixels, resized to {W}x{H}")
-    return decode(data, name=path, size=(H, W), fit="stretch", grey=C == 1)
+    return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
 
 
 def _array(path: str, shape: tuple[int, int, int], wanted: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+from daskcnn.job.resolve import parse_job
+from daskcnn.job.sources import parse_value
 from daskcnn.launch.array_files import opened
 from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
+from daskcnn.launch.prepare_folder import Request
+from daskcnn.launch.prepare_folder import prepare as prepare_images
 from daskcnn.launch.training import shown
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
+from daskcnn.store.folder_pieces import Look
+from daskcnn.store.images import Fit
 from daskcnn.store.manifest import Order
 from daskcnn.store.prepare import summary_of
 
@@ -61,6 +68,30 @@ def prepare_array_files(
             **options,
         )
     return f"wrote {path}: {summary_of(dataset)}"
+
+
+def prepare_folder(
+    path: str,
+    *,
+    out: str | None,
+    size: tuple[int, int],
+    fit: Fit,
+    grey: bool,
+    say: Callable[[str], None],
+    scheduler: str | None = None,
+    scheduler_file: str | None = None,
+    workers: str | None = None,
+    wait: str | None = None,
+    **options: Any,
+) -> str:
+    """Write the images of a folder where workers can read them; returns what was done."""
+    raw: dict[str, Any] = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers}
+    raw |= {} if wait is None else {"wait": parse_value(wait)}
+    given = {key: value for key, value in raw.items() if value is not None}
+    cluster = parse_job({"cluster": given}).cluster if given else None
+    name = options.get("name") or Path(path).expanduser().absolute().name or "images"
+    request = Request(path, out or f"data/{name}.zarr", Look(size, fit, grey), **options)
+    return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
 
 
 def verify(path: str) -> str:

@@ -50,6 +50,7 @@ class Points:
     sample_bytes: int = _SIDE * _SIDE
     labels: Labelling = "classes"
     nodata: None = None
+    fit: None = None
 
 
 def clusters_of_points(train: int, test: int = 1000, *, seed: int = 0) -> Dataset:

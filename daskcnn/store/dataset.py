@@ -17,7 +17,7 @@ from daskcnn.errors import DataError, UserError
 from daskcnn.store.cache import CACHE
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Labelling, Manifest, PartManifest, parse, remedy, sha256
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, PartManifest, parse, remedy, sha256
 
 Labels = npt.NDArray[Any]
 """One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
@@ -159,6 +159,11 @@ class Described(Protocol):
         """The value that stands for no data, as NaN then does too; None where every pixel has data."""
         ...
 
+    @property
+    def fit(self) -> Fit | None:
+        """How image files became images of this size; None where they are no image files."""
+        ...
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -212,6 +217,11 @@ class Dataset:
     def nodata(self) -> float | None:
         """The value that stands for no data, as NaN then does too; None where every pixel has data."""
         return self.manifest.nodata
+
+    @property
+    def fit(self) -> Fit | None:
+        """How image files became images of this size; None where they are no image files."""
+        return self.manifest.fit
 
     @property
     def sample_bytes(self) -> int:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from daskcnn.errors import DataError
 from daskcnn.store import Described
 from daskcnn.store.dataset import SMALLEST_DEVIATION
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Labelling, Level
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Fit, Labelling, Level
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,18 @@ class Facts:
     dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype("uint8"))
     labels: Labelling = "classes"
     nodata: float | None = None
+    fit: Fit | None = None
 
     @classmethod
     def of(cls, images: Described) -> Facts:
         """Return the facts of a data set."""
         numbers = images.mean, images.deviation, images.dtype
-        return cls(images.classes, images.shape, *numbers, images.labels, images.nodata)
+        return cls(images.classes, images.shape, *numbers, images.labels, images.nodata, images.fit)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts in a form that JSON can keep."""
         numbers = {"mean": self.mean.tolist(), "deviation": self.deviation.tolist(), "dtype": self.dtype.name}
-        labelling = {"labels": self.labels, "nodata": self.nodata}
+        labelling = {"labels": self.labels, "nodata": self.nodata, "fit": self.fit}
         return {"classes": list(self.classes), "shape": list(self.shape), **numbers, **labelling}
 
     @classmethod
@@ -61,7 +62,7 @@ class Facts:
         if min(deviation) < SMALLEST_DEVIATION:
             raise _damaged(f"a channel's deviation is {min(deviation)}")
         statistics = np.array(found.mean), np.array(deviation)
-        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata)
+        return cls(tuple(found.classes), (H, W, C), *statistics, dtype, found.labels, found.nodata, found.fit)
 
 
 class _Record(BaseModel):
@@ -76,6 +77,7 @@ class _Record(BaseModel):
     dtype: Dtype = "uint8"
     labels: Labelling = "classes"
     nodata: float | None = None
+    fit: Fit | None = None
 
 
 def _damaged(what: str) -> DataError:

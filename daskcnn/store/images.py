@@ -11,17 +11,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from daskcnn.errors import DataError
 from daskcnn.files import read_regular
+from daskcnn.store.manifest import Fit as Fit
 
 Pixels = npt.NDArray[np.uint8]
-Fit = Literal["stretch", "crop", "pad"]
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 """Those that Pillow decodes by itself; others call programs, such as Ghostscript."""
@@ -29,6 +28,14 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 24_000_000
 """The largest image that is decoded: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
+
+_GAP = 2
+"""How many times the result's size is decoded at least, of a JPEG image that can be decoded at a half, a quarter or an
+eighth of its size.
+
+Resizing joins the pixels that this leaves out. The two ways differ by less than one level of 256 in the root mean
+square.
+"""
 
 _REMEDY = "scale it down first"
 _GIVE = "give a PNG or JPEG file"
@@ -68,7 +75,8 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     """Return an image (H, W, 3), or (H, W, 1) if `grey`, as it is looked at.
 
     It is turned by its EXIF orientation. What is transparent shows black. Grey values of 16 bits are divided by 257, so
-    that white stays white. The first frame of an animation is taken.
+    that white stays white. The first frame of an animation is taken. A JPEG image of four times the size or more is
+    decoded at a part of it, and then resized.
 
     Parameters
     ----------
@@ -84,7 +92,12 @@ def decode(data: bytes, *, name: str, size: tuple[int, int], fit: Fit = "stretch
     DataError : for what is no image, is damaged, has more than `MAX_PIXELS` pixels, or metadata beyond measure
     """
     with _opened(data, name) as image:
-        small = _fitted(_resizable(_turned(image)), (size[1], size[0]), fit)
+        turn = _turn(image)
+        frame = (size[0], size[1]) if turn in _SWAPPING else (size[1], size[0])
+        within = _draft(image, frame, grey)
+        small = _fitted(_resizable(image), within, frame, fit)
+        if turn is not None:
+            small = small.transpose(turn)
         flat = _on_black(small).convert("L" if grey else "RGB")
         return np.asarray(flat, np.uint8).reshape(*size, 1 if grey else 3).copy()
 
@@ -122,12 +135,6 @@ def _too_large(name: str, why: str) -> DataError:
     return DataError(name, f"too large for an image to look at ({why})", _REMEDY)
 
 
-def _turned(image: Image.Image) -> Image.Image:
-    """The image as its EXIF orientation says that it is looked at."""
-    turn = _turn(image)
-    return image if turn is None else image.transpose(turn)
-
-
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """What undoes the image's orientation; None for one that is as it is looked at, or has damaged EXIF data."""
     if image.format == "TIFF":  # which Pillow turns by itself
@@ -137,6 +144,15 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     except (ValueError, TypeError, KeyError, IndexError, OSError, SyntaxError, struct.error):
         return None
     return _TURNS.get(orientation) if isinstance(orientation, int) else None
+
+
+def _draft(image: Image.Image, frame: tuple[int, int], grey: bool) -> tuple[float, float] | None:
+    """Let a JPEG image be decoded small, and its brightness alone where no colours are wanted.
+
+    Returns its (W, H) then: the last pixels may lie across the image's border. None for another image.
+    """
+    drafted = image.draft("L" if grey else None, (frame[0] * _GAP, frame[1] * _GAP))
+    return None if drafted is None else drafted[1][2:]
 
 
 def _resizable(image: Image.Image) -> Image.Image:
@@ -168,12 +184,19 @@ def _eight_bits(image: Image.Image) -> Pixels:
     return found
 
 
-def _fitted(image: Image.Image, size: tuple[int, int], fit: Fit) -> Image.Image:
-    """The image in this size, (W, H)."""
-    if image.size == size:
-        return image
+def _fitted(image: Image.Image, within: tuple[float, float] | None, frame: tuple[int, int], fit: Fit) -> Image.Image:
+    """The image, which ends at `within` where that is given, in another size; each is (W, H)."""
+    width, height = within or image.size
+    box = 0.0, 0.0, float(width), float(height)
     if fit == "crop":
-        return ImageOps.fit(image, size, Image.Resampling.BILINEAR)
-    if fit == "pad":
-        return ImageOps.pad(image, size, Image.Resampling.BILINEAR)
-    return image.resize(size, Image.Resampling.BILINEAR)
+        part = min(width / frame[0], height / frame[1])
+        left, upper = (width - part * frame[0]) / 2, (height - part * frame[1]) / 2
+        box = max(0.0, left), max(0.0, upper), min(width, width - left), min(height, height - upper)
+    if fit != "pad":
+        return image.resize(frame, Image.Resampling.BILINEAR, box)
+    whole = max(width / frame[0], height / frame[1])
+    inner = max(1, round(width / whole)), max(1, round(height / whole))
+    padded = Image.new(image.mode, frame)
+    place = (frame[0] - inner[0]) // 2, (frame[1] - inner[1]) // 2
+    padded.paste(image.resize(inner, Image.Resampling.BILINEAR, box), place)
+    return padded

@@ -36,6 +36,8 @@ MOST_CLASSES = 1 << 16
 Order = Literal["shuffled", "stored"]
 Labelling = Literal["classes", "several"]
 """What a label is: one class of each sample, or a row of 0 and 1, one for each of several labels."""
+Fit = Literal["stretch", "crop", "pad"]
+"""What was done about other proportions where image files became images of one size."""
 Dtype = Literal["uint8", "uint16", "int16", "float16", "float32", "float64"]
 Size = Annotated[int, Field(ge=1, le=1 << 40)]
 Level = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -93,6 +95,7 @@ class Manifest(_Frozen):
     dtype : number type of the images
     labels : what a label is
     nodata : the value that stands for no data, if there is one; then NaN does too
+    fit : how image files became images of this size; None where they are no image files
     mean, deviation : of each channel, over the training part; deviation is 0 for a channel that is the same everywhere
     """
 
@@ -104,6 +107,7 @@ class Manifest(_Frozen):
     dtype: Dtype = "uint8"
     labels: Labelling = "classes"
     nodata: float | None = None
+    fit: Fit | None = None
     mean: Annotated[tuple[Level, ...], FailFast()]
     deviation: Deviations
     order: Order
@@ -147,6 +151,8 @@ class Manifest(_Frozen):
     def _record(self) -> dict[str, Any]:
         """The manifest as it is kept: in format 1 without what that format did not have."""
         record = self.model_dump(mode="json")
+        if self.fit is None:
+            del record["fit"]
         if self.format == 1:
             later = [(record, key) for key in ("dtype", "labels", "nodata")]
             for table, key in (*later, *((record[part], "weights") for part in PARTS)):

@@ -16,7 +16,9 @@ _SPLIT = 3
 """Tells the split's draws from those of the order, which has one for each part."""
 
 
-def stratified(labels: npt.NDArray[Any], test: int, seed: int) -> npt.NDArray[np.bool_]:
+def stratified(
+    labels: npt.NDArray[Any], test: int, seed: int, *, keys: npt.NDArray[np.uint64] | None = None
+) -> npt.NDArray[np.bool_]:
     """Return a mask (N,) of `test` samples that hold every class in its proportion, within one sample.
 
     Every class keeps at least one sample outside, so a class of one sample is not in the mask. Where classes are too
@@ -27,11 +29,11 @@ def stratified(labels: npt.NDArray[Any], test: int, seed: int) -> npt.NDArray[np
     labels : classes (N,), or rows (N, L) of several labels: samples with the same row count as one class
     test : samples of the mask
     seed : of the draw
+    keys : a number of each sample's own, (N,), that the draw follows from; its index if not given
     """
     _, which, counts = np.unique(labels, axis=0, return_inverse=True, return_counts=True)
     wanted = _shares(counts, test)
-    keys = sample_keys(len(labels), seed, _SPLIT)
-    by_class = np.lexsort((keys, which.reshape(-1)))
+    by_class = np.lexsort((sample_keys(len(labels) if keys is None else keys, seed, _SPLIT), which.reshape(-1)))
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     mask = np.zeros(len(labels), bool)
     mask[by_class] = place < np.repeat(wanted, counts)
@@ -48,15 +50,17 @@ def _shares(counts: npt.NDArray[np.int64], test: int) -> npt.NDArray[np.int64]:
     return shares
 
 
-def shuffled_order(samples: int, seed: int, salt: int) -> npt.NDArray[np.int64]:
-    """Return a permutation of the samples of a part; `salt` is the number of the part.
+def shuffled_order(samples: int | npt.NDArray[np.uint64], seed: int, salt: int) -> npt.NDArray[np.int64]:
+    """Return a permutation of the samples of a part, given by their count or by a number of each one's own.
 
-    It sorts keys of our own: the stream of NumPy's `permutation` may change between versions.
+    `salt` is the number of the part. It sorts keys of our own: the stream of NumPy's `permutation` may
+    change between versions.
     """
     return np.argsort(sample_keys(samples, seed, salt), kind="stable")
 
 
-def sample_keys(samples: int, seed: int, salt: int) -> npt.NDArray[np.uint64]:
-    """Return a random number for each sample, (N,)."""
-    keys: npt.NDArray[np.uint64] = derive(np, derive(np, np.arange(samples, dtype=np.uint64), seed), salt)
+def sample_keys(samples: int | npt.NDArray[np.uint64], seed: int, salt: int) -> npt.NDArray[np.uint64]:
+    """Return a random number for each sample, (N,), which follows from its index or from a number of its own."""
+    own = np.arange(samples, dtype=np.uint64) if isinstance(samples, int) else samples
+    keys: npt.NDArray[np.uint64] = derive(np, derive(np, own, seed), salt)
     return keys

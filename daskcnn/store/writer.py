@@ -7,19 +7,20 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 import zarr
+from zarr.core.sync import sync as sync_store
 
 from daskcnn.errors import DataError
 from daskcnn.files import sync
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
-from daskcnn.store.manifest import PARTS, Manifest, Source, chunks
+from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
 
 
 class Occupied(Exception):
@@ -56,6 +57,12 @@ class Draft:
             stored = zarr.open_array(store, path=f"{name}/{array}", mode="r+", zarr_format=3)
             stored.with_config(EMPTY_CHUNKS_TOO)[lo : lo + len(data)] = data
 
+    @property
+    def finished(self) -> bool:
+        """Whether the manifest is written."""
+        found = Files.at(self.path).json("zarr.json")
+        return found is not None and ATTRIBUTE in (found.get("attributes") or {})
+
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest: from now on the store is a data set."""
         root = zarr.open_group(Files.at(self.path, read_only=False).store, mode="r+", zarr_format=3)
@@ -64,10 +71,11 @@ class Draft:
 
 @contextmanager
 def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambda part: None) -> Iterator[Draft]:
-    """A draft of the data set that a path or URL will hold when the context ends; nothing stays if it fails.
+    """A draft of the data set that a path or URL will hold when the context ends.
 
-    A local store is a temporary sibling folder, flushed to disk, then renamed. At a URL nothing can be renamed, so the
-    manifest, which `Draft.finish` writes, comes last: without it a store is not a data set.
+    Nothing stays if it fails, or of a local draft that was not finished. A local store is a temporary sibling folder,
+    flushed to disk, then renamed. At a URL nothing can be renamed, so the manifest, which `Draft.finish` writes, comes
+    last: without it a store is not a data set.
 
     Raises
     ------
@@ -76,11 +84,15 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
     """
     if is_url(out):
         draft = Draft(out, manifest)
-        for name in PARTS:
-            on_part(name)
-            with storing(out):
-                draft.make_arrays(name)
-        yield draft
+        try:
+            for name in PARTS:
+                on_part(name)
+                with storing(out):
+                    draft.make_arrays(name)
+            yield draft
+        except BaseException:
+            _clear(out)
+            raise
         return
     target = Path(out).expanduser().absolute()
     try:
@@ -90,8 +102,9 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
                 on_part(name)
                 draft.make_arrays(name)
             yield draft
-            _flush(folder)
-            _take_place(folder, target)
+            if draft.finished:
+                _flush(folder)
+                _take_place(folder, target)
     except OSError as error:
         raise DataError(out, f"cannot be written ({error.strerror or error})", "choose another --out") from error
 
@@ -127,6 +140,14 @@ def _temporary_sibling(target: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _clear(out: str) -> None:
+    """Remove what a draft has written at a URL, as far as the storage allows."""
+    store = Files.at(out, read_only=False).store
+    for removal in (*map(store.delete_dir, PARTS), store.delete("zarr.json")):
+        with suppress(Exception):  # what went wrong first is what is told
+            sync_store(removal)
 
 
 def _flush(folder: Path) -> None:

@@ -20,7 +20,7 @@ from daskcnn import cli, run
 from tests.command_lines import context_of
 from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths
 
-MADE_BY_USE = {"data/NAME.zarr", "data/cifar10.zarr", "data/synthetic.zarr"}
+MADE_BY_USE = {"data/NAME.zarr", "data/shapes.zarr", "data/cifar10.zarr", "data/synthetic.zarr"}
 COMMANDS = {
     ("dask", "scheduler"): dask_scheduler.main,
     ("dask", "worker"): dask_worker.main,

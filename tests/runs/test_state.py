@@ -120,10 +120,10 @@ def test_a_missing_array_is_named(tmp_path: Path, raw: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"shape": [8, 8]}, {"shape": "8x8"}, {"mean": None}, {"deviation": "x"}, {"classes": 3}]
+    "change", [{"shape": [8, 8]}, {"shape": "8x8"}, {"mean": None}, {"deviation": "x"}, {"classes": 3}, {"fit": "x"}]
 )
 def test_a_damaged_description_of_the_images_is_refused(change: dict[str, Any]) -> None:
-    facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), np.full(3, 60.0))
+    facts = Facts(CLASSES, (8, 8, 3), np.arange(3.0), np.full(3, 60.0), fit="pad")
     record = json.loads(json.dumps(facts.to_dict()))
     assert Facts.from_dict(record).to_dict() == record
     with pytest.raises(DataError, match="description of the images is damaged"):

@@ -250,3 +250,46 @@ def test_damaged_files_are_refused_or_decoded(kind: str, draw: st.DataObject) ->
         warnings.simplefilter("error")  # none of Pillow's comes out
         with suppress(DataError):
             assert decode(bytes(data[:cut]), name="x", size=(8, 8)).shape == (8, 8, 3)
+
+
+# --- JPEG images that are much larger than what is wanted ---
+
+
+def photograph(size: tuple[int, int], seed: int = 0) -> Image.Image:
+    """Smooth colours with grain."""
+    rng = np.random.default_rng(seed)
+    colours = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    smooth = np.asarray(colours.resize(size, Image.Resampling.BICUBIC), np.float32)
+    return Image.fromarray(np.clip(smooth + rng.normal(0, 9, smooth.shape), 0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("grey", [False, True])
+@pytest.mark.parametrize("fit", ["stretch", "crop", "pad"])
+@pytest.mark.parametrize("size", [(256, 256), (500, 333), (1000, 250), (259, 641)])
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], fit: Fit, grey: bool
+) -> None:
+    data = encoded(photograph(size), "JPEG", quality=90)
+    small = decode(data, name="x", size=(32, 24), fit=fit, grey=grey).astype(float)
+    monkeypatch.setattr(images, "_draft", lambda *_: None)  # decode all of it
+    whole = decode(data, name="x", size=(32, 24), fit=fit, grey=grey)
+    assert np.sqrt(np.mean((small - whole) ** 2)) < 1.5
+    assert np.abs(small - whole).max() < 20
+
+
+@pytest.mark.parametrize(("frame", "decoded"), [((64, 16), (128, 32)), ((16, 64), (512, 128)), ((8, 2), (64, 16))])
+def test_how_small_depends_on_the_image_as_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, frame: tuple[int, int], decoded: tuple[int, int]
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(photograph((512, 128)), "JPEG", exif=exif)
+    sizes, resizable = [], images._resizable
+
+    def noted(image: Image.Image) -> Image.Image:
+        sizes.append(image.size)
+        return resizable(image)
+
+    monkeypatch.setattr(images, "_resizable", noted)
+    assert decode(data, name="x", size=frame).shape == (*frame, 3)
+    assert sizes == [decoded]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.store import open_dataset, prepare, verify
+from daskcnn.store import open_dataset, prepare, verify, writer
+from daskcnn.store.files import Files
 from daskcnn.store.manifest import Order, Source, describe
 from daskcnn.store.writer import Occupied, write
 from tests.store.conftest import BatchesOf, MakeCifarTar
@@ -133,13 +134,21 @@ def test_two_processes_at_once(archive: Path, tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"a.tar.gz", "x.zarr"}
 
 
-def test_by_url_the_manifest_comes_last(source: Source, archive: Path) -> None:
+def stop(part: str) -> None:
+    if part == "test":
+        raise RuntimeError
+
+
+def test_by_url_what_fails_leaves_nothing(source: Source) -> None:
+    url = "memory://daskcnn-tests/failed.zarr"
+    with pytest.raises(RuntimeError):
+        write(source, describe(source, chunk=50, order="stored", seed=0), url, stop)
+    assert Files.at(url).is_empty()
+
+
+def test_by_url_the_manifest_comes_last(source: Source, archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = "memory://daskcnn-tests/half.zarr"
-
-    def stop(part: str) -> None:
-        if part == "test":
-            raise RuntimeError
-
+    monkeypatch.setattr(writer, "_clear", lambda out: None)  # a process that is killed clears nothing
     with pytest.raises(RuntimeError):
         write(source, describe(source, chunk=50, order="stored", seed=0), url, stop)
     with pytest.raises(DataError, match="not written to its end"):

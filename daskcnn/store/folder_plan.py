@@ -1,0 +1,131 @@
+"""Which image of a folder goes where: the split into parts, the order of each, and the chunks that they are cut into.
+
+Where an image goes follows from its path and the seed. An image that is left out changes neither the order of the
+others nor, but for rounding, their parts: a data set without its unreadable images is the one that a folder without
+them would give.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.store.folder import Listing
+from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks
+from daskcnn.store.prepare import chunk_for
+from daskcnn.store.split import shuffled_order, stratified
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What becomes one chunk of the images, and one of the labels.
+
+    Attributes
+    ----------
+    part : "train" or "test"
+    index : number of the chunk in its part
+    samples : number of each image in the listing, (n,)
+    labels : class of each image, (n,)
+    """
+
+    part: str
+    index: int
+    samples: Indices
+    labels: Indices
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The images of each part, in the order in which they are stored.
+
+    Attributes
+    ----------
+    parts : numbers of the images in the listing, by part
+    chunk : images of one chunk
+    """
+
+    listing: Listing
+    parts: Mapping[str, Indices]
+    chunk: int
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield what becomes each chunk, part by part and in order."""
+        for part, samples in self.parts.items():
+            for index, (lo, hi) in enumerate(chunks(len(samples), self.chunk)):
+                yield Piece(part, index, samples[lo:hi], self.listing.labels[samples[lo:hi]])
+
+    def common(self, **settings: Any) -> dict[str, Any]:
+        """Return the fields of the manifest that are known before the images are."""
+        return {"classes": self.listing.classes, "chunk": self.chunk, "dtype": "uint8", "labels": "classes", **settings}
+
+    def draft(self, common: Mapping[str, Any]) -> Manifest:
+        """Return the manifest as far as it is known: right in shapes and counts, without checksums and statistics."""
+        nothing = (0.0,) * common["shape"][2]
+        parts = {
+            name: PartManifest(
+                samples=len(samples),
+                class_counts=tuple(self._counts(samples)),
+                images=(),
+                labels=(),
+            )
+            for name, samples in self.parts.items()
+        }
+        return Manifest.model_validate({**common, "sources": {}, "mean": nothing, "deviation": nothing, **parts})
+
+    def _counts(self, samples: Indices) -> list[int]:
+        counts: list[int] = np.bincount(self.listing.labels[samples], minlength=len(self.listing.classes)).tolist()
+        return counts
+
+    def positions(self) -> tuple[npt.NDArray[np.bool_], Indices]:
+        """Return whether each image of the listing is in the test part, and its row there or in the training part."""
+        test, rows = np.zeros(len(self.listing.files), bool), np.zeros(len(self.listing.files), np.int64)
+        for name, samples in self.parts.items():
+            test[samples], rows[samples] = name == PARTS[1], np.arange(len(samples))
+        return test, rows
+
+
+def plan_folder(listing: Listing, *, test: float, order: Order, seed: int, sample_bytes: int) -> Plan:
+    """Return which images become the training and the test part, and in which order.
+
+    Parameters
+    ----------
+    test : share of the images that becomes the test part, of each class alike; not used where the folder has parts
+    sample_bytes : of an image as it is stored
+
+    Raises
+    ------
+    DataError : where nothing is left for the test part
+    """
+    keys = _keys(listing.files)
+    count = max(1, round(test * len(listing.files)))
+    mask = stratified(listing.labels, count, seed, keys=keys) if listing.test is None else listing.test
+    if not mask.any():
+        raise DataError(listing.root, "no class has two images: nothing is left to test with", "give more images")
+    parts = {name: np.flatnonzero(mask == (name == PARTS[1])) for name in PARTS}
+    if order == "shuffled":
+        for salt, (name, samples) in enumerate(parts.items()):
+            parts[name] = samples[shuffled_order(keys[samples], seed, salt)]
+    return Plan(listing, parts, chunk_for(len(parts["train"]), sample_bytes))
+
+
+def _keys(files: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """A number of each image's own, which follows from its path, (N,)."""
+    digests = (hashlib.blake2b(os.fsencode(file), digest_size=8).digest() for file in files)
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
+
+
+def digest_of(files: Sequence[str], digests: npt.NDArray[np.uint8]) -> str:
+    """Return the SHA-256 of all paths and of the SHA-256 of each file's content, (N, 32), in the listing's order."""
+    total = hashlib.sha256()
+    for file, digest in zip(files, digests, strict=True):
+        total.update(os.fsencode(file) + b"\0" + digest.tobytes())
+    return total.hexdigest()
