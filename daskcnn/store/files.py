@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
 from daskcnn.errors import DataError, UserError
-from daskcnn.files import check_regular, read_regular
+from daskcnn.files import check_regular, open_regular, read_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _DAMAGED = "the store is damaged, make it again"
@@ -98,6 +98,22 @@ class Files:
                 return read_regular(self.folder / key, BOUNDS.size, remedy="not a data set")
             buffer = sync(self.store.get(key, default_buffer_prototype()))
             return b"" if buffer is None else buffer.to_bytes()
+
+    def content(self, key: str, most: int) -> bytes | None:
+        """Return at most `most` bytes of what is stored under a key and one more, None if there is nothing.
+
+        Raises DataError if the storage fails.
+        """
+        try:
+            with self.reading(key):
+                if self.folder is not None:
+                    with open_regular(self.folder / key) as file:
+                        return file.read(most + 1)
+                asked = RangeByteRequest(0, most + 1)
+                buffer = sync(self.store.get(key, default_buffer_prototype(), asked))
+                return None if buffer is None else buffer.to_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def plain_array(self, name: str, shape: tuple[int, ...], chunk: int, dtype: str) -> zarr.Array[Any]:
         """Return the array of this name.
