@@ -9,6 +9,7 @@ import click
 from daskcnn.cli.command import Command, tell, verbose
 from daskcnn.launch import prepare as data_sets
 from daskcnn.show.stderr import say
+from daskcnn.store import DATASETS
 from daskcnn.store.manifest import Order
 
 
@@ -17,16 +18,46 @@ def data() -> None:
     """Prepare and check data sets."""
 
 
-@data.command(cls=Command)
-@click.argument("name")
-@click.option("--archive", metavar="FILE", help="The data set's own archive or folder.  [default: download it]")
-@click.option("--out", metavar="PATH", help="Path of the zarr store to write.  [default: data/NAME.zarr]")
-@click.option("--order", type=click.Choice(["shuffled", "stored"]), default="shuffled", show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the shuffle.")
-@verbose
-def prepare(name: str, archive: str | None, out: str | None, order: Order, seed: int, **_: Any) -> None:
-    """Prepare data set NAME: write it in chunks that workers can read."""
-    tell(data_sets.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
+def out_options(function: Any) -> Any:
+    """Add the options of every command that writes a data set."""
+    for option in (
+        click.option("--out", metavar="PATH", help="Path of the zarr store to write.  [default: data/NAME.zarr]"),
+        click.option("--order", type=click.Choice(["shuffled", "stored"]), default="shuffled", show_default=True),
+        click.option(
+            "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the shuffle."
+        ),
+        verbose,
+    ):
+        function = option(function)
+    return function
+
+
+def _named(name: str) -> click.Command:
+    """The command that prepares the data set of this name. Of an unknown one it says which there are."""
+
+    @click.option("--archive", metavar="FILE", help="The data set's own archive or folder.  [default: download it]")
+    @out_options
+    def named(archive: str | None, out: str | None, order: Order, seed: int, **_: Any) -> None:
+        tell(data_sets.prepare(name, archive=archive, out=out, order=order, seed=seed, say=say))
+
+    return click.command(name, cls=Command, help=f"Prepare the data set {name}.")(named)
+
+
+class _Sources(click.Group):
+    """What a data set is made from: commands of their own, and the data sets that have a name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of the commands and of the data sets."""
+        return [*super().list_commands(ctx), *DATASETS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """The command of this name, or that of the data set of this name."""
+        return super().get_command(ctx, cmd_name) or _named(cmd_name)
+
+
+@data.group(cls=_Sources)
+def prepare() -> None:
+    """Prepare a data set: write it in chunks that workers can read."""
 
 
 @data.command(cls=Command)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from daskcnn.arrays import derive
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.dataset import Dataset, open_dataset, verify
@@ -15,6 +12,7 @@ from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.importer import Importer, Progress, Warn
 from daskcnn.store.files import Files, is_url
 from daskcnn.store.manifest import Manifest, Order, Source, describe
+from daskcnn.store.split import shuffled_order
 from daskcnn.store.writer import Occupied, write
 
 _CHUNK = 1000
@@ -141,8 +139,6 @@ def _ordered(source: Source, order: Order, seed: int) -> Source:
 
 
 def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
-    """Shuffle by sorting keys of our own: the stream of NumPy's `permutation` may change between versions."""
     images, labels = part
-    keys = derive(np, derive(np, np.arange(len(labels), dtype=np.uint64), seed), salt)
-    by_key = np.argsort(keys, kind="stable")
-    return images[by_key], labels[by_key]
+    order = shuffled_order(len(labels), seed, salt)
+    return images[order], labels[order]

@@ -89,7 +89,9 @@ def parse(words: Sequence[str]) -> click.Context | None:
 
 def _innermost(command: click.Command, arguments: list[str]) -> click.Context:
     if isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
-        return _innermost(command.commands[arguments[0]], arguments[1:])
+        inner = command.get_command(click.Context(command), arguments[0])
+        assert inner is not None, arguments[0]
+        return _innermost(inner, arguments[1:])
     return command.make_context(command.name, arguments)
 
 
