@@ -18,6 +18,7 @@ from daskcnn.doctor.worker import Seen, look
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
 from daskcnn.store import open_dataset
+from daskcnn.store.foreign_array import array_at
 
 LOOK = 60.0  # seconds within which a worker looks at itself and at the data set
 LEAST_MEMORY = 2 * GIB
@@ -161,6 +162,9 @@ def _server(address: str, found: list[Member]) -> Finding:
 def data_here(path: str) -> Finding:
     """The data set as this machine, which would be the job's, sees it."""
     try:
+        if (array := array_at(path)) is not None:
+            words = f"{path}: an array of {array.samples:,} images {array.shape}, {array.dtype}, in place"
+            return Finding("data", True, words, facts={"fingerprint": array.digest})
         dataset = open_dataset(path)
     except DataError as error:
         found = failed("data", error)

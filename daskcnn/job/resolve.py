@@ -90,6 +90,8 @@ def _without(raw: Mapping[str, Any], wrong: Keys) -> dict[str, Any]:
 
 def resolved_data(data: Data) -> Data:
     """The same with an absolute path, or the usual one, and the augmentation that suits the data set."""
+    if data.in_place:
+        return _resolved_arrays(data)
     path = data.path or f"data/{data.name}.zarr"
     return data.model_copy(
         update={
@@ -98,6 +100,13 @@ def resolved_data(data: Data) -> Data:
             "augment": data.augment or DATASETS[data.name].augment,
         }
     )
+
+
+def _resolved_arrays(data: Data) -> Data:
+    places = {key: getattr(data, key) for key in ("images", "labels", "test_images", "test_labels")}
+    absolute = {key: at if at is None or "://" in at else str(Path(at).absolute()) for key, at in places.items()}
+    test = data.test if data.test is not None or data.test_images is not None else 0.2
+    return data.model_copy(update={**absolute, "test": test, "augment": data.augment or "none"})
 
 
 def _resolved_train(job: Job) -> Train:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError
+from daskcnn.job.dataset import opened
 from daskcnn.launch.trained_run import Which, load_trained
 from daskcnn.runs.state import to_state
 from daskcnn.store import open_dataset
+from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import to_classifier
 
@@ -21,7 +24,8 @@ def evaluate(run: str, *, which: Which, path: str | None, say: Callable[[str], N
     AUC: of each class against the rest, the mean over the classes; None where there is only one.
     """
     job, checkpoint = load_trained(run, which, say)
-    dataset = open_dataset(path or job.data.path or "", limit=None if path else job.data.limit)
+    index = read_index(Path(run) / INDEX) if job.data.in_place else None
+    dataset = open_dataset(path) if path else opened(job.data, index)
     classifier = to_classifier(checkpoint, job)
     if (dataset.shape, dataset.classes) != (classifier.facts.shape, classifier.classes):
         raise DataError(

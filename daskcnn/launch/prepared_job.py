@@ -9,9 +9,11 @@ from pathlib import Path
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError
+from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
 from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import Data, Job
+from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -37,9 +39,12 @@ class Prepared:
 def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
     """Make the data set if it is not there yet, check all of it, and that the network fits.
 
+    Of arrays in place only metadata and labels are read.
+
     Raises DataError or JobError naming what is wrong.
     """
-    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress)
+    dataset = outlined(job) if job.data.in_place else find_dataset(job, progress=progress, warn=warn)
+    return checked_job(job, dataset, progress=progress)
 
 
 def checked_job(
@@ -54,6 +59,8 @@ def checked_job(
 def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     """The job's data set, made if it is not there yet. Raises DataError where it is another one, or cannot be made."""
     data = job.data
+    if data.in_place:
+        return indexed(job, progress=progress)
     assert data.path is not None, "resolved"
     missing = "://" not in data.path and not Path(data.path).exists()
     if missing and not _may_be_made(data):
@@ -74,7 +81,7 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
             reason=f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}",
             remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
         )
-    return dataset
+    return scaled(data, dataset)
 
 
 def _may_be_made(data: Data) -> bool:

@@ -14,10 +14,12 @@ from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
+from daskcnn.job.dataset import arrays_of
 from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import apply_settings, read_job_file
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.indexing import outlined
 from daskcnn.launch.prepared_job import find_dataset
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
@@ -66,7 +68,9 @@ class Scenario:
     def about(self) -> dict[str, Any]:
         """What the events say of it."""
         model = self.job.model
-        return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
+        data = self.job.data
+        name = arrays_of(data).name if data.in_place else data.name
+        return {"dataset": name, "model": model.name or f"{len(model.layers or ())} layers"}
 
     def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
@@ -149,6 +153,9 @@ def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
 
 def _images(job: Job) -> tuple[Described, int]:
     """The job's images and how many there are to train on; a data set of a known name need not be here."""
+    if job.data.in_place:
+        found = outlined(job)
+        return found, len(found.train)
     path = str(job.data.path)
     if "://" in path or Path(path).exists():
         dataset = open_dataset(path, limit=job.data.limit)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
+from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.chunk_source import ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
@@ -129,12 +130,20 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """An open data set: its manifest and its two parts."""
+    """An open data set: its manifest and its two parts.
+
+    Attributes
+    ----------
+    scale : mean and deviation of every channel to be used in place of the data set's own
+    index : of arrays that are used in place; None for a prepared data set, and where it is not known
+    """
 
     path: str
     manifest: Manifest
     train: Split
     test: Split
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    index: ArrayIndex | None = None
 
     @property
     def name(self) -> str:
@@ -154,7 +163,7 @@ class Dataset:
     @cached_property
     def mean(self) -> npt.NDArray[np.float64]:
         """Mean of every channel over the training pixels, (C,)."""
-        return np.asarray(self.manifest.mean)
+        return np.asarray(self.manifest.mean if self.scale is None else self.scale[0], np.float64)
 
     @cached_property
     def deviation(self) -> npt.NDArray[np.float64]:
@@ -162,8 +171,17 @@ class Dataset:
 
         A data set of format 1 has one deviation, of all pixels after the channel means are subtracted.
         """
-        found = np.broadcast_to(np.asarray(self.manifest.deviation, np.float64), (self.shape[2],))
+        own = self.manifest.deviation if self.scale is None else self.scale[1]
+        found = np.broadcast_to(np.asarray(own, np.float64), (self.shape[2],))
         return np.where(found < SMALLEST_DEVIATION, 1.0, found)
+
+    def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> Dataset:
+        """The same with mean and deviation of one's own. Raises DataError where they are not one a channel."""
+        for name, numbers in (("mean", mean), ("deviation", deviation)):
+            if len(numbers) != self.shape[2]:
+                reason = f"{len(numbers)} numbers for {self.shape[2]} channels of {self.path}"
+                raise DataError(f"data.scale.{name}", reason, "give one for each channel")
+        return replace(self, scale=(tuple(mean), tuple(deviation)))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -198,7 +216,7 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the manifest, equal on every worker that sees the same data."""
-        return self.train.fingerprint
+        return self.train.source.fingerprint
 
 
 def open_dataset(path: str, *, limit: int | None = None) -> Dataset:

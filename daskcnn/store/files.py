@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,16 @@ class Files:
         """Return whether nothing is stored here."""
         with self.reading(""):
             return sync(self.store.is_empty(""))
+
+    def names(self, most: int) -> list[str]:
+        """Return the names directly inside this store, at most so many, in order."""
+        found = []
+        with self.reading(""):
+            if self.folder is not None:
+                found = [entry.name for entry in islice(os.scandir(self.folder), most)]
+            else:
+                found = sync(_first_names(self.store, most))
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
 
     @contextmanager
     def reading(self, key: str) -> Iterator[None]:
@@ -137,6 +149,15 @@ class Files:
                 )
         with self.reading(name):
             return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
+
+
+async def _first_names(store: Store, most: int) -> list[str]:
+    found = []
+    async for name in store.list_dir(""):
+        found.append(name)
+        if len(found) == most:
+            break
+    return found
 
 
 def _words(error: Exception) -> str:

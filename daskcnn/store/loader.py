@@ -21,7 +21,8 @@ import numpy.typing as npt
 from daskcnn.arrays import derive
 from daskcnn.store.augment import AUGMENTATIONS, Keys
 from daskcnn.store.chunk_facts import Images, missing_pixels
-from daskcnn.store.dataset import Dataset, Described, Indices, Labels, Split
+from daskcnn.store.chunk_source import Indices
+from daskcnn.store.dataset import Dataset, Described, Labels, Split
 from daskcnn.store.read_ahead import reading_ahead
 
 Array = npt.NDArray[Any]
