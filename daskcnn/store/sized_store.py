@@ -22,14 +22,20 @@ _WIDEST = 1100
 
 
 class SizedStore(WrapperStore[Store]):
-    """Another store, read only. `limit`: bytes of a decoded chunk."""
+    """Another store, read only.
 
-    def __init__(self, store: Store, limit: int) -> None:
+    Parameters
+    ----------
+    path : of the store, as messages name it
+    limit : bytes of a decoded chunk
+    """
+
+    def __init__(self, store: Store, path: str, limit: int) -> None:
         super().__init__(store)
-        self.limit = limit
+        self.path, self.limit = path, limit
 
     def _with_store(self, store: Store) -> SizedStore:
-        return type(self)(store, self.limit)
+        return type(self)(store, self.path, self.limit)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return what is stored under a key. Raises DataError for what is, or would unpack to, more than a chunk."""
@@ -39,7 +45,7 @@ class SizedStore(WrapperStore[Store]):
             return found
         if (size := unpacked_size(memoryview(found.to_bytes()), most)) > most:
             reason = f"a chunk of more bytes than its array says ({size:,} and more)"
-            raise DataError(key, reason, "the file is damaged, write the array anew")
+            raise DataError(f"{self.path}/{key}", reason, "the file is damaged, write the array anew")
         return found
 
     async def get_partial_values(
