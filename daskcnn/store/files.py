@@ -23,6 +23,8 @@ from daskcnn.files import check_regular, open_regular, read_regular
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _DAMAGED = "the store is damaged, make it again"
 
+_CREDENTIALS = ("credential", "forbidden", "accessdenied", "access key", "signature", "token", "403")
+
 EMPTY_CHUNKS_TOO: Any = {"write_empty_chunks": True}
 """Chunks of zeros are written: a missing file means damage."""
 
@@ -52,7 +54,8 @@ class Files:
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))
         except ImportError as error:
-            raise DataError(path, error, "pip install what it names, or use a local path") from error
+            extra = "pip install 'daskcnn[s3]'" if path.startswith(("s3:", "s3a:")) else "pip install what it names"
+            raise DataError(path, error, f"{extra}, or use a local path") from error
         except Exception as error:  # every file system of fsspec has errors of its own
             raise DataError(path, _words(error), "give a local path or the URL of a store that fsspec knows") from error
 
@@ -88,7 +91,7 @@ class Files:
             raise
         except Exception as error:  # every file system of fsspec has errors of its own
             where = f"{self.path}/{key}".removesuffix("/")
-            raise DataError(where, f"cannot be read ({_words(error)})", "check the path and its permissions") from error
+            raise DataError(where, f"cannot be read ({_words(error)})", _remedy_for(self.path, error)) from error
 
     def json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object under a key, None if there is nothing. Raises DataError for anything else."""
@@ -149,6 +152,19 @@ class Files:
                 )
         with self.reading(name):
             return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
+
+
+def _remedy_for(path: str, error: Exception) -> str:
+    """What to do about a storage's error: a bucket mostly lacks the right credentials."""
+    words = f"{type(error).__name__} {error}".lower()
+    if not path.startswith(("s3:", "s3a:")):
+        return "check the path and its permissions"
+    if isinstance(error, PermissionError) or any(sign in words for sign in _CREDENTIALS):
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws, to credentials that may read it, "
+            "here and on every worker"
+        )
+    return "check the bucket's name, its region and AWS_ENDPOINT_URL, here and on every worker"
 
 
 async def _first_names(store: Store, most: int) -> list[str]:
