@@ -4,8 +4,8 @@
     sudo python benchmarks/loader_turns.py link [--samples 16000] [--rounds 3] [--bandwidth "1 Gb/s"] [--json FILE]
 
 Images are 64x64x12 of uint16. `local` trains a small network on one thread, with an empty cache each time: from a
-prepared store, from a zarr array in place and from memory, in turns. `link` reads a prepared store that nginx (or, where
-it is missing, Python's http.server) serves from a network namespace of its own, for a consumer that does nothing; a
+prepared store, from a zarr array in place and from memory, in turns. `link` reads a prepared store that nginx serves
+(Python's http.server where it is missing) from a network namespace of its own, for a consumer that does nothing; a
 plain download of the same files has its turn too. Both print medians over the rounds and the ratios within each round.
 """
 
