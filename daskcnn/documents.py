@@ -36,7 +36,7 @@ class Bounds:
 
 
 BOUNDS = Bounds()
-"""Of a manifest or a checkpoint's state: room for a manifest of 400,000 chunks.
+"""The bounds of a manifest and of a checkpoint's state. They leave room for a manifest of 400,000 chunks.
 
 Each chunk of images, and each of labels, has a checksum of 64 characters, which takes 80 bytes as zarr indents it. In
 chunks of 1000 samples that is a data set of 400 million. Reading such a manifest takes less than 500 MB.

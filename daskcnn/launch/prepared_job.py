@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +10,15 @@ from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.dataset import scaled
-from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
+from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import Data, Job
 from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout
+from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]
 Warn = Callable[[str], None]
@@ -101,6 +103,7 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         )
     elif (job.train.increments or 1) > samples:
         problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
+    problems += _labels_misfit(job, dataset)
     try:
         layout, weights = initial_weights(job, dataset)
         if (most := weights.size) < job.cluster.ps_shards:
@@ -115,7 +118,24 @@ def fitted(job: Job, dataset: Dataset) -> Prepared:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems:
         raise JobError(problems)
+    loss = job.train.loss or USUAL[dataset.labels]
+    job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
     return Prepared(job, dataset, layout)
+
+
+def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
+    """Loss and weights that are not for the data set's labels."""
+    problems: list[str] = []
+    try:
+        loss_of(job, dataset)
+    except JobError as error:
+        problems += error.problems
+    try:
+        if training_samples(job, dataset) > 0:
+            weighting_of(job, dataset)
+    except JobError as error:
+        problems += error.problems
+    return problems
 
 
 def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:

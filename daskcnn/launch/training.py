@@ -132,6 +132,7 @@ def train_job(
         dataset = outlined(job) if in_place else _found(job, say)
         signals.polled = True
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check)
+        job = prepared.job
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
         fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
@@ -277,7 +278,6 @@ def _train(
         state = to_state(checkpoint, job) if checkpoint else None
         if state is not None:
             recorder.resumed(state)
-        recorder.begun = time.monotonic()
         strategy = driver_of(job)(context, state, heard)
         final = strategy.train()
         seconds = recorder.seconds

@@ -74,7 +74,10 @@ class ChunkCache:
         while self._spared_bytes > self.spared:
             self._spared_bytes -= self._drop(self._spared_blocks)
         while self.nbytes > self.limit:
-            self._drop(self._blocks)
+            if self._blocks:
+                self._drop(self._blocks)
+            else:
+                self._spared_bytes -= self._drop(self._spared_blocks)
 
     def _drop(self, blocks: OrderedDict[Hashable, Block]) -> int:
         dropped = blocks.popitem(last=False)[1].nbytes

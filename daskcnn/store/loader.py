@@ -31,6 +31,7 @@ WINDOW_BYTES = 512 << 20
 IN_PLACE_WINDOW_BYTES = 384 << 20
 """A quarter of the cache is for scattered samples there: two windows fit the rest."""
 DEPTH = 2
+_SLAB_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,14 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
     """
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
-    x[...] = images.transpose(1, 2, 0, 3)
-    rows = x.reshape(h * w, n * c)  # one long inner loop instead of one of C per pixel
-    rows -= np.tile(dataset.mean, n).astype(dtype)
-    rows *= np.tile((1 / dataset.deviation).astype(dtype), n)
+    mean = np.tile(dataset.mean, n).astype(dtype)  # one long inner loop instead of one of C per pixel
+    factor = np.tile((1 / dataset.deviation).astype(dtype), n)
+    several = max(1, _SLAB_BYTES // (w * n * c * x.itemsize)) if x.size else 1
+    for lo in range(0, h, several):  # rows of pixels that stay in the processor's cache
+        x[lo : lo + several] = images[:, lo : lo + several].transpose(1, 2, 0, 3)
+        rows = x[lo : lo + several].reshape(-1, n * c)
+        rows -= mean
+        rows *= factor
     if (missing := missing_pixels(images, dataset.nodata)) is not None:
         x[missing.transpose(1, 2, 0, 3)] = 0
     return x

@@ -253,7 +253,7 @@ def plain_colour(name: str) -> DataError:
 def strangers(name: str, unseen: Sequence[str]) -> DataError:
     """Say that the test part has classes that the training part has not."""
     named = ", ".join(unseen[:10]) + (", …" if len(unseen) > 10 else "")
-    reason = f"test has samples of classes that train has not: {named}"
+    reason = f"the test part has samples of {named}, the training part has none"
     return DataError(name, reason, "leave them out of the test part, or give training samples of them")
 
 

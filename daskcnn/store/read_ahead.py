@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from daskcnn.store.cache import CACHE
 from daskcnn.store.chunk_source import ChunkSource, Indices
 
 THREADS = 4
@@ -21,7 +22,7 @@ def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Ite
     Parameters
     ----------
     source : None for samples that are in memory
-    ahead : bytes of images that are read before they are asked for
+    ahead : bytes of images that are read before they are asked for; at most half of what the cache holds
 
     Yields
     ------
@@ -34,7 +35,7 @@ def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Ite
     different, first = np.unique(chunks, return_index=True)
     by_first_use = np.argsort(first, kind="stable")
     coming, first = different[by_first_use].tolist(), first[by_first_use]
-    further, begun = max(1, ahead // max(1, source.chunk_bytes)), 0
+    further, begun = max(1, min(ahead, CACHE.limit // 2) // max(1, source.chunk_bytes)), 0
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="daskcnn-loader-ahead")
 
     def reached(samples: int) -> None:

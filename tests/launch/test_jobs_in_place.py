@@ -89,7 +89,7 @@ def test_a_run_reads_the_array_once_and_the_next_one_not_again(
     train_job(resolve(raw), client=client, say=said.append)
     assert not any("statistics" in line for line in said)
     assert len(chunks) <= 15 + 1, "each chunk once for training; the first one to see whether it can be read"
-    told = evaluate(str(result.run), which="latest", path=None, say=said.append)
+    told = evaluate(str(result.run), which="last", path=None, say=said.append)
     assert told["samples"] == 60
     assert told["accuracy"] == pytest.approx(result.summary["test"]["accuracy"])
 
@@ -103,7 +103,7 @@ def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("daskcnn.store.in_place.storage_version", lambda files: "")
         indexed(resolve(raw), progress=lambda *_: None)
-        before = images[130].copy()
+        before = np.array(images[130])
         images[130] = 1
         with pytest.raises(DataError) as caught:
             train_job(resolve(raw), client=client)
@@ -165,6 +165,17 @@ def test_a_scale_reaches_the_network(tmp_path: Path) -> None:
     data = indexed(resolve(raw), progress=lambda *_: None)
     assert (data.mean.tolist(), data.deviation.tolist()) == ([1, 2, 3], [4, 5, 6])
     assert Job.model_validate(resolve(raw).model_dump(mode="json")) == resolve(raw)
+
+
+def test_a_class_of_which_only_test_samples_are_there(tmp_path: Path) -> None:
+    arrays = tiles(tmp_path)
+    x = np.zeros((6, 8, 6, 3), "uint16")
+    data = {
+        "test_images": write_array(tmp_path / "u", x, 6),
+        "test_labels": write_array(tmp_path / "v", np.arange(6), 6),
+    }
+    with pytest.raises(DataError, match=r"v: sample 5 is of class '5', which no training sample is of"):
+        indexed(resolve(job_on(arrays, tmp_path / "runs", **data)), progress=lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_codecs_of_objects_are_refused_and_nothing_is_unpickled(tmp_path: Path, 
     (folder / "0").write_bytes(__import__("pickle").dumps([Bomb()] * 4))
     for use in (lambda path: open_images(path, "NHWC"), read_labels):
         with pytest.raises(DataError, match=rf"objects: its codec '{codec}' is none of those that are read"):
-            use(str(folder))  # type: ignore[operator]
+            use(str(folder))
 
 
 def test_python_objects_without_a_codec(tmp_path: Path) -> None:
