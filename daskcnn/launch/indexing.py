@@ -13,7 +13,7 @@ from daskcnn.job.dataset import arrays_of, scaled
 from daskcnn.job.tables import Job
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
-from daskcnn.store.in_place import Outline, Seen, look, outline
+from daskcnn.store.in_place import ChunkSeen, Outline, look, outline
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,7 +52,7 @@ def indexed(
 
 def _made(found: Outline, client: Client | None, progress: Progress, check: Check) -> ArrayIndex:
     pieces = list(found.pieces())
-    seen = list[Seen]()
+    seen = list[ChunkSeen]()
     total = sum(len(piece.chunks) for piece in pieces)
     key = found.cache_key  # of before it is read: what changes meanwhile makes it another one
     for _, each in stream(client, look, pieces, check=check):

@@ -41,7 +41,7 @@ class Prepared:
 def prepare_job(job: Job, *, progress: Progress, warn: Warn) -> Prepared:
     """Make the data set if it is not there yet, check all of it, and that the network fits.
 
-    Of arrays in place only metadata and labels are read.
+    Only metadata and labels are read where arrays are used in place.
 
     Raises DataError or JobError naming what is wrong.
     """

@@ -73,7 +73,7 @@ class Files:
             return sync(self.store.is_empty(""))
 
     def names(self, most: int) -> list[str]:
-        """Return the names directly inside this store, at most so many, in order."""
+        """Return the first `most` names directly inside this store, sorted."""
         found = []
         with self.reading(""):
             if self.folder is not None:

@@ -22,7 +22,7 @@ from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Dataset, Split
 from daskcnn.store.foreign_array import ImageArray, Layout, open_images
 from daskcnn.store.in_place_chunks import InPlaceChunks
-from daskcnn.store.in_place_labels import Labelled, labelled
+from daskcnn.store.in_place_labels import ArrayLabels, array_labels
 from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
 from daskcnn.store.moments import Moments
 from daskcnn.store.split import stratified
@@ -63,7 +63,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class Piece:
+class IndexWork:
     """Chunks of an array that are looked at together.
 
     Attributes
@@ -80,7 +80,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ChunkSeen:
     """What was found in a chunk: the SHA-256 of its samples, and what the statistics are made of."""
 
     part: str
@@ -89,12 +89,12 @@ class Seen:
     moments: Moments
 
 
-def look(piece: Piece) -> list[Seen]:
+def look(piece: IndexWork) -> list[ChunkSeen]:
     """Read chunks. Raises DataError naming sample and channel of what is not finite."""
     return [_seen(piece, chunk, counted) for chunk, counted in zip(piece.chunks, piece.counted, strict=True)]
 
 
-def _seen(piece: Piece, chunk: int, counted: npt.NDArray[np.bool_] | None) -> Seen:
+def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -> ChunkSeen:
     data = piece.array.read(chunk)
     images = piece.array.as_images(data)
     missing = missing_pixels(images, piece.nodata)
@@ -103,7 +103,7 @@ def _seen(piece: Piece, chunk: int, counted: npt.NDArray[np.bool_] | None) -> Se
     if piece.part == "train":
         keep = slice(None) if counted is None else counted
         moments = Moments.of(images[keep], None if missing is None else missing[keep])
-    return Seen(piece.part, chunk, sha256(data), moments)
+    return ChunkSeen(piece.part, chunk, sha256(data), moments)
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,9 @@ class Outline:
 
     arrays: Arrays
     images: ImageArray
-    labels: Labelled
+    labels: ArrayLabels
     test_images: ImageArray
-    test_labels: Labelled
+    test_labels: ArrayLabels
     order: Indices
     scattered: int
     test: Indices
@@ -151,7 +151,7 @@ class Outline:
 
     # --- the index ---
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[IndexWork]:
         """The work that an index takes, for `look`."""
         trained = np.ones(self.images.samples, bool)
         if not self.apart:
@@ -162,12 +162,12 @@ class Outline:
                 chunks = tuple(range(first, min(first + several, array.chunks)))
                 masks = [trained[c * array.chunk : (c + 1) * array.chunk] for c in chunks]
                 counted = tuple(None if part == "test" or mask.all() else mask for mask in masks)
-                yield Piece(array, part, chunks, counted, self.arrays.nodata)
+                yield IndexWork(array, part, chunks, counted, self.arrays.nodata)
 
     def _all_test(self) -> Indices:
         return _test_samples(self.arrays, self.labels, self.arrays.images)
 
-    def index(self, seen: Sequence[Seen]) -> ArrayIndex:
+    def index(self, seen: Sequence[ChunkSeen]) -> ArrayIndex:
         """Return the index that all of the work has come to. Raises DataError where nothing could be learnt."""
         by_place = {(each.part, each.chunk): each for each in seen}
         train = [by_place["train", chunk] for chunk in range(self.images.chunks)]
@@ -237,7 +237,7 @@ class Outline:
             test=self._part(self.test_labels, self.test),
         )
 
-    def _part(self, labels: Labelled, samples: Indices) -> PartManifest:
+    def _part(self, labels: ArrayLabels, samples: Indices) -> PartManifest:
         counts = labels.counts(samples)
         return PartManifest(samples=len(samples), class_counts=counts, images=(), labels=())
 
@@ -245,12 +245,15 @@ class Outline:
 def outline(arrays: Arrays) -> Outline:
     """Read metadata and labels. Raises DataError naming what makes the arrays unfit to train on."""
     images = open_images(arrays.images, arrays.layout)
-    labels = labelled(arrays.labels, None)
+    labels = array_labels(arrays.labels, None)
     _check_lengths(arrays.images, images, arrays.labels, labels)
     test_images, test_labels = images, labels
     if arrays.test_images is not None:
         assert arrays.test_labels is not None, "checked with the job"
-        test_images, test_labels = open_images(arrays.test_images, arrays.layout), labelled(arrays.test_labels, labels)
+        test_images, test_labels = (
+            open_images(arrays.test_images, arrays.layout),
+            array_labels(arrays.test_labels, labels),
+        )
         _check_lengths(arrays.test_images, test_images, arrays.test_labels, test_labels)
         _check_alike(arrays.test_images, test_images, images)
         test, rest = np.arange(test_images.samples), np.arange(images.samples)
@@ -275,7 +278,7 @@ def _check_classes(found: Outline) -> None:
         raise strangers(found.arrays.test_labels or path, unseen)
 
 
-def _check_lengths(path: str, images: ImageArray, where: str, labels: Labelled) -> None:
+def _check_lengths(path: str, images: ImageArray, where: str, labels: ArrayLabels) -> None:
     if images.samples != len(labels.codes):
         reason = f"{images.samples:,} images, and {len(labels.codes):,} labels in {where}"
         raise DataError(path, reason, "give one label for each image")
@@ -287,7 +290,7 @@ def _check_alike(path: str, test: ImageArray, train: ImageArray) -> None:
         raise DataError(path, reason, "give test images like the others")
 
 
-def _test_samples(arrays: Arrays, labels: Labelled, path: str) -> Indices:
+def _test_samples(arrays: Arrays, labels: ArrayLabels, path: str) -> Indices:
     assert arrays.test is not None, "resolved"
     samples = max(1, round(arrays.test * len(labels.codes)))
     found = np.flatnonzero(stratified(labels.codes, samples, arrays.seed))
@@ -297,7 +300,7 @@ def _test_samples(arrays: Arrays, labels: Labelled, path: str) -> Indices:
     return found
 
 
-def _training_order(arrays: Arrays, labels: Labelled, rest: Indices, chunk: int) -> tuple[Indices, int]:
+def _training_order(arrays: Arrays, labels: ArrayLabels, rest: Indices, chunk: int) -> tuple[Indices, int]:
     """Samples chunk by chunk, the chunks in an order of their own, then those for validation; and where these begin."""
     mask = stratified(labels.codes[rest], min(arrays.validation, len(rest)), arrays.seed)
     scattered, plain = rest[mask], rest[~mask]

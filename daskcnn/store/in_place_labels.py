@@ -8,25 +8,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.errors import DataError, escaped
+from daskcnn.errors import DataError
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.foreign_array import read_labels
-from daskcnn.store.manifest import MOST_CLASSES, Labelling, sha256
+from daskcnn.store.labels import numbered
+from daskcnn.store.manifest import Labelling, sha256
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """Labels of all samples.
+class ArrayLabels:
+    """Labels of all samples of an array.
 
     Attributes
     ----------
     classes : names, by number
-    values : what stands for each class in the array, in the same order; None for several labels
     codes : (N,) uint8 or uint16, or (N, L) uint8 of 0 and 1
     """
 
     classes: tuple[str, ...]
-    values: npt.NDArray[Any] | None
     codes: npt.NDArray[Any]
 
     @property
@@ -47,34 +46,20 @@ class Labelled:
         return tuple(np.bincount(codes, minlength=len(self.classes)).tolist())
 
 
-def labelled(path: str, like: Labelled | None) -> Labelled:
-    """Read labels; classes are sorted, or those of other labels that these belong with. Raises DataError."""
+def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
+    """Read labels; the classes are the sorted values, or those of other labels that these belong with.
+
+    Raises DataError naming the path.
+    """
     found = read_labels(path)
-    if found.ndim == 2:
-        return _several(path, found, like)
-    if like is not None and like.values is None:
-        raise DataError(
-            path, "one class for each sample, and several labels for those to train on", "give the same kind"
-        )
-    values = np.unique(found) if like is None else like.values
-    assert values is not None
-    if len(values) > MOST_CLASSES:
-        raise DataError(path, f"{len(values):,} classes, more than the {MOST_CLASSES:,} allowed", "give class labels")
-    codes = np.minimum(np.searchsorted(values, found), len(values) - 1)
-    if (strange := np.flatnonzero(values[codes] != found)).size:
-        reason = f"sample {strange[0]} is of class {str(found[strange[0]])!r:.80}, which no training sample is of"
-        raise DataError(path, reason, "leave it out of the test part, or give training samples of it")
-    names = tuple(escaped(str(value)) for value in values) if like is None else like.classes
-    return Labelled(names, values, codes.astype(np.uint8 if len(values) <= 256 else np.uint16))
-
-
-def _several(path: str, found: npt.NDArray[Any], like: Labelled | None) -> Labelled:
-    if like is not None and (like.values is not None or like.codes.shape[1] != found.shape[1]):
-        raise DataError(path, "other labels than those to train on", "give the same kind, in the same order")
-    if found.shape[1] > MOST_CLASSES:
-        raise DataError(path, f"{found.shape[1]:,} labels, more than the {MOST_CLASSES:,} allowed", "give fewer")
-    if (wrong := np.argwhere((found != 0) & (found != 1))).size:
-        sample, label = wrong[0].tolist()
-        reason = f"sample {sample}, label {label} is {found[sample, label]}, and not 0 or 1"
-        raise DataError(path, reason, "give one class for each sample, (N,), or rows of 0 and 1, (N, L)")
-    return Labelled(tuple(map(str, range(found.shape[1]))), None, found.astype(np.uint8))
+    if like is not None and found.shape[1:] != like.codes.shape[1:]:
+        raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
+    try:
+        if like is None or found.ndim == 2:
+            known = numbered(found, like and like.classes)
+        else:
+            known = numbered(found.astype(np.str_), like.classes)
+    except DataError as error:
+        raise DataError(path, error.reason, error.remedy) from error
+    few = found.ndim == 2 or len(known.classes) <= 256
+    return ArrayLabels(known.classes, known.values.astype(np.uint8 if few else np.uint16))

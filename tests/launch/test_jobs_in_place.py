@@ -174,7 +174,7 @@ def test_a_class_of_which_only_test_samples_are_there(tmp_path: Path) -> None:
         "test_images": write_array(tmp_path / "u", x, 6),
         "test_labels": write_array(tmp_path / "v", np.arange(6), 6),
     }
-    with pytest.raises(DataError, match=r"v: sample 5 is of class '5', which no training sample is of"):
+    with pytest.raises(DataError, match=r"v: sample 5 has '5', which is none of 5 classes"):
         indexed(resolve(job_on(arrays, tmp_path / "runs", **data)), progress=lambda *_: None)
 
 

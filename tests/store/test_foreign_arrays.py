@@ -49,7 +49,7 @@ def test_rows_of_something_else_than_0_and_1(tmp_path: Path) -> None:
     rows = np.zeros((300, 3), "int64")
     rows[9, 2] = 2
     arrays = replace(tiles(tmp_path), labels=write_array(tmp_path / "rows", rows, 100))
-    with pytest.raises(DataError, match=r"rows: sample 9, label 2 is 2, and not 0 or 1"):
+    with pytest.raises(DataError, match=r"rows: sample 9, column 2 has 2; several labels a sample are rows of 0 and 1"):
         outline(arrays)
 
 

@@ -92,7 +92,7 @@ _lock = threading.Lock()
 
 
 def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -> str | None:
-    """None if this worker sees the very data set, else what is wrong. Of arrays in place a chunk is read.
+    """None if this worker sees the very data set, else what is wrong. A chunk of arrays in place is read.
 
     Parameters
     ----------
