@@ -32,7 +32,7 @@ import numpy as np
 import zarr
 from netns import FRAMING, Host, Network, network
 
-from daskcnn.arrays import Device, cpu_count, device_profile, single_threaded_blas
+from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.job.resolve import resolve
 from daskcnn.store import BatchPlan, Dataset, batches, open_dataset, read_ahead
 from daskcnn.store.cache import CACHE
@@ -105,6 +105,7 @@ def trained(data: Dataset, samples: int) -> float:
 
 def local(given: argparse.Namespace) -> dict[str, Any]:
     """Rates of each source of samples, and what part they are of that from memory."""
+    keep_freed_memory()  # as a worker does
     with tempfile.TemporaryDirectory() as folder, single_threaded_blas():
         path, source = made(Path(folder), given.samples)
         stored = open_dataset(path)
@@ -150,6 +151,7 @@ def served(net: Network, host: Host, folder: Path) -> str:
 
 def inside(url: str) -> None:
     """On the reader's host: measure whatever a line asks for; a line with bytes a second each time."""
+    keep_freed_memory()  # as a worker does
     data = _patiently(lambda: open_dataset(f"{url}/tiles.zarr"))
     ways = {"loader": lambda: read(data), "one_by_one": lambda: one_by_one(data), "download": lambda: download(data)}
     for line in sys.stdin:
