@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from daskcnn.errors import DataError
 
@@ -94,3 +97,13 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be made again: $DASKCNN_CACHE_DIR, or the system's place for caches."""
+    if own := os.environ.get("DASKCNN_CACHE_DIR"):
+        return Path(own).expanduser()
+    try:
+        return user_cache_path("daskcnn", appauthor=False)
+    except RuntimeError:  # a user without a home, as in some containers
+        return Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"

@@ -16,6 +16,7 @@ from daskcnn.cluster.members import Member, Members, taken_as_cpu, wait_for_memb
 from daskcnn.cluster.session.session import check_dataset
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
+from daskcnn.store.array_index import ArrayIndex
 
 MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
 LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
@@ -42,10 +43,12 @@ def admit(
     say: Callable[[str], None] = lambda _: None,
     *,
     settle: float = 0.0,
+    index: ArrayIndex | None = None,
 ) -> tuple[Members, tuple[str, ...]]:
     """The job's workers, and warnings: of workers that were left out because they do not answer, and of those that
     advertise nothing and are taken.
 
+    `fingerprint` and, of arrays in place, `index` are of the data set as the driver has it.
     Waits for workers as `wait_for_members` does. Every worker runs the driver's versions and sees the data set.
     Raises ClusterError where one does not, where too few workers answer, or where the scheduler does not.
     """
@@ -56,7 +59,8 @@ def admit(
         )
         check_scheduler(client, check)
         try:
-            found = _silent_members(client, members, job, fingerprint, _telling(check, say))
+            look = partial(check_dataset, job, fingerprint, index)
+            found = _silent_members(client, members, look, _telling(check, say))
         except OSError as error:
             raise _scheduler_lost(client, error) from error
         if not found:
@@ -80,21 +84,20 @@ def _telling(check: Check, say: Callable[[str], None]) -> Check:
     return telling
 
 
-def _silent_members(client: Client, members: Members, job: Job, fingerprint: str, check: Check) -> dict[str, str]:
+def _silent_members(client: Client, members: Members, look: Callable[[], str | None], check: Check) -> dict[str, str]:
     """Members that do not answer, in words. Raises ClusterError where one is not fit."""
     everyone = (*members.workers, members.server, *members.servers)
     trains = {m.address: m for m in members.workers}
     answers = check_versions(client, everyone, check)
     if answers.silent:
         return {a: unanswering(a, ANSWER) for a in answers.silent}
-    look = partial(check_dataset, job, fingerprint)
     answers = ask_workers(client, look, trains, within=LOOK_AT_DATA, check=check)
     for address, problem in _sound(answers, trains).items():
         if problem:
             raise ClusterError(
                 f"worker {trains[address].name} ({address}) does not see the data set",
                 problem,
-                "give data.path on storage that every worker reaches, or copy it there",
+                "give data on storage that every worker reaches, or copy it there",
             )
     return {a: unanswering(a, LOOK_AT_DATA) for a in answers.silent}
 

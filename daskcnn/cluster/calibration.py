@@ -20,7 +20,7 @@ def submit_calibration(context: RunContext, worker: str) -> Future:
     """Let a worker of the run look whether it fits, and measure itself."""
     member = context.workers.alive[worker]
     _warn_of_two_kinds(context, worker)
-    order = context.name, context.job, member.kind, context.dataset.fingerprint
+    order = context.name, context.job, member.kind, context.dataset.fingerprint, context.dataset.index
     return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
 
 

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -20,14 +19,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from filelock import FileLock, Timeout
-from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import Backend, DeviceKind, cpu_count, device_profile
 from daskcnn.conv.spec import ConvSpec
 from daskcnn.errors import DataError
-from daskcnn.files import read_regular, replace_file
+from daskcnn.files import cache_folder, read_regular, replace_file
 
 FORMAT: Literal[1] = 1
 """Raise it to ignore older files."""
@@ -157,16 +155,6 @@ def _locked(path: Path, patience: float) -> Iterator[None]:
 def believed() -> bool:
     """Return whether plans follow measurements. With DASKCNN_TUNE=0 the model alone decides, so results repeat."""
     return os.environ.get("DASKCNN_TUNE") != "0"
-
-
-def cache_folder() -> Path:
-    """Return the folder of measured times: $DASKCNN_CACHE_DIR, or the system's place for caches."""
-    if own := os.environ.get("DASKCNN_CACHE_DIR"):
-        return Path(own).expanduser()
-    try:
-        return user_cache_path("daskcnn", appauthor=False)
-    except RuntimeError:  # a user without a home, as in some containers
-        return Path(tempfile.gettempdir()) / f"daskcnn-{os.getuid()}"
 
 
 def machine_of(backend: Backend) -> dict[str, str]:

@@ -19,6 +19,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
 from daskcnn.show.text import plural
 from daskcnn.store import open_dataset
+from daskcnn.store.foreign_array import array_at
 
 LOOK = 60.0  # seconds within which a worker looks at itself and at the data set
 LEAST_MEMORY = 2 * GIB
@@ -165,6 +166,9 @@ def _server(address: str, found: list[Member]) -> Finding:
 def data_here(path: str) -> Finding:
     """The data set as this machine, which would be the job's, sees it."""
     try:
+        if (array := array_at(path)) is not None:
+            words = f"{path}: an array of {array.samples:,} images {array.shape}, {array.dtype}, in place"
+            return Finding("data", True, words, facts={"fingerprint": array.digest})
         dataset = open_dataset(path)
     except DataError as error:
         found = failed("data", error)

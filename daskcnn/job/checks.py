@@ -38,8 +38,30 @@ def _unknown_names(job: Job) -> Iterator[str]:
             yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
 
 
+_OF_ARRAYS = ("labels", "test", "test_images", "test_labels", "layout", "nodata", "seed")
+_OF_STORES = ("path", "archive", "order")
+
+
+def _of_arrays(data: Data) -> Iterator[str]:
+    if not data.in_place:
+        for key in _OF_ARRAYS:
+            if _is_set(data, key):
+                yield f"data.{key}: goes with data.images, arrays that are used in place; remove it or set data.images"
+        return
+    for key in _OF_STORES:
+        if _is_set(data, key):
+            yield f"data.{key}: a prepared data set has it, and data.images names an array in place; keep one"
+    if data.labels is None:
+        yield "data.labels: missing; data.images needs the array of its labels"
+    if (data.test_images is None) != (data.test_labels is None):
+        yield "data.test_images and data.test_labels: one without the other; set both or neither"
+    if data.test_images is not None and data.test is not None:
+        yield "data.test and data.test_images: each says which samples are for testing; keep one"
+
+
 def _of_data(data: Data) -> Iterator[str]:
-    if not data.archive:
+    yield from _of_arrays(data)
+    if not data.archive or data.in_place:
         return
     name = data.name or (None if data.path else BUILT_IN)
     known = ", ".join(name for name, importer in DATASETS.items() if importer.takes_archive)

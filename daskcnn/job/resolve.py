@@ -93,6 +93,8 @@ def resolved_data(data: Data) -> Data:
 
     Without a name the store at the path is yet to say both.
     """
+    if data.in_place:
+        return _resolved_arrays(data)
     name = data.name or (None if data.path else BUILT_IN)
     path = data.path or f"data/{name}.zarr"
     return data.model_copy(
@@ -121,6 +123,13 @@ def _resolved_model(model: Model) -> Model:
     if model.from_ is not None:
         return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
     return model if model.name or model.layers else model.model_copy(update={"name": "quick"})
+
+
+def _resolved_arrays(data: Data) -> Data:
+    places = {key: getattr(data, key) for key in ("images", "labels", "test_images", "test_labels")}
+    absolute = {key: at if at is None or "://" in at else str(Path(at).absolute()) for key, at in places.items()}
+    test = data.test if data.test is not None or data.test_images is not None else 0.2
+    return data.model_copy(update={**absolute, "test": test, "augment": data.augment or "none"})
 
 
 def _resolved_train(job: Job) -> Train:

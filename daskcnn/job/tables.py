@@ -37,8 +37,27 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+class Scale(Options):
+    """`[data.scale]`: what pixels are normalised by, in place of the data set's own statistics."""
+
+    mean: tuple[float, ...] = Field(description="What is subtracted from the pixels of each channel.")
+    deviation: tuple[Annotated[float, Field(gt=1e-30, le=1e30)], ...] = Field(
+        description="What the pixels of each channel are divided by after that."
+    )
+
+    @field_validator("mean", "deviation", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """Take a list for a tuple, as TOML and JSON have no other."""
+        return tuple(map(_real, value)) if isinstance(value, list) else value
+
+
+def _real(value: Any) -> Any:
+    return float(value) if type(value) is int else value
+
+
 class Data(Options):
-    """`[data]`: the samples."""
+    """`[data]`: the samples, of a prepared data set or of zarr arrays that are used in place."""
 
     name: str | None = Field(
         None,
@@ -55,6 +74,38 @@ class Data(Options):
     order: Literal["shuffled", "stored"] = Field(
         "shuffled", description="Order of the samples in the store: shuffled once by a recorded seed, or as published."
     )
+    images: Location | None = Field(
+        None,
+        description="Path or URL of a zarr array with the images (N, H, W, C) or (N, H, W), which is used in place. "
+        "It takes the place of `path`.",
+    )
+    labels: Location | None = Field(
+        None,
+        description="Path or URL of the zarr array with the labels of `images`: integers or text (N,), or rows of 0 "
+        "and 1 (N, L).",
+    )
+    test: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Part of `images` that is set apart for testing, stratified by class. Default: 0.2, without "
+        "`test_images`.",
+    )
+    test_images: Location | None = Field(None, description="Path or URL of a zarr array with the images for testing.")
+    test_labels: Location | None = Field(None, description="Path or URL of the labels of `test_images`.")
+    layout: Literal["NHWC", "NCHW"] = Field("NHWC", description="Order of the axes of `images` and `test_images`.")
+    nodata: float | None = Field(
+        None, description="Value of pixels without data in `images`. With it NaN stands for no data, too."
+    )
+    scale: Scale | None = Field(
+        None, description="Mean and deviation of every channel. Default: those of the training part."
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**63,
+        description="Seed of which samples of `images` are for testing and validation, and of the order of its chunks.",
+    )
     validation: int = Field(
         2000, ge=1, description="Samples at the end of the training part that are used for validation only."
     )
@@ -64,6 +115,11 @@ class Data(Options):
     limit: int | None = Field(
         None, ge=1, description="Samples of each part, training and test, that are used. Default: all."
     )
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the samples are those of arrays that are used in place."""
+        return self.images is not None
 
 
 class Model(Options):

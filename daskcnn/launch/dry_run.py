@@ -29,6 +29,7 @@ def readable_plan(prepared: Prepared) -> str:
     """What the job will do, for people: data, network, convolutions, rounds or shards, memory. Nothing is started."""
     job, dataset = prepared.job, prepared.dataset
     lines = [
+        *_of_arrays(job, dataset),
         f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
         f"validation, {len(dataset.test):,} to test; augment {job.data.augment}",
         f"workers   {_workers(job)}",
@@ -41,6 +42,14 @@ def readable_plan(prepared: Prepared) -> str:
         *(f"{name}: {planned.explain()}" for name, planned in _plans(job, dataset)),
     ]
     return "\n".join(lines)
+
+
+def _of_arrays(job: Job, dataset: Dataset) -> list[str]:
+    """What arrays in place have to go through first."""
+    if not job.data.in_place or dataset.index is not None:
+        return []
+    samples = dataset.manifest.train.samples + dataset.manifest.test.samples
+    return [f"index     {samples:,} images will be read once by the workers, for checksums and statistics"]
 
 
 def _plans(job: Job, dataset: Dataset) -> list[tuple[str, ConvPlan]]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
+from daskcnn.job.dataset import opened
 from daskcnn.launch.trained_run import Which, load_trained
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores
@@ -23,6 +24,7 @@ from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.drawing import need_matplotlib
 from daskcnn.store import Dataset, Described, Split, open_dataset
+from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.cache import CACHE
 from daskcnn.store.facts import Facts
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
@@ -47,7 +49,8 @@ def evaluate(
     if picture is not None:
         _check_picture(picture)
     job, checkpoint = load_trained(run, which, say)
-    dataset = open_dataset(path or job.data.path or "", limit=None if path else job.data.limit)
+    index = read_index(Path(run) / INDEX) if job.data.in_place else None
+    dataset = open_dataset(path) if path else opened(job.data, index)
     classifier = to_classifier(checkpoint, job)
     if _kind(dataset) != _kind(classifier.facts):
         raise DataError(

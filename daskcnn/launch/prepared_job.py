@@ -9,10 +9,12 @@ from pathlib import Path
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError, nearest
+from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import Data, Job
 from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
+from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout
 from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
@@ -44,10 +46,11 @@ class Prepared:
 def prepare_job(job: Job, *, progress: Progress, warn: Warn, begins: bool = True) -> Prepared:
     """Make the data set if it is not there yet, check all of it, and that the network fits.
 
-    begins: whether the job starts anew, from the trained weights that it names if it does. Raises DataError or JobError
-    naming what is wrong.
+    Only metadata and labels are read where arrays are used in place. begins: whether the job starts anew, from the
+    trained weights that it names if it does. Raises DataError or JobError naming what is wrong.
     """
-    return checked_job(job, find_dataset(job, progress=progress, warn=warn), progress=progress, begins=begins)
+    dataset = outlined(job) if job.data.in_place else find_dataset(job, progress=progress, warn=warn)
+    return checked_job(job, dataset, progress=progress, begins=begins)
 
 
 def checked_job(
@@ -67,6 +70,8 @@ def checked_job(
 def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     """The job's data set, made if it is not there yet. Raises DataError where it is another one, or cannot be made."""
     data = job.data
+    if data.in_place:
+        return indexed(job, progress=progress)
     assert data.path is not None, "resolved"
     missing = "://" not in data.path and not Path(data.path).exists()
     if missing and not _may_be_made(data):
@@ -84,7 +89,7 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
             reason=f"{data.path} is stored in order {dataset.order!r}, the job wants {data.order!r}",
             remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
         )
-    return dataset
+    return scaled(data, dataset)
 
 
 def no_data_set(data: Data) -> DataError:

@@ -14,6 +14,9 @@ from daskcnn.job.tables import Cluster, Job
 from daskcnn.runs.directory import RunDirectory, find_latest
 from daskcnn.show.stderr import say
 
+_PLACES = ("path", "images", "labels", "test_images", "test_labels")
+"""Keys of `[data]` that may change when a run is resumed."""
+
 
 def kept_job(run: RunDirectory) -> Job:
     """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
@@ -46,7 +49,7 @@ def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | Non
     kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
     for key in sorted(_keys(raw)):
         _say_if_ignored(key, kept, asked, path)
-    data = kept.data.model_copy(update={"path": asked.data.path}) if "path" in raw.get("data", {}) else kept.data
+    data = kept.data.model_copy(update={key: getattr(asked.data, key) for key in _PLACES if key in raw.get("data", {})})
     return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
 
 
@@ -66,7 +69,7 @@ def _value(table: Any, names: Sequence[str]) -> Any:
 def _keys(raw: Mapping[str, Any]) -> set[str]:
     """The keys that are given, but for those that may change when a run is resumed."""
     keys = {f"{section}.{key}" for section, table in raw.items() if section != "cluster" for key in table}
-    return keys - {"data.path"}
+    return keys - {f"data.{key}" for key in _PLACES}
 
 
 def _moved(kept: Cluster, asked: Cluster) -> Cluster:

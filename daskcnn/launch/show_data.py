@@ -12,7 +12,7 @@ from daskcnn.errors import DataError
 from daskcnn.show.contact_sheet import CELL, SheetRow, contact_sheet
 from daskcnn.show.text import count
 from daskcnn.store import Dataset, open_dataset
-from daskcnn.store.dataset import Split
+from daskcnn.store.chunk_source import StoredChunks
 from daskcnn.store.examples import SHOWN, as_pictures, find_examples, small_images
 
 COLUMNS = 8
@@ -42,28 +42,28 @@ def show_data(path: str, picture: str | None = None) -> dict[str, Any]:
         "labels": dataset.labels,
         "bytes": (len(dataset.train) + len(dataset.test)) * dataset.sample_bytes,
         "chunk": manifest.chunk,
-        "train": {"samples": len(dataset.train), "chunks": dataset.train.chunks},
-        "test": {"samples": len(dataset.test), "chunks": dataset.test.chunks},
+        "train": {"samples": len(dataset.train), "chunks": dataset.train.stored.chunks},
+        "test": {"samples": len(dataset.test), "chunks": dataset.test.stored.chunks},
         "order": dataset.order,
         "seed": dataset.seed,
         "sources": len(manifest.sources),
         "mean": dataset.mean.tolist(),
         "deviation": dataset.deviation.tolist(),
-        "weights": _weights(dataset.train),
+        "weights": _weights(dataset.train.stored),
         "classes": [{"class": name, "train": train, "test": test} for name, train, test in counts],
         "pictures": sheets,
     }
 
 
-def _weights(split: Split) -> dict[str, float] | None:
+def _weights(stored: StoredChunks) -> dict[str, float] | None:
     """Least, mean and most of the samples' weights, read chunk by chunk; None where they have none."""
-    if "weights" not in split.arrays:
+    if "weights" not in stored.arrays:
         return None
     least, total, most = np.inf, 0.0, -np.inf
-    for chunk in range(split.chunks):
-        weights = split.load("weights", chunk).astype(np.float64)
+    for chunk in range(stored.chunks):
+        weights = stored.load("weights", chunk).astype(np.float64)
         least, total, most = min(least, weights.min()), total + weights.sum(), max(most, weights.max())
-    return {"least": float(least), "mean": float(total / len(split)), "most": float(most)}
+    return {"least": float(least), "mean": float(total / stored.part.samples), "most": float(most)}
 
 
 # --- contact sheets ---

@@ -14,11 +14,13 @@ from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
+from daskcnn.job.dataset import arrays_of
 from daskcnn.job.network import convolutions, initial_weights, network_of
 from daskcnn.job.resolve import on_data, resolve
 from daskcnn.job.sources import apply_settings, read_job_file
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.fine_tuning import names_network, read_trained, start_of, with_network
+from daskcnn.launch.indexing import outlined
 from daskcnn.launch.prepared_job import find_dataset, no_data_set
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
@@ -67,7 +69,9 @@ class Scenario:
     def about(self) -> dict[str, Any]:
         """What the events say of it."""
         model = self.job.model
-        return {"dataset": self.job.data.name, "model": model.name or f"{len(model.layers or ())} layers"}
+        data = self.job.data
+        name = arrays_of(data).name if data.in_place else data.name
+        return {"dataset": name, "model": model.name or f"{len(model.layers or ())} layers"}
 
     def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
@@ -158,6 +162,9 @@ def _with_its_network(job: Job, images: Described) -> Job:
 
 def _images(job: Job) -> tuple[Described, int, str]:
     """The job's images, how many there are to train on, their name; a data set of a known name need not be here."""
+    if job.data.in_place:
+        found = outlined(job)
+        return found, len(found.train), found.name
     path = str(job.data.path)
     if "://" in path or Path(path).exists():
         dataset = open_dataset(path, limit=job.data.limit)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -28,6 +28,7 @@ from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.indexing import forget, indexed, outlined
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
 from daskcnn.launch.recorder import Recorder
@@ -42,6 +43,8 @@ from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_s
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
 from daskcnn.show.summary import format_summary
+from daskcnn.store import Dataset
+from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
 from daskcnn.store.facts import Facts
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
@@ -145,7 +148,8 @@ def train_job(
         if handle_signals:
             stack.enter_context(signals.installed())
         check_place(job, resume)
-        dataset = find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+        in_place = job.data.in_place
+        dataset = outlined(job) if in_place else _found(job, say)
         signals.polled = True
         begins = not has_checkpoint(resume)
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check, begins=begins)
@@ -155,8 +159,10 @@ def train_job(
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         lend_client(there)
         settle = job.cluster.settle if client or job.cluster.scheduler or job.cluster.scheduler_file else 0.0
-        fingerprint = prepared.dataset.fingerprint
-        members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle)
+        fingerprint, index = prepared.dataset.fingerprint, prepared.dataset.index
+        members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
+        if in_place:
+            prepared = replace(prepared, dataset=_indexed(job, there, resume, signals.check, say))
         listener = Listener(progress or Silent(), on_event)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
         for warning in warnings:
@@ -173,6 +179,18 @@ def train_job(
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
         )
         return _train(context, recorder, checkpoint, listener, heard)
+
+
+def _found(job: Job, say: Callable[[str], None]) -> Dataset:
+    return find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+
+
+def _indexed(
+    job: Job, client: Client, resume: Path | None, check: Callable[[], None], say: Callable[[str], None]
+) -> Dataset:
+    """The arrays that the job uses in place, read once by the workers unless that was done before."""
+    beside = resume / INDEX if resume is not None else None
+    return indexed(job, progress=shown(say), client=client, beside=beside, check=check)
 
 
 def check_place(job: Job, resume: Path | None) -> None:
@@ -215,6 +233,8 @@ def _recorded(
     if resume is None:
         directory = RunDirectory.create(job.run.dir, job.run.name, strategy=job.train.strategy, now=datetime.now(UTC))
         directory.write_job(job.model_dump(mode="json"))
+        if (index := prepared.dataset.index) is not None:
+            write_index(directory.path / INDEX, index)
     else:
         directory = RunDirectory.open(resume, writable=True)
     with directory, progress:
@@ -295,6 +315,8 @@ def _train(
         status = STATUS.get(type(error), "failed")
         reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
         _finish(recorder, status, reached, recorder.seconds, None)
+        if isinstance(error, ArrayChanged):
+            forget(job)
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
         elif isinstance(error, UserError) and strategy:

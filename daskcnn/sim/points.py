@@ -25,7 +25,8 @@ class _Part:
 
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int64]
-    chunk: int = 1 << 30
+    cuts: int = 1 << 30
+    source: None = None
 
     def __len__(self) -> int:
         return len(self.labels)

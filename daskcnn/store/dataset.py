@@ -2,60 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
 from daskcnn.arrays import cpu_count
 from daskcnn.errors import DataError, UserError
-from daskcnn.store.cache import CACHE
+from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.chunk_source import ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, PartManifest, parse, remedy, sha256
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse, remedy
 
 Labels = npt.NDArray[Any]
 """One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
-Indices = npt.NDArray[np.int64]
 SMALLEST_DEVIATION = 1e-30
 """A channel that varies less counts as the same everywhere: float32 has no room for what is divided by less."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test part: the first `samples` stored samples. Chunks are checked when they are read."""
+    """The training or the test part: the first `samples` samples of a source. Chunks are checked when they are read."""
 
     name: str
     samples: int
-    chunk: int
-    files: Files
-    part: PartManifest
-    fingerprint: str
-    arrays: dict[str, zarr.Array[Any]]
+    source: ChunkSource
 
     def __len__(self) -> int:
         return self.samples
 
     @property
-    def chunks(self) -> int:
-        """Chunks that its samples lie in."""
-        return -(-self.samples // self.chunk)
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """(H, W, C) of an image."""
-        h, w, c = self.arrays["images"].shape[1:]
+        h, w, c = self.source.like("images")[0]
         return h, w, c
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Number type of the images."""
-        return np.dtype(self.arrays["images"].dtype)
+        return self.source.like("images")[1]
+
+    @property
+    def stored(self) -> StoredChunks:
+        """The chunks of a prepared data set. Raises TypeError for arrays that are used in place."""
+        if not isinstance(self.source, StoredChunks):
+            raise TypeError(f"{self.name}: arrays that are used in place have no stored chunks")
+        return self.source
+
+    @property
+    def cuts(self) -> int | Indices:
+        """Samples of each chunk; or the samples with which another chunk begins, where chunks differ."""
+        return self.source.cuts
 
     def read(self, lo: int, hi: int) -> tuple[Images, Labels]:
         """Return images (hi-lo, H, W, C) and the labels of samples lo…hi. Raises DataError if a chunk is damaged."""
@@ -67,49 +69,22 @@ class Split:
 
     def weights(self, indices: Indices) -> npt.NDArray[np.float32] | None:
         """Return the weights of these samples, (n,), in this order; None where the samples have none."""
-        return self._taken("weights", indices) if "weights" in self.arrays else None
+        return self._taken("weights", indices) if "weights" in self.source.arrays else None
 
     def labels(self) -> Labels:
         """Return the labels of all samples."""
-        held = [self._held("labels", i) for i in range(self.chunks)]
-        return _as_labels(np.concatenate(held)[: self.samples])
+        return _as_labels(self._taken("labels", np.arange(self.samples)))
 
     def _taken(self, array: str, indices: Indices) -> npt.NDArray[Any]:
         self._check_indices(indices)
-        stored = self.arrays[array]
-        taken = np.empty((len(indices), *stored.shape[1:]), stored.dtype)
-        owner = indices // self.chunk
-        for index in np.unique(owner).tolist():
-            here = np.flatnonzero(owner == index)
-            taken[here] = self._held(array, index)[indices[here] - index * self.chunk]
+        shape, dtype = self.source.like(array)
+        taken = np.empty((len(indices), *shape), dtype)
+        chunks, places = self.source.places(indices)
+        by_chunk = np.argsort(chunks, kind="stable")
+        different, begins = np.unique(chunks[by_chunk], return_index=True)
+        for index, here in zip(different.tolist(), np.split(by_chunk, begins[1:]), strict=False):
+            taken[here] = self.source.held(array, index)[places[here]]
         return taken
-
-    def load(self, array: str, index: int) -> Images:
-        """Return one chunk of `images`, `labels` or `weights`, not from the cache.
-
-        Raises DataError naming a missing or damaged chunk.
-        """
-        lo = index * self.chunk
-        hi = min(lo + self.chunk, self.part.samples)
-        where = f"{self.files.path}: {self.name}/{array}, chunk {index} (samples {lo} to {hi - 1})"
-        stored = self.arrays[array]
-        found = self.files.size(
-            f"{stored.path}/{stored.metadata.encode_chunk_key((index,) + (0,) * (stored.ndim - 1))}"
-        )
-        expected = int(np.prod(stored.chunks)) * np.dtype(stored.dtype).itemsize
-        if found is None:
-            raise DataError(reason=f"{where} is missing", remedy="make the data set again")
-        if found != expected:
-            raise DataError(reason=f"{where} has {found} bytes instead of {expected}", remedy="make the data set again")
-        with self.files.reading(f"{self.name}/{array}"):
-            data = np.ascontiguousarray(stored[lo:hi])
-        if sha256(data) != getattr(self.part, array)[index]:
-            raise DataError(f"{where} does not match its checksum", "the file is damaged", "make the data set again")
-        return data
-
-    def _held(self, array: str, index: int) -> Images:
-        key = (self.files.path, self.fingerprint, self.name, array, index)
-        return CACHE.get(key, lambda: self.load(array, index))
 
     def _check_indices(self, indices: Indices) -> None:
         if len(indices) and not (indices.min() >= 0 and indices.max() < self.samples):
@@ -167,12 +142,20 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Dataset:
-    """An open data set: its manifest and its two parts."""
+    """An open data set: its manifest and its two parts.
+
+    Attributes
+    ----------
+    scale : mean and deviation of every channel to be used in place of the data set's own
+    index : of arrays that are used in place; None for a prepared data set, and where it is not known
+    """
 
     path: str
     manifest: Manifest
     train: Split
     test: Split
+    scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    index: ArrayIndex | None = None
 
     @property
     def name(self) -> str:
@@ -192,7 +175,7 @@ class Dataset:
     @cached_property
     def mean(self) -> npt.NDArray[np.float64]:
         """Mean of every channel over the training pixels, (C,)."""
-        return np.asarray(self.manifest.mean)
+        return np.asarray(self.manifest.mean if self.scale is None else self.scale[0], np.float64)
 
     @cached_property
     def deviation(self) -> npt.NDArray[np.float64]:
@@ -200,8 +183,17 @@ class Dataset:
 
         A data set of format 1 has one deviation, of all pixels after the channel means are subtracted.
         """
-        found = np.broadcast_to(np.asarray(self.manifest.deviation, np.float64), (self.shape[2],))
+        own = self.manifest.deviation if self.scale is None else self.scale[1]
+        found = np.broadcast_to(np.asarray(own, np.float64), (self.shape[2],))
         return np.where(found < SMALLEST_DEVIATION, 1.0, found)
+
+    def scaled(self, mean: Sequence[float], deviation: Sequence[float]) -> Dataset:
+        """The same with mean and deviation of one's own. Raises DataError where they are not one a channel."""
+        for name, numbers in (("mean", mean), ("deviation", deviation)):
+            if len(numbers) != self.shape[2]:
+                reason = f"{len(numbers)} numbers for {self.shape[2]} channels of {self.path}"
+                raise DataError(f"data.scale.{name}", reason, "give one for each channel")
+        return replace(self, scale=(tuple(mean), tuple(deviation)))
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -241,7 +233,7 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the manifest, equal on every worker that sees the same data."""
-        return self.train.fingerprint
+        return self.train.source.fingerprint
 
 
 def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
@@ -276,7 +268,7 @@ def _open_split(files: Files, manifest: Manifest, fingerprint: str, name: str, l
         for array, shape, dtype in arrays_of(manifest, name)
     }
     samples = part.samples if limit is None else min(limit, part.samples)
-    return Split(name, samples, manifest.chunk, files, part, fingerprint, arrays)
+    return Split(name, samples, StoredChunks(name, manifest.chunk, files, part, fingerprint, arrays))
 
 
 def arrays_of(manifest: Manifest, name: str) -> Iterator[tuple[str, tuple[int, ...], str]]:
@@ -294,15 +286,17 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
 
     The class counts of a part that no limit shortens are checked too. `between` is called after every chunk. If it
     raises, the reading ends and no thread continues. Raises DataError naming store, array, chunk and samples, or the
-    label and its sample.
+    label and its sample. Arrays that are used in place are left out: they are checked as they are read.
     """
+    parts = [(len(split), split.source) for split in (dataset.train, dataset.test)]
+    stored = [(samples, source) for samples, source in parts if isinstance(source, StoredChunks)]
     jobs = [
-        (split, array, index)
-        for split in (dataset.train, dataset.test)
-        for array in sorted(split.arrays, reverse=True)
-        for index in range(split.chunks)
+        (source, array, index)
+        for samples, source in stored
+        for array in sorted(source.arrays, reverse=True)
+        for index in range(-(-samples // source.chunk))
     ]
-    counts = {split.name: np.zeros(len(dataset.classes), np.int64) for split in (dataset.train, dataset.test)}
+    counts = {source.name: np.zeros(len(dataset.classes), np.int64) for _, source in stored}
     chunk_bytes = dataset.manifest.chunk * dataset.manifest.sample_bytes
     threads = max(1, min(4, cpu_count(), MAX_CHUNK_BYTES // chunk_bytes))
     with ThreadPoolExecutor(threads, thread_name_prefix="daskcnn-verify") as pool:
@@ -313,28 +307,28 @@ def verify(dataset: Dataset, between: Callable[[], None] = lambda: None) -> None
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise
-    for split in (dataset.train, dataset.test):
-        if len(split) == split.part.samples:
-            _verify_counts(dataset, split, counts[split.name])
+    for samples, source in stored:
+        if samples == source.part.samples:
+            _verify_counts(dataset, source, counts[source.name])
 
 
-def _verified(dataset: Dataset, split: Split, array: str, index: int) -> npt.NDArray[np.int64] | int:
+def _verified(dataset: Dataset, source: StoredChunks, array: str, index: int) -> npt.NDArray[np.int64] | int:
     """Check a chunk; of labels, how many there are of each class."""
-    data = split.load(array, index)
+    data = source.load(array, index)
     if array == "weights" and (wrong := ~(np.isfinite(data) & (data >= 0))).any():
-        sample = index * split.chunk + int(np.flatnonzero(wrong)[0])
-        reason = f"{split.name}/weights, sample {sample} has weight {data[wrong][0]}"
+        sample = index * source.chunk + int(np.flatnonzero(wrong)[0])
+        reason = f"{source.name}/weights, sample {sample} has weight {data[wrong][0]}"
         raise DataError(dataset.path, reason, "make the data set again with weights of 0 or more")
     if array != "labels":
         return 0
     last = 1 if data.ndim == 2 else len(dataset.classes) - 1
     if (bad := np.argwhere(data > last)).size:
-        sample = index * split.chunk + int(bad[0][0])
+        sample = index * source.chunk + int(bad[0][0])
         found = data[tuple(bad[0])]
         kind = "classes" if data.ndim == 1 else "labels"
         raise DataError(
             dataset.path,
-            f"{split.name}/labels, sample {sample} has label {found}, {kind} are 0 to {last}",
+            f"{source.name}/labels, sample {sample} has label {found}, {kind} are 0 to {last}",
             "make the data set again",
         )
     if data.ndim == 2:
@@ -342,10 +336,10 @@ def _verified(dataset: Dataset, split: Split, array: str, index: int) -> npt.NDA
     return np.bincount(data, minlength=len(dataset.classes))
 
 
-def _verify_counts(dataset: Dataset, split: Split, found: npt.NDArray[np.int64]) -> None:
-    if tuple(found.tolist()) != split.part.class_counts:
+def _verify_counts(dataset: Dataset, source: StoredChunks, found: npt.NDArray[np.int64]) -> None:
+    if tuple(found.tolist()) != source.part.class_counts:
         raise DataError(
             dataset.path,
-            f"{split.name} has class counts {found.tolist()}, its manifest says {list(split.part.class_counts)}",
+            f"{source.name} has class counts {found.tolist()}, its manifest says {list(source.part.class_counts)}",
             "make the data set again",
         )

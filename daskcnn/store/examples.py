@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.store.chunk_facts import Images, missing_pixels
+from daskcnn.store.chunk_source import StoredChunks
 from daskcnn.store.dataset import Split
 
 SHOWN = (1, 99)
@@ -21,13 +22,14 @@ def find_examples(split: Split, classes: int, each: int) -> dict[int, list[int]]
 
     Labels are read chunk by chunk, as far as it takes. Raises DataError for a chunk that is damaged.
     """
-    missing = {c: min(each, n) for c, n in enumerate(split.part.class_counts[:classes]) if n}
+    stored = split.stored
+    missing = {c: min(each, n) for c, n in enumerate(stored.part.class_counts[:classes]) if n}
     found: dict[int, list[int]] = {c: [] for c in range(classes)}
-    for chunk in range(split.chunks):
-        labels = split.load("labels", chunk)
+    for chunk in range(stored.chunks):
+        labels = stored.load("labels", chunk)
         for c in list(missing):
             here = np.flatnonzero(labels == c if labels.ndim == 1 else labels[:, c])[: missing[c]]
-            found[c] += (chunk * split.chunk + here).tolist()
+            found[c] += (chunk * stored.chunk + here).tolist()
             missing[c] -= len(here)
             if not missing[c]:
                 del missing[c]
@@ -43,18 +45,18 @@ def small_images(split: Split, indices: set[int], side: int) -> dict[int, Images
     """
     by_chunk = defaultdict[int, list[int]](list)
     for index in sorted(indices):
-        by_chunk[index // split.chunk].append(index)
+        by_chunk[index // split.stored.chunk].append(index)
     found: dict[int, Images] = {}
     for chunk, wanted in by_chunk.items():
-        found |= _small(split, chunk, wanted, side)
+        found |= _small(split.stored, chunk, wanted, side)
     return found
 
 
-def _small(split: Split, chunk: int, wanted: Sequence[int], side: int) -> dict[int, Images]:
-    images = split.load("images", chunk)  # let go of before the next one is read
+def _small(stored: StoredChunks, chunk: int, wanted: Sequence[int], side: int) -> dict[int, Images]:
+    images = stored.load("images", chunk)  # let go of before the next one is read
     step = -(-max(images.shape[1:3]) // side)
     shown = 3 if images.shape[3] >= 3 else 1
-    return {index: images[index - chunk * split.chunk, ::step, ::step, :shown].copy() for index in wanted}
+    return {index: images[index - chunk * stored.chunk, ::step, ::step, :shown].copy() for index in wanted}
 
 
 def as_pictures(images: dict[int, Images], nodata: float | None) -> dict[int, npt.NDArray[np.uint8]]:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
 from daskcnn.errors import DataError, UserError
-from daskcnn.files import check_regular, read_regular
+from daskcnn.files import check_regular, open_regular, read_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _DAMAGED = "the store is damaged, make it again"
+
+_CREDENTIALS = ("credential", "forbidden", "accessdenied", "access key", "signature", "token", "403")
 
 EMPTY_CHUNKS_TOO: Any = {"write_empty_chunks": True}
 """Chunks of zeros are written: a missing file means damage."""
@@ -50,7 +54,8 @@ class Files:
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))
         except ImportError as error:
-            raise DataError(path, error, "pip install what it names, or use a local path") from error
+            extra = "pip install 'daskcnn[s3]'" if path.startswith(("s3:", "s3a:")) else "pip install what it names"
+            raise DataError(path, error, f"{extra}, or use a local path") from error
         except Exception as error:  # every file system of fsspec has errors of its own
             raise DataError(path, _words(error), "give a local path or the URL of a store that fsspec knows") from error
 
@@ -67,6 +72,16 @@ class Files:
         with self.reading(""):
             return sync(self.store.is_empty(""))
 
+    def names(self, most: int) -> list[str]:
+        """Return the first `most` names directly inside this store, sorted."""
+        found = []
+        with self.reading(""):
+            if self.folder is not None:
+                found = [entry.name for entry in islice(os.scandir(self.folder), most)]
+            else:
+                found = sync(_first_names(self.store, most))
+        return sorted(name.rstrip("/").rpartition("/")[2] for name in found)
+
     @contextmanager
     def reading(self, key: str) -> Iterator[None]:
         """Turn what a storage fails with into a DataError; that nothing is there is left to the caller."""
@@ -76,7 +91,7 @@ class Files:
             raise
         except Exception as error:  # every file system of fsspec has errors of its own
             where = f"{self.path}/{key}".removesuffix("/")
-            raise DataError(where, f"cannot be read ({_words(error)})", "check the path and its permissions") from error
+            raise DataError(where, f"cannot be read ({_words(error)})", _remedy_for(self.path, error)) from error
 
     def json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object under a key, None if there is nothing. Raises DataError for anything else."""
@@ -98,6 +113,22 @@ class Files:
                 return read_regular(self.folder / key, BOUNDS.size, remedy="not a data set")
             buffer = sync(self.store.get(key, default_buffer_prototype()))
             return b"" if buffer is None else buffer.to_bytes()
+
+    def content(self, key: str, most: int) -> bytes | None:
+        """Return at most `most` bytes of what is stored under a key and one more, None if there is nothing.
+
+        Raises DataError if the storage fails.
+        """
+        try:
+            with self.reading(key):
+                if self.folder is not None:
+                    with open_regular(self.folder / key) as file:
+                        return file.read(most + 1)
+                asked = RangeByteRequest(0, most + 1)
+                buffer = sync(self.store.get(key, default_buffer_prototype(), asked))
+                return None if buffer is None else buffer.to_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def plain_array(self, name: str, shape: tuple[int, ...], chunk: int, dtype: str) -> zarr.Array[Any]:
         """Return the array of this name.
@@ -121,6 +152,28 @@ class Files:
                 )
         with self.reading(name):
             return zarr.open_array(self.store, path=name, mode="r", zarr_format=3)
+
+
+def _remedy_for(path: str, error: Exception) -> str:
+    """What to do about a storage's error: a bucket mostly lacks the right credentials."""
+    words = f"{type(error).__name__} {error}".lower()
+    if not path.startswith(("s3:", "s3a:")):
+        return "check the path and its permissions"
+    if isinstance(error, PermissionError) or any(sign in words for sign in _CREDENTIALS):
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws, to credentials that may read it, "
+            "here and on every worker"
+        )
+    return "check the bucket's name, its region and AWS_ENDPOINT_URL, here and on every worker"
+
+
+async def _first_names(store: Store, most: int) -> list[str]:
+    found = []
+    async for name in store.list_dir(""):
+        found.append(name)
+        if len(found) == most:
+            break
+    return found
 
 
 def _words(error: Exception) -> str:

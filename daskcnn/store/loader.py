@@ -21,12 +21,17 @@ import numpy.typing as npt
 from daskcnn.arrays import derive
 from daskcnn.store.augment import AUGMENTATIONS, Keys
 from daskcnn.store.chunk_facts import Images, missing_pixels
-from daskcnn.store.dataset import Dataset, Described, Indices, Labels, Split
+from daskcnn.store.chunk_source import Indices
+from daskcnn.store.dataset import Dataset, Described, Labels, Split
+from daskcnn.store.read_ahead import reading_ahead
 
 Array = npt.NDArray[Any]
 
 WINDOW_BYTES = 512 << 20
+IN_PLACE_WINDOW_BYTES = 384 << 20
+"""A quarter of the cache is for scattered samples there: two windows fit the rest."""
 DEPTH = 2
+_SLAB_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,11 @@ def sample_keys(plan: BatchPlan, indices: Indices) -> Keys:
     return derive(np, derive(np, indices.astype(np.uint64), plan.seed), plan.presentation)
 
 
-def sample_order(plan: BatchPlan, chunk: int, window: int) -> Indices:
-    """Return the indices of the samples in the order they are shown; `chunk` and `window` are in samples."""
+def sample_order(plan: BatchPlan, chunk: int | Indices, window: int) -> Indices:
+    """Return the indices of the samples in the order they are shown; `chunk` and `window` are in samples.
+
+    Where chunks differ, `chunk` holds the samples with which another one begins.
+    """
     if not plan.shuffle:
         return _concatenate([np.arange(lo, hi) for lo, hi in plan.ranges])[: plan.limit]
     pieces = [piece for lo, hi in plan.ranges for piece in _pieces(lo, hi, chunk)]
@@ -100,12 +108,13 @@ def sample_order(plan: BatchPlan, chunk: int, window: int) -> Indices:
     return _concatenate([_mixed(plan, group) for group in _windows(shuffled, window)])[: plan.limit]
 
 
-def _pieces(lo: int, hi: int, chunk: int) -> Iterator[tuple[int, int]]:
+def _pieces(lo: int, hi: int, chunk: int | Indices) -> Iterator[tuple[int, int]]:
     """Cut the range at the edges of chunks."""
-    while lo < hi:
-        end = min(hi, (lo // chunk + 1) * chunk)
-        yield lo, end
-        lo = end
+    if isinstance(chunk, int):
+        between = list(range((lo // chunk + 1) * chunk, hi, chunk))
+    else:
+        between = chunk[(chunk > lo) & (chunk < hi)].tolist()
+    return pairwise([lo, *between, hi]) if lo < hi else iter(())
 
 
 def _windows(pieces: Iterable[tuple[int, int]], window: int) -> Iterator[list[tuple[int, int]]]:
@@ -139,10 +148,14 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
     """
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
-    x[...] = images.transpose(1, 2, 0, 3)
-    rows = x.reshape(h * w, n * c)  # one long inner loop instead of one of C per pixel
-    rows -= np.tile(dataset.mean, n).astype(dtype)
-    rows *= np.tile((1 / dataset.deviation).astype(dtype), n)
+    mean = np.tile(dataset.mean, n).astype(dtype)  # one long inner loop instead of one of C per pixel
+    factor = np.tile((1 / dataset.deviation).astype(dtype), n)
+    several = max(1, _SLAB_BYTES // (w * n * c * x.itemsize)) if x.size else 1
+    for lo in range(0, h, several):  # rows of pixels that stay in the processor's cache
+        x[lo : lo + several] = images[:, lo : lo + several].transpose(1, 2, 0, 3)
+        rows = x[lo : lo + several].reshape(-1, n * c)
+        rows -= mean
+        rows *= factor
     if (missing := missing_pixels(images, dataset.nodata)) is not None:
         x[missing.transpose(1, 2, 0, 3)] = 0
     return x
@@ -158,24 +171,34 @@ def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DType
 
 def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indices:
     """Return the indices of the samples in the order in which `batches` shows them."""
-    return sample_order(plan, split.chunk, max(1, WINDOW_BYTES // dataset.sample_bytes))
+    return sample_order(plan, split.cuts, max(1, _window_bytes(split) // dataset.sample_bytes))
+
+
+def _window_bytes(split: Split) -> int:
+    return WINDOW_BYTES if isinstance(split.cuts, int) else IN_PLACE_WINDOW_BYTES
 
 
 @contextmanager
 def batches(
     dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32
 ) -> Iterator[Iterator[Batch]]:
-    """Yield the batches of a presentation; two are prepared ahead on a thread that ends with the context.
+    """Yield the batches of a presentation; two are prepared ahead on threads that end with the context.
 
-    An error while loading is raised where its batch is asked for. The last batch may be smaller.
+    The chunks that come next are read meanwhile on threads of their own. An error while loading is raised where its
+    batch is asked for. The last batch may be smaller.
     """
     order = presentation_order(dataset, split, plan)
-    cuts = (order[lo:hi] for lo, hi in batch_edges(plan, len(order)))
-    pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
-    try:
-        yield _ahead(pool.submit(load_batch, dataset, split, plan, dtype, indices) for indices in cuts)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pool = ThreadPoolExecutor(DEPTH, thread_name_prefix="daskcnn-loader")
+    with reading_ahead(split.source, order, _window_bytes(split)) as reached:
+
+        def load(lo: int, hi: int) -> Batch:
+            reached(hi)
+            return load_batch(dataset, split, plan, dtype, order[lo:hi])
+
+        try:
+            yield _ahead(pool.submit(load, lo, hi) for lo, hi in batch_edges(plan, len(order)))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def batch_edges(plan: BatchPlan, samples: int) -> Iterator[tuple[int, int]]:

@@ -45,7 +45,7 @@ Level = Annotated[float, Field(ge=-1e30, le=1e30)]
 Deviation = Annotated[float, Field(ge=1e-30, le=1e30)]
 
 
-def _in_range(value: Any) -> Any:
+def in_range(value: Any) -> Any:
     """Refuse the first entry of a list that is no deviation: an error for each takes too much memory."""
     entries = value if isinstance(value, list | tuple) else (value,)
     if any(type(entry) not in (int, float) or not 0 <= entry <= 1e30 for entry in entries):
@@ -53,7 +53,7 @@ def _in_range(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Deviations = Annotated[float | tuple[float, ...], BeforeValidator(_in_range)]
+Deviations = Annotated[float | tuple[float, ...], BeforeValidator(in_range)]
 """One for each channel, 0 where all pixels are the same; format 1 has one of all pixels."""
 Warn = Callable[[str], None]
 Checksums = Annotated[tuple[str, ...], FailFast()]
@@ -240,13 +240,27 @@ def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]
     moments = sum((chunk.moments for chunk in facts["train"]), Moments.none())
     mean, deviation = moments.mean, moments.deviation
     if not any(deviation):
-        raise DataError(common["name"], "every training image is the same plain colour", "give the real data set")
+        raise plain_colour(common["name"])
     if constant := [c for c, d in enumerate(deviation) if not d]:
         warn(f"{common['name']}: channel {', '.join(map(str, constant))} is the same in every training image")
     parts = {name: _part(found) for name, found in facts.items()}
     manifest = Manifest.model_validate({**common, "mean": mean, "deviation": deviation, **parts})
     check(manifest, manifest.name)
+    if unseen := unseen_classes(manifest):
+        raise strangers(manifest.name, unseen)
     return manifest
+
+
+def plain_colour(name: str) -> DataError:
+    """Say that images have nothing in them."""
+    return DataError(name, "every training image is the same plain colour", "give the real data set")
+
+
+def strangers(name: str, unseen: Sequence[str]) -> DataError:
+    """Say that the test part has classes that the training part has not."""
+    named = ", ".join(unseen[:10]) + (", …" if len(unseen) > 10 else "")
+    reason = f"the test part has samples of {named}, the training part has none"
+    return DataError(name, reason, "leave them out of the test part, or give training samples of them")
 
 
 def _part(facts: Sequence[ChunkFacts]) -> PartManifest:
@@ -322,10 +336,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield f"chunks of {manifest.chunk} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES} bytes"
     for name in PARTS:
         yield from _part_problems(name, manifest, classes)
-    yield from _unlearnable(manifest)
+    yield from unlearnable(manifest)
 
 
-def _unlearnable(manifest: Manifest) -> Iterator[str]:
+def unlearnable(manifest: Manifest) -> Iterator[str]:
+    """Why nothing can be learnt from the training part, if so."""
     counts = manifest.train.class_counts
     if manifest.labels == "several":
         if not any(0 < count < manifest.train.samples for count in counts):

@@ -115,7 +115,7 @@ def test_a_connection_that_is_closed_is_an_error_of_the_connection() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "ANSWER", SHORT)
     monkeypatch.setattr(members, "POLL", 0.01)
-    monkeypatch.setattr(admission, "check_dataset", lambda job, fingerprint: None)
+    monkeypatch.setattr(admission, "check_dataset", lambda job, fingerprint, index: None)
 
 
 def admitted(client: Any, *, wait: float = 0.5, check: Callable[[], None] = lambda: None, **workers: int) -> Any:

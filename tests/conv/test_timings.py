@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from platformdirs.macos import MacOS
 
+from daskcnn import files
 from daskcnn.arrays import NUMPY
 from daskcnn.conv import ConvSpec, timings
-from daskcnn.conv.timings import Entry, Memory, cache_folder, key, machine_of, memory_of
+from daskcnn.conv.timings import Entry, Memory, key, machine_of, memory_of
+from daskcnn.files import cache_folder
 from tests.standin import STANDIN
 
 MACHINE = {"device": "a processor", "cores": "2"}
@@ -228,7 +230,7 @@ def test_the_folder_on_other_systems_is_the_one_that_they_have_for_caches(monkey
     for name in ("DASKCNN_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/one")
-    monkeypatch.setattr(timings, "user_cache_path", lambda name, **more: MacOS(name, **more).user_cache_path)
+    monkeypatch.setattr(files, "user_cache_path", lambda name, **more: MacOS(name, **more).user_cache_path)
     assert cache_folder() == Path("/home/one/Library/Caches/daskcnn")
 
 

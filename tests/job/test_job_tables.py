@@ -52,6 +52,7 @@ def keys(model: Any = Job, above: str = "") -> Iterator[str]:
 KEYS = sorted(keys())
 TEXTS = {
     *("data.name", "data.path", "data.archive", "model.name", "model.from", "train.strategy", "train.partition"),
+    *("data.images", "data.labels", "data.test_images", "data.test_labels"),
     *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name"),
 }
 

@@ -24,6 +24,7 @@ from daskcnn.errors import DataError
 from daskcnn.store import Split, open_dataset, verify
 from daskcnn.store.cache import CACHE, ChunkCache
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.chunk_source import StoredChunks
 from daskcnn.store.manifest import Source, describe, sha256
 from daskcnn.store.writer import write
 from tests.special_files import SPECIAL, special
@@ -155,13 +156,13 @@ def test_a_chunk_of_zeros_is_stored_so_that_its_absence_shows(source: Source, tm
 def test_chunks_beyond_the_limit_are_not_read(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _chunk(toy, "train/images", 3).unlink()
     _chunk(toy, "test/labels", 1).unlink()
-    read, load = list[tuple[str, str, int]](), Split.load
+    read, load = list[tuple[str, str, int]](), StoredChunks.load
 
-    def noted(split: Split, array: str, index: int) -> Images:
-        read.append((split.name, array, index))
-        return load(split, array, index)
+    def noted(source: StoredChunks, array: str, index: int) -> Images:
+        read.append((source.name, array, index))
+        return load(source, array, index)
 
-    monkeypatch.setattr(Split, "load", noted)
+    monkeypatch.setattr(StoredChunks, "load", noted)
     verify(open_dataset(toy, limit=50))
     assert {*read} == {(part, array, 0) for part in ("train", "test") for array in ("images", "labels")}
     with pytest.raises(DataError, match=r"chunk 3 .* is missing"):
@@ -169,13 +170,13 @@ def test_chunks_beyond_the_limit_are_not_read(toy: str, monkeypatch: pytest.Monk
 
 
 def test_every_chunk_is_read_once(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, load = Counter[tuple[str, str, int]](), Split.load
+    read, load = Counter[tuple[str, str, int]](), StoredChunks.load
 
-    def noted(split: Split, array: str, index: int) -> Images:
-        read[split.name, array, index] += 1
-        return load(split, array, index)
+    def noted(source: StoredChunks, array: str, index: int) -> Images:
+        read[source.name, array, index] += 1
+        return load(source, array, index)
 
-    monkeypatch.setattr(Split, "load", noted)
+    monkeypatch.setattr(StoredChunks, "load", noted)
     verify(open_dataset(toy))
     assert set(read.values()) == {1}
     assert len(read) == 2 * (5 + 2)
@@ -405,14 +406,51 @@ def test_an_array_larger_than_the_cache_is_not_kept() -> None:
     assert cache.nbytes == 0
 
 
+def test_what_is_spared_stays_while_others_pass_through() -> None:
+    cache = ChunkCache(400, spared=200)
+    for key in "ab":
+        cache.get(key, lambda: np.zeros(100, np.uint8), spare=True)
+    for key in "cdefgh":
+        cache.get(key, lambda: np.zeros(100, np.uint8))
+    for key in "abgh":
+        cache.get(key, lambda: pytest.fail("dropped"))
+    cache.get("x", lambda: np.zeros(100, np.uint8), spare=True)
+    assert cache.nbytes == 400
+    anew = np.ones(100, np.uint8)
+    assert cache.get("a", lambda: anew) is anew, "the bound of what is spared holds too"
+
+
+def test_a_chunk_that_is_being_read_is_waited_for() -> None:
+    cache, begun, go, loads = ChunkCache(1000), threading.Event(), threading.Event(), list[int]()
+
+    def load() -> Images:
+        loads.append(1)
+        begun.set()
+        assert go.wait(20)
+        if len(loads) == 1:
+            raise DataError("damaged")
+        return np.zeros(10, np.uint8)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.get, "a", load)
+        assert begun.wait(20)
+        second = pool.submit(cache.get, "a", load)
+        go.set()
+        with pytest.raises(DataError, match="damaged"):
+            first.result(20)
+        with suppress(DataError):  # it came while the first was reading, or after it
+            second.result(20)
+    assert cache.get("a", load).size == 10
+
+
 def test_held_chunks_cannot_be_written_to_and_are_shared_between_openings(
     toy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_dataset(toy).train.read(0, 230)
     again = open_dataset(toy).train
-    monkeypatch.setattr(type(again), "load", lambda *_: pytest.fail("read twice"))
+    monkeypatch.setattr(StoredChunks, "load", lambda *_: pytest.fail("read twice"))
     again.read(0, 230)
-    block = again._held("images", 0)
+    block = again.source.held("images", 0)
     with pytest.raises(ValueError, match="read-only"):
         block[0] = 0
 

@@ -11,7 +11,7 @@ import pytest
 
 from daskcnn.errors import DataError
 from daskcnn.store import Dataset, open_dataset
-from daskcnn.store.dataset import Split
+from daskcnn.store.chunk_source import StoredChunks
 from daskcnn.store.examples import as_pictures, find_examples, small_images
 from daskcnn.store.manifest import Source, describe
 from daskcnn.store.writer import write
@@ -41,13 +41,13 @@ def test_the_first_samples_of_each_class_of_a_store_sorted_by_class(tmp_path: Pa
 def test_no_more_labels_are_read_than_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = stored(tmp_path, random((60, 4, 4, 3)), np.arange(60) % 3)
     read: list[int] = []
-    load = Split.load
+    load = StoredChunks.load
 
-    def noted(self: Split, array: str, index: int) -> Any:
+    def noted(self: StoredChunks, array: str, index: int) -> Any:
         read.append(index)
         return load(self, array, index)
 
-    monkeypatch.setattr(Split, "load", noted)
+    monkeypatch.setattr(StoredChunks, "load", noted)
     find_examples(dataset.train, 3, 4)
     assert read == [0, 1]
 

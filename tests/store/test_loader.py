@@ -17,7 +17,7 @@ from daskcnn.arrays import Array
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
 from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror
-from daskcnn.store.dataset import Indices
+from daskcnn.store.chunk_source import Indices
 from daskcnn.store.loader import DEPTH, Batch, batch_edges, sample_order
 from daskcnn.store.manifest import Source
 

@@ -13,8 +13,10 @@ from distributed import get_worker
 
 from daskcnn.arrays import Array, Device, DeviceKind, keep_freed_memory, release_freed_memory
 from daskcnn.errors import ClusterError, DataError
+from daskcnn.job.dataset import opened
 from daskcnn.job.tables import Job
-from daskcnn.store import BatchPlan, Dataset, open_dataset
+from daskcnn.store import BatchPlan
+from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.exchange import ReplicaExchange
 from daskcnn.training.replica import Replica
 
@@ -97,22 +99,24 @@ def _here() -> str:
         return ""
 
 
-def dataset_of(job: Job) -> Dataset:
-    """The job's data set as this worker sees it."""
-    assert job.data.path is not None, "resolved before anything is sent"
-    return open_dataset(job.data.path, limit=job.data.limit)
+def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -> str | None:
+    """None if this worker sees the very data set, else what is wrong. A chunk of arrays in place is read.
 
-
-def check_dataset(job: Job, fingerprint: str) -> str | None:
-    """None if this worker sees the very data set, else what is wrong."""
+    Parameters
+    ----------
+    index : of arrays in place, as the driver has it; None before it was made
+    """
     try:
-        found = dataset_of(job).fingerprint
+        dataset = opened(job.data, index)
+        if job.data.in_place:
+            dataset.train.read(0, 1)
     except DataError as error:
         return str(error)
-    return None if found == fingerprint else f"{job.data.path} holds another data set (fingerprint {found[:12]})"
+    found = dataset.fingerprint
+    return None if found == fingerprint else f"{dataset.path} holds another data set (fingerprint {found[:12]})"
 
 
-def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
+def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None = None) -> Session:
     """Begin the run on this worker; whatever another run kept here goes. Raises ClusterError without the device."""
     with _lock:
         here = _here()
@@ -124,7 +128,7 @@ def open_session(run: str, job: Job, kind: DeviceKind) -> Session:
         device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
         throttle = float(os.environ.get(THROTTLE, "1"))
         clock = time.perf_counter
-        replica = Replica(job, dataset_of(job), device, clock=clock, throttle=throttle, pause=time.sleep)
+        replica = Replica(job, opened(job.data, index), device, clock=clock, throttle=throttle, pause=time.sleep)
         return keep_session(run, Session(replica))
 
 

@@ -10,6 +10,7 @@ from daskcnn.cluster.session.stopping import stop_signal, stopped
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
+from daskcnn.store.array_index import ArrayIndex
 from daskcnn.training.replica import Stopped
 from daskcnn.training.reports import RoundReport
 from daskcnn.training.stage_calibration import stage_seconds
@@ -26,15 +27,15 @@ def device_problem(kind: str) -> str | None:
     return None
 
 
-def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str) -> Calibration:
-    """Measure this worker with the real shapes, through the code of training.
+def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
+    """Measure this worker with the real shapes, through the code of training. `index`: of arrays in place.
 
     Raises ClusterError where it has not the device that it advertises, or does not see the very data set.
     """
-    if problem := check_dataset(job, fingerprint):
-        remedy = "give data.path on storage that every worker reaches, or copy it there"
+    if problem := check_dataset(job, fingerprint, index):
+        remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")
-    session = open_session(run, job, kind)
+    session = open_session(run, job, kind, index)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
         tune_convolutions(session.replica)

@@ -1,0 +1,68 @@
+"""Arrays that are used in place, as the data set of a job: their index is read once, on the cluster, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from distributed import Client
+
+from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.streaming import stream
+from daskcnn.job.dataset import arrays_of, scaled
+from daskcnn.job.tables import Job
+from daskcnn.store import Dataset
+from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
+from daskcnn.store.in_place import ChunkSeen, Outline, look, outline
+
+Progress = Callable[[str, int, int], None]
+
+
+def outlined(job: Job) -> Dataset:
+    """The data set of a job on arrays in place, as far as it is known without reading images."""
+    found = outline(arrays_of(job.data))
+    return scaled(job.data, found.dataset(kept_in_cache(found.cache_key)))
+
+
+def indexed(
+    job: Job,
+    *,
+    progress: Progress,
+    client: Client | None = None,
+    beside: Path | None = None,
+    check: Check = no_check,
+) -> Dataset:
+    """The data set of a job on arrays in place, with its index: that of the run, that of the cache, or a new one.
+
+    Parameters
+    ----------
+    client : of the cluster that reads the arrays where there is no index; None to read them in this process
+    beside : the file that keeps the index of a run which goes on
+
+    Raises
+    ------
+    DataError : where the arrays are unfit, or others than the run began with
+    """
+    found = outline(arrays_of(job.data))
+    index = read_index(beside) if beside is not None else None
+    if index is None:
+        index = kept_in_cache(found.cache_key) or _made(found, client, progress, check)
+    return scaled(job.data, found.dataset(index))
+
+
+def _made(found: Outline, client: Client | None, progress: Progress, check: Check) -> ArrayIndex:
+    pieces = list(found.pieces())
+    seen = list[ChunkSeen]()
+    total = sum(len(piece.chunks) for piece in pieces)
+    key = found.cache_key  # of before it is read: what changes meanwhile makes it another one
+    for _, each in stream(client, look, pieces, check=check):
+        seen += each
+        progress(f"read {found.arrays.images} for its statistics", len(seen), total)
+    index = found.index(seen)
+    keep_in_cache(key, index)
+    return index
+
+
+def forget(job: Job) -> None:
+    """Drop the cached index of a job's arrays, which have turned out to be others by now."""
+    drop_from_cache(outline(arrays_of(job.data)).cache_key)

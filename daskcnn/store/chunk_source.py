@@ -1,0 +1,126 @@
+"""Where the samples of a part come from: chunks that are read and checked as a whole, of a prepared data set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from daskcnn.errors import DataError
+from daskcnn.store.cache import CACHE, Block
+from daskcnn.store.files import Files
+from daskcnn.store.manifest import PartManifest, sha256
+
+Indices = npt.NDArray[np.int64]
+
+
+class ChunkSource(Protocol):
+    """The chunks of a part, and where in them its samples lie."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal on every worker that sees the same data."""
+        ...
+
+    @property
+    def cuts(self) -> int | Indices:
+        """Samples of each chunk; or the samples with which another chunk begins, where chunks differ."""
+        ...
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the images of a chunk."""
+        ...
+
+    @property
+    def arrays(self) -> Sequence[str]:
+        """Names of the arrays that there are: "images", "labels" and, where samples have weights, "weights"."""
+        ...
+
+    def like(self, array: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return shape and number type of one sample of this array."""
+        ...
+
+    def places(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Return the chunk of each of these samples, and its place in that chunk."""
+        ...
+
+    def held(self, array: str, index: int) -> Block:
+        """Return a chunk of an array, from the cache if it is there. Raises DataError if it is damaged."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredChunks:
+    """The chunks of a part of a prepared data set: its samples lie in them in order."""
+
+    name: str
+    chunk: int
+    files: Files
+    part: PartManifest
+    fingerprint: str
+    stored: dict[str, zarr.Array[Any]]
+
+    @property
+    def cuts(self) -> int:
+        """Samples of each chunk."""
+        return self.chunk
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the part."""
+        return -(-self.part.samples // self.chunk)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the images of a chunk."""
+        return _whole_bytes(self.stored["images"])
+
+    @property
+    def arrays(self) -> Sequence[str]:
+        """Names of the arrays that there are."""
+        return tuple(self.stored)
+
+    def like(self, array: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Return shape and number type of one sample of this array."""
+        stored = self.stored[array]
+        return stored.shape[1:], np.dtype(stored.dtype)
+
+    def places(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Return the chunk of each of these samples, and its place in that chunk."""
+        return indices // self.chunk, indices % self.chunk
+
+    def held(self, array: str, index: int) -> Block:
+        """Return a chunk of an array, from the cache if it is there. Raises DataError if it is damaged."""
+        key = (self.files.path, self.fingerprint, self.name, array, index)
+        return CACHE.get(key, lambda: self.load(array, index))
+
+    def load(self, array: str, index: int) -> Block:
+        """Return a chunk of an array, not from the cache. Raises DataError naming a missing or damaged chunk.
+
+        A chunk is one file of plain numbers, so it is read without zarr: one request, and no copy.
+        """
+        lo = index * self.chunk
+        hi = min(lo + self.chunk, self.part.samples)
+        where = f"{self.files.path}: {self.name}/{array}, chunk {index} (samples {lo} to {hi - 1})"
+        stored = self.stored[array]
+        key = f"{stored.path}/{stored.metadata.encode_chunk_key((index,) + (0,) * (stored.ndim - 1))}"
+        expected = _whole_bytes(stored)
+        content = self.files.content(key, expected)
+        if content is None:
+            raise DataError(reason=f"{where} is missing", remedy="make the data set again")
+        if len(content) != expected:
+            size = self.files.size(key)
+            raise DataError(reason=f"{where} has {size} bytes instead of {expected}", remedy="make the data set again")
+        data = np.frombuffer(content, np.dtype(stored.dtype)).reshape(stored.chunks)[: hi - lo]
+        if sha256(data) != getattr(self.part, array)[index]:
+            raise DataError(f"{where} does not match its checksum", "the file is damaged", "make the data set again")
+        return data
+
+
+def _whole_bytes(stored: zarr.Array[Any]) -> int:
+    return int(np.prod(stored.chunks)) * np.dtype(stored.dtype).itemsize

@@ -1,0 +1,312 @@
+"""Zarr arrays of somebody else as a data set, in place: no copy is made.
+
+Test and validation samples are drawn from the labels, stratified by class. The rest of the training part are the
+chunks in an order of their own, so that any range of samples is made of chunks from everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import derive
+from daskcnn.errors import DataError
+from daskcnn.store.array_index import ArrayIndex, storage_version
+from daskcnn.store.chunk_facts import check_finite, missing_pixels
+from daskcnn.store.chunk_source import Indices
+from daskcnn.store.dataset import Dataset, Split
+from daskcnn.store.foreign_array import ImageArray, Layout, open_images
+from daskcnn.store.in_place_chunks import InPlaceChunks
+from daskcnn.store.in_place_labels import ArrayLabels, array_labels
+from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
+from daskcnn.store.moments import Moments
+from daskcnn.store.split import stratified
+
+_RUN_BYTES = 32 << 20
+"""Chunks of about this size together are one piece of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Which arrays make up a data set, and how.
+
+    Attributes
+    ----------
+    images, labels : paths or URLs of zarr arrays
+    test : part of the samples that are for testing; None where there are arrays of their own
+    nodata : value that stands for no data; then NaN does too
+    seed : of the test and validation samples, and of the order of the chunks
+    validation : samples at the end of the training part
+    limit : the most samples of each part
+    """
+
+    images: str
+    labels: str
+    test: float | None = 0.2
+    test_images: str | None = None
+    test_labels: str | None = None
+    layout: Layout = "NHWC"
+    nodata: float | None = None
+    seed: int = 0
+    validation: int = 2000
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The end of the path, as a name of the data set."""
+        return "/".join(self.images.rstrip("/").split("://")[-1].split("/")[-2:]) or self.images
+
+
+@dataclass(frozen=True)
+class IndexWork:
+    """Chunks of an array that are looked at together.
+
+    Attributes
+    ----------
+    part : "train" for the array that the training samples are in, "test" for one of its own
+    counted : for each chunk which of its samples count in the statistics; None: all
+    """
+
+    array: ImageArray
+    part: str
+    chunks: tuple[int, ...]
+    counted: tuple[npt.NDArray[np.bool_] | None, ...]
+    nodata: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSeen:
+    """What was found in a chunk: the SHA-256 of its samples, and what the statistics are made of."""
+
+    part: str
+    chunk: int
+    digest: str
+    moments: Moments
+
+
+def look(piece: IndexWork) -> list[ChunkSeen]:
+    """Read chunks. Raises DataError naming sample and channel of what is not finite."""
+    return [_seen(piece, chunk, counted) for chunk, counted in zip(piece.chunks, piece.counted, strict=True)]
+
+
+def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -> ChunkSeen:
+    data = piece.array.read(chunk)
+    images = piece.array.as_images(data)
+    missing = missing_pixels(images, piece.nodata)
+    check_finite(images, missing, where=piece.array.path, first=chunk * piece.array.chunk)
+    moments = Moments.none()
+    if piece.part == "train":
+        keep = slice(None) if counted is None else counted
+        moments = Moments.of(images[keep], None if missing is None else missing[keep])
+    return ChunkSeen(piece.part, chunk, sha256(data), moments)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Arrays as far as they are known without their images: metadata, labels, and which sample is for what.
+
+    Attributes
+    ----------
+    order : samples of the training part, as they are numbered in training
+    scattered : how many of them come before the validation samples
+    test : samples for testing; None where all of an array of its own are
+    """
+
+    arrays: Arrays
+    images: ImageArray
+    labels: ArrayLabels
+    test_images: ImageArray
+    test_labels: ArrayLabels
+    order: Indices
+    scattered: int
+    test: Indices
+
+    @property
+    def apart(self) -> bool:
+        """Whether the test samples have an array of their own."""
+        return self.arrays.test_images is not None
+
+    @cached_property
+    def identity(self) -> str:
+        """SHA-256 of everything but the images, without where they lie."""
+        parts = [(self.images, self.labels), *([(self.test_images, self.test_labels)] if self.apart else [])]
+        a = self.arrays
+        about = [
+            [[images.digest, images.chunk, labels.digest] for images, labels in parts],
+            [a.test, a.layout, a.nodata, a.seed if a.test is not None else None],
+        ]
+        return sha256(json.dumps(about).encode())
+
+    @cached_property
+    def cache_key(self) -> str:
+        """What an index is kept under: identity, path, and what the storage says of the version of the images."""
+        opened = [self.images, *([self.test_images] if self.apart else [])]
+        about = [self.identity, *([images.path, storage_version(images.files)] for images in opened)]
+        return sha256(json.dumps(about).encode())
+
+    # --- the index ---
+
+    def pieces(self) -> Iterator[IndexWork]:
+        """The work that an index takes, for `look`."""
+        trained = np.ones(self.images.samples, bool)
+        if not self.apart:
+            trained[self._all_test()] = False
+        for part, array in (("train", self.images), *([("test", self.test_images)] if self.apart else [])):
+            several = max(1, _RUN_BYTES // (array.chunk * array.sample_bytes))
+            for first in range(0, array.chunks, several):
+                chunks = tuple(range(first, min(first + several, array.chunks)))
+                masks = [trained[c * array.chunk : (c + 1) * array.chunk] for c in chunks]
+                counted = tuple(None if part == "test" or mask.all() else mask for mask in masks)
+                yield IndexWork(array, part, chunks, counted, self.arrays.nodata)
+
+    def _all_test(self) -> Indices:
+        return _test_samples(self.arrays, self.labels, self.arrays.images)
+
+    def index(self, seen: Sequence[ChunkSeen]) -> ArrayIndex:
+        """Return the index that all of the work has come to. Raises DataError where nothing could be learnt."""
+        by_place = {(each.part, each.chunk): each for each in seen}
+        train = [by_place["train", chunk] for chunk in range(self.images.chunks)]
+        test = [by_place["test", chunk] for chunk in range(self.test_images.chunks)] if self.apart else []
+        moments = sum((each.moments for each in train), Moments.none())
+        if not any(moments.deviation):
+            raise plain_colour(self.arrays.images)
+        digests = (tuple(each.digest for each in part) for part in (train, test))
+        return ArrayIndex(
+            identity=self.identity,
+            images=next(digests),
+            test_images=next(digests),
+            mean=moments.mean,
+            deviation=moments.deviation,
+        )
+
+    # --- the data set ---
+
+    def dataset(self, index: ArrayIndex | None) -> Dataset:
+        """Return the data set. Without an index it has no statistics, and its chunks are not checked.
+
+        Raises DataError where the index is one of other arrays.
+        """
+        if index is not None:
+            self._check_index(index)
+        manifest = self._manifest(index)
+        fingerprint = self._fingerprint(index)
+        sums = (None, None) if index is None else (index.images, index.test_images if self.apart else index.images)
+        train = InPlaceChunks(self.images, self.labels.codes, sums[0], self.order, self.scattered, "train", fingerprint)
+        whole = len(self.test) if len(self.test) == self.test_images.samples else 0
+        test = InPlaceChunks(self.test_images, self.test_labels.codes, sums[1], self.test, whole, "test", fingerprint)
+        parts = Split("train", len(self.order), train), Split("test", len(self.test), test)
+        return Dataset(self.arrays.images, manifest, *parts, index=index)
+
+    def _check_index(self, index: ArrayIndex) -> None:
+        C = self.images.shape[2]
+        counts = (len(index.images), len(index.test_images), len(index.mean), len(index.deviation))
+        if index.identity != self.identity or counts != (
+            self.images.chunks,
+            self.test_images.chunks if self.apart else 0,
+            C,
+            C,
+        ):
+            reason = "is another array than its index was made of (other shape, type, labels or split)"
+            raise DataError(self.arrays.images, reason, "give the array as it was, or start a new run")
+
+    def _fingerprint(self, index: ArrayIndex | None) -> str:
+        about = [self.identity, index and index.fingerprint(), self.arrays.validation, self.arrays.limit]
+        return sha256(json.dumps([*about, self.arrays.seed]).encode())
+
+    def _manifest(self, index: ArrayIndex | None) -> Manifest:
+        images, C = self.images, self.images.shape[2]
+        return Manifest(
+            name=self.arrays.name,
+            classes=self.labels.classes,
+            shape=images.shape,
+            chunk=images.chunk,
+            dtype=images.dtype.name,  # type: ignore[arg-type]
+            labels=self.labels.kind,
+            nodata=self.arrays.nodata,
+            mean=(0.0,) * C if index is None else index.mean,
+            deviation=(1.0,) * C if index is None else index.deviation,
+            order="stored",
+            seed=self.arrays.seed,
+            sources={},
+            train=self._part(self.labels, self.order),
+            test=self._part(self.test_labels, self.test),
+        )
+
+    def _part(self, labels: ArrayLabels, samples: Indices) -> PartManifest:
+        counts = labels.counts(samples)
+        return PartManifest(samples=len(samples), class_counts=counts, images=(), labels=())
+
+
+def outline(arrays: Arrays) -> Outline:
+    """Read metadata and labels. Raises DataError naming what makes the arrays unfit to train on."""
+    images = open_images(arrays.images, arrays.layout)
+    labels = array_labels(arrays.labels, None)
+    _check_lengths(arrays.images, images, arrays.labels, labels)
+    test_images, test_labels = images, labels
+    if arrays.test_images is not None:
+        assert arrays.test_labels is not None, "checked with the job"
+        test_images, test_labels = (
+            open_images(arrays.test_images, arrays.layout),
+            array_labels(arrays.test_labels, labels),
+        )
+        _check_lengths(arrays.test_images, test_images, arrays.test_labels, test_labels)
+        _check_alike(arrays.test_images, test_images, images)
+        test, rest = np.arange(test_images.samples), np.arange(images.samples)
+    else:
+        test = _test_samples(arrays, labels, arrays.images)
+        rest = np.setdiff1d(np.arange(images.samples), test, assume_unique=True)
+    if arrays.limit is not None and arrays.limit < len(test):
+        drawn = stratified(test_labels.codes[test], arrays.limit, arrays.seed)
+        test = test[drawn] if drawn.any() else test[: arrays.limit]
+    order, scattered = _training_order(arrays, labels, rest, images.chunk)
+    found = Outline(arrays, images, labels, test_images, test_labels, order, scattered, test)
+    _check_classes(found)
+    return found
+
+
+def _check_classes(found: Outline) -> None:
+    manifest = found._manifest(None)
+    path = found.arrays.labels
+    for problem in unlearnable(manifest):
+        raise DataError(path, problem, "give labels of two classes or more, or raise data.limit")
+    if unseen := unseen_classes(manifest):
+        raise strangers(found.arrays.test_labels or path, unseen)
+
+
+def _check_lengths(path: str, images: ImageArray, where: str, labels: ArrayLabels) -> None:
+    if images.samples != len(labels.codes):
+        reason = f"{images.samples:,} images, and {len(labels.codes):,} labels in {where}"
+        raise DataError(path, reason, "give one label for each image")
+
+
+def _check_alike(path: str, test: ImageArray, train: ImageArray) -> None:
+    if (test.shape, test.dtype) != (train.shape, train.dtype):
+        reason = f"images of {test.dtype} {test.shape}, those to train on are {train.dtype} {train.shape}"
+        raise DataError(path, reason, "give test images like the others")
+
+
+def _test_samples(arrays: Arrays, labels: ArrayLabels, path: str) -> Indices:
+    assert arrays.test is not None, "resolved"
+    samples = max(1, round(arrays.test * len(labels.codes)))
+    found = np.flatnonzero(stratified(labels.codes, samples, arrays.seed))
+    if not len(found):
+        reason = f"data.test = {arrays.test:g} of {len(labels.codes):,} samples leaves none for testing"
+        raise DataError(path, reason, "every class needs two samples or more; raise data.test, or give test_images")
+    return found
+
+
+def _training_order(arrays: Arrays, labels: ArrayLabels, rest: Indices, chunk: int) -> tuple[Indices, int]:
+    """Samples chunk by chunk, the chunks in an order of their own, then those for validation; and where these begin."""
+    mask = stratified(labels.codes[rest], min(arrays.validation, len(rest)), arrays.seed)
+    scattered, plain = rest[mask], rest[~mask]
+    ranks = derive(np, derive(np, (plain // chunk).astype(np.uint64), arrays.seed), 1)
+    plain = plain[np.lexsort((plain, ranks))]
+    if arrays.limit is not None:
+        scattered = scattered[: arrays.limit]
+        plain = plain[: arrays.limit - len(scattered)]
+    return np.concatenate([plain, scattered]), len(plain)

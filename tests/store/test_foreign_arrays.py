@@ -1,0 +1,261 @@
+"""Arrays that cannot be used in place are refused before training, by their path, with reason and remedy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from daskcnn.documents import BOUNDS
+from daskcnn.errors import DataError
+from daskcnn.store.foreign_array import array_at, open_images, read_labels
+from daskcnn.store.in_place import Arrays, outline
+from daskcnn.store.sized_store import unpacked_size
+from tests.store.arrays_in_place import opened, tiles, write_array
+
+
+def refused(path: str) -> str:
+    with pytest.raises(DataError) as caught:
+        open_images(path, "NHWC")
+    assert str(caught.value).startswith(path)
+    return str(caught.value)
+
+
+# --- labels and images that do not belong together ---
+
+
+def test_labels_and_images_of_different_length(tmp_path: Path) -> None:
+    arrays = replace(tiles(tmp_path), labels=write_array(tmp_path / "short", np.arange(299) % 5, 100))
+    with pytest.raises(DataError, match=r"x: 300 images, and 299 labels in .*short; give one label for each image"):
+        outline(arrays)
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    arrays = replace(tiles(tmp_path), labels=write_array(tmp_path / "same", np.full(300, 4), 100))
+    with pytest.raises(DataError, match=r"same: 1 class names|same: train: every sample is of one class"):
+        outline(arrays)
+
+
+def test_rows_of_something_else_than_0_and_1(tmp_path: Path) -> None:
+    rows = np.zeros((300, 3), "int64")
+    rows[9, 2] = 2
+    arrays = replace(tiles(tmp_path), labels=write_array(tmp_path / "rows", rows, 100))
+    with pytest.raises(DataError, match=r"rows: sample 9, column 2 has 2; several labels a sample are rows of 0 and 1"):
+        outline(arrays)
+
+
+def test_labels_of_real_numbers_and_of_too_many_axes(tmp_path: Path) -> None:
+    real = write_array(tmp_path / "real", np.zeros(5), 5)
+    with pytest.raises(DataError, match=r"real: labels of type float64; give integers, text"):
+        read_labels(real)
+    with pytest.raises(DataError, match=r"cube: shape \(2, 2, 2\) is not that of labels"):
+        read_labels(write_array(tmp_path / "cube", np.zeros((2, 2, 2), "uint8"), 2))
+    with pytest.raises(DataError, match=r"long: a label of 201 letters"):
+        read_labels(write_array(tmp_path / "long", np.array(["a", "b" * 201]), 2))
+
+
+def test_every_class_has_one_sample(tmp_path: Path) -> None:
+    images = write_array(tmp_path / "x", np.zeros((4, 2, 2, 1), "uint8"), 2)
+    labels = write_array(tmp_path / "y", np.arange(4), 4)
+    with pytest.raises(DataError, match=r"0\.2 of 4 samples leaves none for testing; every class needs two"):
+        outline(Arrays(images, labels))
+
+
+def test_images_that_are_all_the_same(tmp_path: Path) -> None:
+    arrays = replace(tiles(tmp_path), images=write_array(tmp_path / "x", np.full((300, 4, 4, 1), 9, "uint8"), 50))
+    with pytest.raises(DataError, match="every training image is the same plain colour"):
+        opened(arrays)
+
+
+# --- arrays ---
+
+
+def test_chunks_that_cut_images(tmp_path: Path) -> None:
+    path = write_array(tmp_path / "cut", np.zeros((10, 8, 8, 3), "uint8"), (10, 4, 8, 3))
+    told = refused(path)
+    assert "its chunks (10, 4, 8, 3) cut images of shape (8, 8, 3)" in told
+    assert "daskcnn.prepare" in told
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "bool", "int8"])
+def test_number_types_that_are_none_of_ours(tmp_path: Path, dtype: str) -> None:
+    told = refused(write_array(tmp_path / "x", np.zeros((4, 2, 2, 1), dtype), 2))
+    assert f"images of type {dtype}; convert them to one of uint8, uint16" in told
+
+
+def test_shapes_that_are_no_images(tmp_path: Path) -> None:
+    assert "shape (4, 2) is not that of images" in refused(write_array(tmp_path / "x", np.zeros((4, 2), "uint8"), 2))
+
+
+class Bomb:
+    """Says that it was unpickled."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return pytest.fail, ("it was unpickled",)
+
+
+@pytest.mark.parametrize("codec", ["pickle", "json2", "msgpack2", "vlen-array"])
+def test_codecs_of_objects_are_refused_and_nothing_is_unpickled(tmp_path: Path, codec: str) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    about = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|O", "fill_value": None, "order": "C"}
+    (folder / ".zarray").write_text(json.dumps(about | {"filters": [{"id": codec}], "compressor": None}))
+    (folder / "0").write_bytes(__import__("pickle").dumps([Bomb()] * 4))
+    for use in (lambda path: open_images(path, "NHWC"), read_labels):
+        with pytest.raises(DataError, match=rf"objects: its codec '{codec}' is none of those that are read"):
+            use(str(folder))
+
+
+def test_python_objects_without_a_codec(tmp_path: Path) -> None:
+    about = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "|O", "filters": None, "compressor": None}
+    (tmp_path / ".zarray").write_text(json.dumps(about))
+    assert "holds Python objects, and not numbers or text" in refused(str(tmp_path))
+
+
+def test_numbers_of_many_fields(tmp_path: Path) -> None:
+    about = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": [["a", "<i4"]], "filters": None}
+    (tmp_path / ".zarray").write_text(json.dumps(about))
+    assert "neither numbers nor text" in refused(str(tmp_path))
+
+
+def changed(path: Path, **fields: Any) -> None:
+    file = path / "zarr.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def grid(*shape: object) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"shape": [1 << 60, 8, 6, 3]}, "shape = "),
+        ({"shape": [-1, 8, 6, 3]}, "shape = "),
+        ({"shape": "many"}, "shape = 'many'"),
+        ({"shape": [1] * 9}, "shape = "),
+        ({"shape": [300, 8, 6, True]}, "shape = "),
+        ({"chunk_grid": grid(20, 8, 6)}, "with chunks"),
+        ({"chunk_grid": grid(0, 8, 6, 3)}, "chunks = "),
+        ({"chunk_grid": grid(1 << 30, 8, 6, 3)}, "are larger than"),
+        ({"chunk_grid": {"name": "rectilinear"}}, "only regular grids"),
+        ({"chunk_grid": 5}, "only regular grids"),
+        ({"codecs": 3}, "codecs = 3"),
+        ({"codecs": [{"name": "bytes"}] * 99}, "codecs = "),
+        ({"codecs": [5]}, "codecs holds 5"),
+        ({"codecs": [{"name": "numcodecs.pickle"}]}, "its codec 'numcodecs.pickle'"),
+        ({"codecs": [{"name": "sharding_indexed", "configuration": {"chunk_shape": [7, 8, 6, 3]}}]}, "codecs = None"),
+        ({"data_type": "complex64"}, "complex64"),
+        ({"data_type": 5}, "type 5"),
+        ({"data_type": "x"}, "type 'x'"),
+        ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
+        ({"surprise": {"must_understand": True}}, "cannot be read"),
+        ({"zarr_format": 4}, "cannot be read"),
+        ({"fill_value": "red"}, "cannot be read"),
+    ],
+)
+def test_hostile_metadata_are_refused_before_zarr_acts_on_them(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    arrays = tiles(tmp_path)
+    changed(Path(arrays.images), **fields)
+    assert told in refused(arrays.images)
+
+
+def test_metadata_of_sixty_megabytes(tmp_path: Path) -> None:
+    arrays = tiles(tmp_path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for content in (b'{"a": "' + b"x" * BOUNDS.size + b'"}', b"[" + b"[]," * (20 << 20) + b"1]"):
+        Path(arrays.images, "zarr.json").write_bytes(content)
+        refused(arrays.images)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 << 10
+
+
+def test_a_huge_array_of_nothing_takes_no_memory(tmp_path: Path) -> None:
+    arrays = tiles(tmp_path)
+    changed(Path(arrays.labels), shape=[1 << 39], chunk_grid=grid(64))
+    with pytest.raises(DataError, match=r"y: labels of [\d,]+ bytes, more than the"):
+        outline(arrays)
+
+
+# --- chunks ---
+
+
+@pytest.mark.parametrize("packed", [lambda data: gzip.compress(data), lambda data: zlib.compress(data)])
+def test_what_would_unpack_to_more_than_its_array_says(packed: Callable[[bytes], bytes]) -> None:
+    assert unpacked_size(packed(bytes(50 << 20)), 1 << 20) > 1 << 20
+    assert unpacked_size(packed(bytes(50 << 20)), 1 << 20) < 3 << 20, "no more is unpacked than it takes to see"
+    assert unpacked_size(packed(bytes(1 << 20)), 2 << 20) <= 1 << 20
+
+
+@pytest.mark.parametrize("codec", ["zstd", "blosc", "gzip"])
+def test_a_chunk_that_unpacks_to_more_is_refused_by_its_samples(tmp_path: Path, codec: str) -> None:
+    configuration = {"zstd": {"level": 1, "checksum": False}, "gzip": {"level": 1}, "blosc": {"cname": "lz4"}}[codec]
+    compressor: Any = [{"name": codec, "configuration": configuration}]
+    x = np.random.default_rng(0).integers(0, 9, (40, 8, 8, 1)).astype("uint8")
+    path = write_array(tmp_path / "x", x, 10, compressors=compressor)
+    bomb = write_array(tmp_path / "bomb", np.full((1, 100 << 20), 7, "uint8"), 1, compressors=compressor)
+    array = open_images(path, "NHWC")
+    np.testing.assert_array_equal(array.read(1), x[10:20])
+    Path(path, "c/1/0/0/0").write_bytes(Path(bomb, "c/0/0").read_bytes())
+    with pytest.raises(DataError, match=r"x/c/1/0/0/0: a chunk of more bytes than its array says"):
+        array.read(1)
+
+
+def test_a_file_larger_than_any_chunk(tmp_path: Path) -> None:
+    arrays = tiles(tmp_path, compressors=None)
+    Path(arrays.images, "c/0/0/0/0").write_bytes(bytes(20 * 8 * 6 * 3 * 2 + (2 << 20)))
+    with pytest.raises(DataError, match="a chunk of more bytes than its array says"):
+        open_images(arrays.images, "NHWC").read(0)
+
+
+# --- places ---
+
+
+def test_a_group_is_told_which_arrays_are_in_it(tmp_path: Path) -> None:
+    arrays = tiles(tmp_path)
+    group = str(tmp_path / "tiles.zarr")
+    zarr.open_group(group, mode="a")
+    assert "a zarr group, not an array (arrays in it: x, y); give the path of one of its arrays" in refused(group)
+    assert array_at(group) is None
+    assert array_at(arrays.images) is not None
+
+
+def test_old_groups_are_told_too(tmp_path: Path) -> None:
+    group = zarr.open_group(str(tmp_path / "old.zarr"), mode="w", zarr_format=2)
+    group.create_array("pixels", shape=(4, 2, 2, 1), chunks=(2, 2, 2, 1), dtype="uint8")
+    assert "arrays in it: pixels" in refused(str(tmp_path / "old.zarr"))
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("nowhere.zarr/x", "no zarr array here; give the path or URL of an array"),
+        ("memory://in-place-tests/nothing", "no zarr array here"),
+        ("zip://x::nowhere.zip", "No such file"),
+        ("zip://nowhere.zip", ""),
+        ("simplecache::memory://in-place-tests/none", ""),
+        ("nosuch://bucket/x", "give a local path or the URL"),
+        ("gcs://bucket/x", "gcsfs"),
+    ],
+)
+def test_places_that_lead_nowhere(path: str, told: str) -> None:
+    assert told in refused(path)
+
+
+def test_a_folder_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    path = tiles(tmp_path).images
+    monkeypatch.setattr("daskcnn.store.files.check_regular", denied)
+    assert "cannot be read ([Errno 13] Permission denied); check the path and its permissions" in refused(path)
