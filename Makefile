@@ -19,11 +19,12 @@ $(VENV)/.installed: pyproject.toml
 run: install
 	$(BIN)/python -m daskcnn.run $(ARGS)
 
-# tests of a cluster have the machine to themselves; of the others as many run at once as there are cores
+# Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes, so two
+# files of them run at once; those of one file share their clusters.
 test: install
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m "cluster and not slow"
+	$(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

@@ -119,7 +119,7 @@ class Way:
         self.way |= dict.fromkeys(stack)
 
     def counts(self) -> dict[str, int]:
-        """Of distinct functions."""
+        """How many distinct functions there are of each kind."""
         found = {"stack": len(self.stack), "way": len(self.way), "entered": len({**self.way, **self.entered})}
         return found | ({"way with earlier tasks": len({**self.way, **self.earlier})} if self.earlier else {})
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from daskcnn.job.tables import Job
     from daskcnn.launch.jobs import train
+    from daskcnn.launch.prepare_arrays import prepare
     from daskcnn.launch.training import Result
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Result", "train"]
+__all__ = ["Job", "Result", "prepare", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from daskcnn.launch import jobs
 
         return getattr(jobs, name)
+    if name == "prepare":
+        from daskcnn.launch.prepare_arrays import prepare
+
+        return prepare
     if name == "Job":
         from daskcnn.job.tables import Job
 

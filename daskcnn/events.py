@@ -71,11 +71,11 @@ class Judged(Fields):
     """How good a network is on some samples."""
 
     accuracy: float | None = None
-    """Share of samples classified correctly, 0 to 1."""
+    """Share of samples classified correctly, 0 to 1; of labels told correctly where a sample has several."""
     loss: float | None = None
-    """Mean loss per sample."""
+    """Mean loss per sample; all samples count alike."""
     auc: float | None = None
-    """Area under the ROC curve of one class against the rest, averaged over the classes, 0 to 1."""
+    """Area under the ROC curve of one class against the rest, averaged over the classes or labels, 0 to 1."""
 
 
 class Spent(Fields):

@@ -101,11 +101,19 @@ def _type(key: str, field: FieldInfo) -> str:
 
 def _kind(kind: Any) -> str:
     if get_origin(kind) is Literal:
-        return "one of " + ", ".join(f"`{value}`" for value in get_args(kind))
+        values = ", ".join(f"`{value}`" for value in get_args(kind))
+        return f"one of {values}" if len(get_args(kind)) > 1 else values
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is list:
-        return "list of tables" if get_origin(get_args(kind)[0]) is dict else "list of text"
+        inner = get_args(kind)[0]
+        return (
+            "list of tables"
+            if get_origin(inner) is dict
+            else {"number": "list of numbers"}.get(_kind(inner), "list of text")
+        )
+    if get_origin(kind) is dict:
+        return "table"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "table"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}

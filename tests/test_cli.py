@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -341,7 +342,7 @@ def test_a_dry_run_prints_job_and_plan_and_starts_nothing(nothing_starts: list[A
     assert result.exit_code == 0
     job, end = json.JSONDecoder().raw_decode(result.stdout)
     named = {"name": "synthetic", "augment": "none"}
-    assert job == resolve(tiny_job(path, data=named)).model_dump(mode="json")
+    assert job == resolve(tiny_job(path, data=named, train={"loss": "softmax"})).model_dump(mode="json")
     assert "100 to train on, 20 for validation" in result.stdout[end:]
     assert nothing_starts == []
     assert not Path("runs").exists()
@@ -452,7 +453,8 @@ def test_evaluate(trained: Path, path: str) -> None:
     assert 0 <= found["accuracy"] <= 1
     assert found["loss"] > 0
     text = invoke(daskcnn, "evaluate", trained).stdout
-    scores = f"accuracy {100 * found['accuracy']:.2f} %, loss {found['loss']:.4f}, AUC {found['auc']:.4f}"
+    top = f"accuracy {100 * found['accuracy']:.2f} %, top-5 {100 * found['top5']:.2f} %"
+    scores = f"{top}, loss {found['loss']:.4f}, AUC {found['auc']:.4f}"
     assert f"{scores} on 60 test samples" in text
 
 
@@ -528,7 +530,7 @@ def test_predict(trained: Path) -> None:
 
 def test_predict_in_words(trained: Path) -> None:
     text = invoke(daskcnn, "predict", trained, picture("a.png"), "--top", "10").stdout
-    assert re.fullmatch(r"a\.png: (\w [\d.]+ %(, )?){10}\n", text)
+    assert re.fullmatch(r"a\.png: (\w [\d.]+ %(; )?){10}\n", text)
     assert sum(float(chance) for chance in re.findall(r"([\d.]+) %", text)) == pytest.approx(100, abs=0.6)
 
 
@@ -603,7 +605,7 @@ def test_predict_refuses_a_truncated_array(twelve: Path) -> None:
     np.save("a.npy", np.zeros((8, 8, 12), np.uint8))
     Path("a.npy").write_bytes(Path("a.npy").read_bytes()[:-1])
     assert "a.npy: 767 bytes of data, truncated" in refused(2, daskcnn, "predict", twelve, "a.npy")
-    assert "No such file" in refused(2, daskcnn, "predict", twelve, "b.npy")
+    assert "b.npy: there is no such file; correct the path" in refused(2, daskcnn, "predict", twelve, "b.npy")
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
@@ -619,7 +621,7 @@ def test_names_from_outside_do_not_drive_the_terminal(trained: Path) -> None:
     assert good.stdout.startswith(r"a\x1b[2J \u202e.png: ")
     assert good.stdout.count("\n") == 1
     told = refused(2, daskcnn, "predict", trained, "b" + evil)
-    assert r"ba\x1b[2J\n\u202e.png: not an image that can be read" in told
+    assert r"ba\x1b[2J\n\u202e.png: there is no such file" in told
     assert json.loads(invoke(daskcnn, "predict", trained, evil, "--json").stdout)[0]["image"] == evil
 
 
@@ -632,19 +634,22 @@ def test_a_name_that_is_no_utf_8_is_printed_all_the_same(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("missing.png", None, "No such file"),
         ("text.png", b"hello", "cannot identify image file"),
         ("empty.png", b"", "cannot identify image file"),
         ("page.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n", "cannot identify image"),
     ],
 )
-def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes | None, words: str) -> None:
-    if content is not None:
-        Path(name).write_bytes(content)
+def test_predict_names_what_is_no_image(trained: Path, name: str, content: bytes, words: str) -> None:
+    Path(name).write_bytes(content)
     told = refused(2, daskcnn, "predict", trained, picture("good.png"), name)
     assert f"{name}: not an image that can be read" in told
     assert words in told
     assert "give a PNG or JPEG file" in told
+
+
+def test_predict_names_a_file_that_is_not_there(trained: Path) -> None:
+    told = refused(2, daskcnn, "predict", trained, picture("good.png"), "missing.png")
+    assert "missing.png: there is no such file; correct the path" in told
 
 
 def test_predict_names_a_truncated_image(trained: Path) -> None:
@@ -725,6 +730,13 @@ def test_doctor_waits_no_less_than_nothing() -> None:
     assert "-1" in refused(2, daskcnn, "doctor", "--wait", "-1")
 
 
+def test_a_wrong_job_is_told_in_a_line_for_each_problem() -> None:
+    assert (
+        refused(2, run, "--epochs", "ten")
+        == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
+    )
+
+
 # --- as real processes ---
 
 
@@ -741,12 +753,6 @@ def process(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_wrong_job_in_a_process_of_its_own() -> None:
-    found = process("daskcnn.run", "--epochs", "ten")
-    assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr == "error: the job has a problem:\n  train.epochs = 'ten': input should be a valid integer\n"
-
-
 def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> None:
     address = f"tcp://127.0.0.1:{silent_port}"
     found = process("daskcnn.run", *flags(tiny_job(path)), "--scheduler", address, "--wait", "1", "--json")
@@ -757,7 +763,9 @@ def test_no_scheduler_in_a_process_of_its_own(path: str, silent_port: int) -> No
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
 def test_a_signal_while_it_waits_for_a_scheduler(
     path: str, silent_port: int, signum: signal.Signals, code: int
 ) -> None:
@@ -773,6 +781,12 @@ def test_a_signal_while_it_waits_for_a_scheduler(
     assert "Traceback" not in told
 
 
+def test_dask_finds_the_command_line() -> None:
+    (plug_in,) = entry_points(group="dask_cli", name="cnn")
+    assert plug_in.load() is daskcnn
+
+
+@pytest.mark.slow
 def test_it_is_a_plug_in_of_dask() -> None:
     found = process("dask", "cnn", "--version")
     assert (found.returncode, found.stdout) == (0, f"daskcnn, version {__version__}\n")

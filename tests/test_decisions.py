@@ -18,8 +18,8 @@ from daskcnn.ps import RULES
 
 ROOT = Path(daskcnn.__file__).parent
 ROOMS = ("cluster", "sim")
-NAMES = {*RULES, *PARTITIONERS, "layer", "allreduce", "asa", "asa16"}
-"""Values of train.strategy, train.partition and rule.exchange."""
+NAMES = {*RULES, *PARTITIONERS, "layer", "allreduce", "asa", "asa16", "measured", "speeds"}
+"""Values of train.strategy, train.partition, rule.exchange and train.kernel_shares."""
 CLASSES = {
     each.__name__
     for chosen in (*RULES.values(), *PARTITIONERS.values())
@@ -29,7 +29,7 @@ CLASSES = {
 """Rules and partitioners, with their bases."""
 NUMBERS = {"stall_timeout", "patience", "early_stopping", "checkpoint_every", "fewest", "barrier", "due"}
 PROPERTIES = {"fewest", "barrier", "due"}
-"""Of a rule: nobody is to be told them who does not decide."""
+"""Properties of a rule that only decisions need."""
 
 LIMIT = "how long one call or transfer may take; what follows is the coordinator's"
 ALLOWED = {

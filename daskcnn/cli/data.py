@@ -63,6 +63,21 @@ def prepare() -> None:
     """Prepare a data set: write it in chunks that workers can read."""
 
 
+@prepare.command(cls=Command)
+@click.option("--images", metavar="FILE", required=True, help=".npy file, or FILE.npz:NAME, of (N, H, W, C).")
+@click.option("--labels", metavar="FILE", required=True, help=".npy file, or FILE.npz:NAME, of (N,) or (N, L).")
+@click.option("--weights", metavar="FILE", help=".npy file of (N,): how much each sample counts in training.")
+@click.option("--test", metavar="SHARE", type=float, default=0.2, show_default=True, help="Part kept for testing.")
+@click.option("--classes", metavar="NAME,NAME", help="Names of the classes, by number.  [default: the numbers]")
+@click.option("--layout", type=click.Choice(["NHWC", "NCHW"]), default="NHWC", show_default=True)
+@click.option("--nodata", metavar="VALUE", type=float, help="Value that stands for no data, as NaN then does too.")
+@click.option("--name", metavar="NAME", help="Name of the data set.  [default: the output's name]")
+@out_options
+def arrays(**options: Any) -> None:
+    """Prepare a data set from array files of NumPy."""
+    tell(data_sets.prepare_array_files(**options, say=say))
+
+
 @data.command(cls=Command)
 @click.argument("path")
 @verbose

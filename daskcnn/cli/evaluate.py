@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -10,6 +9,7 @@ import click
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import evaluate as evaluating
 from daskcnn.launch.trained_run import Which
+from daskcnn.runs.files import dumps
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_evaluation
 
@@ -18,9 +18,22 @@ from daskcnn.show.trained_text import readable_evaluation
 @click.argument("run")
 @click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
 @click.option("--data", "path", metavar="PATH", help="Another data set of the same shape and classes.")
+@click.option(
+    "--csv", "csv_file", metavar="FILE", help="Write the figures of each class to FILE too (-: stdout alone)."
+)
+@click.option("--picture", metavar="FILE", help="Draw the confusion matrix into FILE; its ending says SVG or PNG.")
 @as_json
 @verbose
-def evaluate(run: str, checkpoint: Which, path: str | None, as_json: bool, **_: Any) -> None:
-    """Print accuracy, loss and AUC of RUN's network on the test samples."""
-    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say)
-    tell(json.dumps(result, indent=2) if as_json else readable_evaluation(result))
+def evaluate(
+    run: str, checkpoint: Which, path: str | None, csv_file: str | None, picture: str | None, as_json: bool, **_: Any
+) -> None:
+    """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
+    if csv_file == "-" and as_json:
+        raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
+    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture)
+    if csv_file == "-":
+        tell(evaluating.evaluation_csv(result), nl=False)
+        return
+    if csv_file:
+        evaluating.write_evaluation(result, csv_file)
+    tell(dumps(result, indent=2) if as_json else readable_evaluation(result))

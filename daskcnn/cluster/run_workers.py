@@ -75,7 +75,7 @@ class RunWorkers:
         deadline = time.monotonic() + EXPLAINED
         while time.monotonic() < deadline:
             self.look_round()
-            time.sleep(LOOK / 5)
+            time.sleep(LOOK / 5)  # look_round asks the scheduler once in LOOK, but heeds a signal each time
         raise error
 
     def unheard(self, seconds: float) -> list[str]:

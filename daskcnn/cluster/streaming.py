@@ -94,7 +94,8 @@ class _Stream:
 
     def _landed(self, workers: list[str]) -> Iterator[tuple[Any, Any]]:
         try:
-            done = wait(list(self._flying), timeout=TURN, return_when="FIRST_COMPLETED").done
+            with self._client.as_current():  # `wait` asks the current client, which may be another one
+                done = wait(list(self._flying), timeout=TURN, return_when="FIRST_COMPLETED").done
         except TimeoutError:
             return
         for future in done:

@@ -12,11 +12,12 @@ from distributed import Client
 from daskcnn.cluster.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.cluster.calls import ANSWER, ask_workers
 from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present
-from daskcnn.doctor.findings import GIB, Finding, failed, gib, plural
+from daskcnn.doctor.findings import GIB, Finding, failed, gib
 from daskcnn.doctor.links import Way, clock_offsets, measure_ways
 from daskcnn.doctor.worker import Seen, look
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
+from daskcnn.show.text import plural
 from daskcnn.store import open_dataset
 
 LOOK = 60.0  # seconds within which a worker looks at itself and at the data set
@@ -276,7 +277,8 @@ def _host(host: str, members: list[Member], cores: int, memory: int) -> Iterator
         yield Finding(f"host {host}", True, seen, remedy)
     if (limits := sum(m.memory_limit for m in members)) > memory:
         remedy = "lower --memory-limit: together they may take more than there is"
-        yield Finding(f"host {host}", True, f"limits of {gib(limits)} GiB, {gib(memory)} GiB of memory", remedy)
+        seen = f"its workers' memory limits add up to {gib(limits)} GiB, and it has {gib(memory)} GiB of memory"
+        yield Finding(f"host {host}", True, seen, remedy)
 
 
 def clocks(offsets: Mapping[str, tuple[float, float]]) -> Iterator[Finding]:

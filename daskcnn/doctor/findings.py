@@ -41,11 +41,6 @@ def failed(check: str, error: UserError | OSError) -> Finding:
     return Finding(check, False, told(error.value, error.reason, ""), error.remedy)
 
 
-def plural(n: int, thing: str) -> str:
-    """As one says it: 1 core, 2 cores."""
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
-
-
 def gib(nbytes: int) -> str:
     """GiB with a digit behind the point, two where they are few."""
     return f"{nbytes / GIB:.1f}" if nbytes >= GIB else f"{nbytes / GIB:.2f}"

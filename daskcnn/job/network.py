@@ -13,8 +13,9 @@ from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import JobError
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import SCHEDULES, SGD, Layout, Sequential, build_model, freeze, init_network
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
 from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.losses import USUAL
 from daskcnn.nn.schedule import RateSchedule
 from daskcnn.store import Dataset, Described
 
@@ -75,6 +76,17 @@ def optimizer_of(job: Job) -> SGD:
     """The job's optimizer; without momentum there is nothing for Nesterov to look ahead with."""
     t = job.train
     return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
+
+
+def loss_of(job: Job, images: Described) -> Loss:
+    """The job's loss, or the usual one for the data set's labels. Raises JobError for one that is for other labels."""
+    kind = images.labels
+    name = job.train.loss or USUAL[kind]
+    if LOSSES[name].labels != kind:
+        has = "has one class a sample" if kind == "classes" else "has several labels a sample"
+        fitting = " or ".join(repr(other) for other, loss in LOSSES.items() if loss.labels == kind)
+        raise JobError([f"train.loss = {name!r}: the data set {has}; remove it, or use {fitting}"])
+    return LOSSES[name]
 
 
 def rate_of(schedule: Schedule) -> RateSchedule:

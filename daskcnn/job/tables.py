@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from os.path import expanduser
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -110,6 +111,22 @@ def _named_schedule(value: Any) -> Any:
     return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
 
 
+ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
+ClassWeights: TypeAlias = Literal["balanced"] | list[ClassWeight] | dict[str, ClassWeight]
+
+
+def _weights_of_classes(value: Any) -> Any:
+    """Refuse what is none of the three forms by one reason, instead of one for each form."""
+    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    if value is None or value == "balanced" or (numbers and all(map(_is_weight, numbers))):
+        return value
+    raise ValueError('write "balanced", or numbers of 0 or more as a list or as a table by class')
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+
+
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]
 KernelShares: TypeAlias = Literal["measured", "speeds"]
 
@@ -137,7 +154,18 @@ class Train(Options):
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
         Schedule(), description="How the learning rate falls: a name or a table."
     )
-    loss: Literal["softmax", "squared"] = Field("softmax", description="Loss function.")
+    loss: Literal["softmax", "squared", "sigmoid"] | None = Field(
+        None,
+        description="Loss function: `sigmoid` for several labels a sample, the others for one class a sample. Default: "
+        "`softmax`, or `sigmoid` for several labels.",
+    )
+    class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = Field(
+        None,
+        description="Factor of each class in the training loss: `balanced` (samples ÷ classes ÷ samples of the class), "
+        "a list of numbers in the order of the classes, or a table by name, where a class that is not named has 1. It "
+        "multiplies the samples' own weights; their mean over the training samples is made 1. The losses on validation "
+        "and test samples are not weighted. Not for several labels a sample. Default: all classes alike.",
+    )
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the order of samples and the augmentation.")
     threads: int | None = Field(None, ge=1, description="Threads of each worker. Default: the worker's own number.")
     workspace_mib: int = Field(1024, ge=1, description="Scratch memory of a convolution on each worker, in MiB.")

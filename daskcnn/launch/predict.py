@@ -62,6 +62,8 @@ def _array(path: str, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
             if found != shape or dtype != np.uint8:
                 raise DataError(path, f"{dtype} of shape {found}", remedy)
             values = np.frombuffer(file.read(min(int(np.prod(shape)), MAX_BYTES)), np.uint8)
+    except FileNotFoundError as error:
+        raise DataError(path, "there is no such file", "correct the path") from error
     except OSError as error:
         raise DataError(path, error.strerror or error, remedy) from error
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
 
+from daskcnn.launch.array_files import opened
+from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.training import shown
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
 from daskcnn.store.manifest import Order
+from daskcnn.store.prepare import summary_of
 
 
 def prepare(
@@ -24,6 +29,38 @@ def prepare(
         progress=shown(say),
         warn=lambda message: say(f"warning: {message}"),
     )
+
+
+def prepare_array_files(
+    *,
+    images: str,
+    labels: str,
+    weights: str | None,
+    classes: str | None,
+    out: str | None,
+    name: str | None,
+    say: Callable[[str], None],
+    verbose: bool = False,
+    **options: Any,
+) -> str:
+    """Write a data set from array files of NumPy; returns what was done."""
+    path = out or f"data/{name or 'arrays'}.zarr"
+    names = None if classes is None else [each.strip() for each in classes.split(",")]
+    with ExitStack() as stack:
+        pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
+        factors = None if weights is None else stack.enter_context(opened(weights))
+        dataset = prepare_arrays(
+            pixels,
+            answers,
+            path,
+            classes=names,
+            weights=factors,
+            name=name,
+            progress=shown(say),
+            warn=lambda message: say(f"warning: {message}"),
+            **options,
+        )
+    return f"wrote {path}: {summary_of(dataset)}"
 
 
 def verify(path: str) -> str:

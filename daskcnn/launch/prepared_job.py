@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError, nearest
-from daskcnn.job.network import convolutions, initial_weights, network_of, training_samples
+from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import Data, Job
 from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
 from daskcnn.nn import Layout
+from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]
 Warn = Callable[[str], None]
@@ -121,6 +123,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         )
     elif (job.train.increments or 1) > samples:
         problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
+    problems += _labels_misfit(job, dataset)
     try:
         layout, weights = initial_weights(job, dataset)
         if (most := weights.size) < job.cluster.ps_shards:
@@ -136,7 +139,24 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems:
         raise JobError(problems)
+    loss = job.train.loss or USUAL[dataset.labels]
+    job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
     return Prepared(job, dataset, layout, start)
+
+
+def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
+    """Loss and weights that are not for the data set's labels."""
+    problems: list[str] = []
+    try:
+        loss_of(job, dataset)
+    except JobError as error:
+        problems += error.problems
+    try:
+        if training_samples(job, dataset) > 0:
+            weighting_of(job, dataset)
+    except JobError as error:
+        problems += error.problems
+    return problems
 
 
 def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:

@@ -262,7 +262,6 @@ def _train(
         state = to_state(checkpoint, job) if checkpoint else _started(recorder)
         if checkpoint and state is not None:
             recorder.resumed(state)
-        recorder.begun = time.monotonic()
         strategy = driver_of(job)(context, state, heard)
         final = strategy.train()
         seconds = recorder.seconds

@@ -20,7 +20,10 @@ MOST = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassScores:
-    """The class scores of samples, (N, classes) float32, and their labels, (N,); adds up over parts of a split."""
+    """The class scores of samples, (N, classes) float32, and their labels; adds up over parts of a split.
+
+    Labels are (N,), or (N, classes) of 0 and 1 where a sample has several.
+    """
 
     scores: npt.NDArray[np.float32]
     labels: npt.NDArray[np.integer]
@@ -32,7 +35,14 @@ class ClassScores:
     @property
     def auc(self) -> float | None:
         """Macro AUC of these samples, the same in whatever order the parts were added; None where a score is NaN."""
-        return None if np.isnan(self.scores).any() else area_under_curve(self.scores, self.labels)
+        return _mean(self.areas)
+
+    @property
+    def areas(self) -> list[float | None]:
+        """AUC of each class by itself; None where there is none, and everywhere where a score is NaN."""
+        if np.isnan(self.scores).any():
+            return [None] * self.scores.shape[1]
+        return areas_under_curves(self.scores, self.labels)
 
 
 class Collected:
@@ -49,7 +59,7 @@ class Collected:
         self._kept: list[ClassScores] = []
 
     def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
-        """The next batch: scores (N, classes), labels (N,), both on the host. They are copied."""
+        """The next batch: scores (N, classes), labels (N,) or (N, classes), on the host. They are copied."""
         every = -(-self._whole * scores.shape[1] // MOST)
         first = -self._next % every
         self._next += len(labels)
@@ -64,14 +74,26 @@ class Collected:
 
 
 def area_under_curve(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
-    """Return the macro AUC of scores (N, classes) for labels (N,): the mean over the classes.
+    """Return the macro AUC of scores (N, classes) for labels (N,) or (N, classes): the mean over the classes.
+
+    A class without samples, or without other samples, is left out. Returns None if all are left out.
+    """
+    return _mean(areas_under_curves(scores, labels))
+
+
+def areas_under_curves(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> list[float | None]:
+    """Return the AUC of each class of scores (N, classes) for labels (N,), or (N, classes) of 0 and 1.
 
     Higher scores mean likelier.
 
     The AUC of one class against the rest is the chance that a sample of the class scores higher than one of the rest;
-    ties count half. A class without samples, or without other samples, is left out. Returns None if all are left out.
+    ties count half. A class without samples, or without other samples, has None.
     """
-    each = [_one_against_rest(scores[:, c], labels == c) for c in range(scores.shape[1])]
+    classes = range(scores.shape[1])
+    return [_one_against_rest(scores[:, c], labels[:, c] > 0 if labels.ndim == 2 else labels == c) for c in classes]
+
+
+def _mean(each: list[float | None]) -> float | None:
     known = [area for area in each if area is not None]
     return sum(known) / len(known) if known else None
 

@@ -1,55 +1,131 @@
-"""Losses of a batch, with their gradients."""
+"""Losses of a batch, with their gradients; and what a network's scores say.
+
+A data set has one label a sample (`labels` is "classes"), or several: a row of 0 and 1, one for each class. The losses
+say which of the two they are for. Networks with several labels a sample answer each by itself: a score above 0 is yes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from daskcnn.arrays import Array
 
+LabelKind = Literal["classes", "several"]
+
 
 class Loss(Protocol):
-    """scores (N, classes) and labels (N,) of one backend `xp` -> (mean loss, 0-d; dscores (N, classes))."""
+    """Scores (N, classes) and labels of one backend `xp` -> (mean loss, 0-d; dscores (N, classes)).
 
-    def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]: ...
+    weights (N,): the loss is the mean over N of weight times the sample's loss. None: every weight is 1.
+
+    Attributes
+    ----------
+    labels
+        What the labels are: "classes" (N,), or "several" (N, classes) of 0 and 1.
+    """
+
+    labels: ClassVar[LabelKind]
+
+    def __call__(
+        self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None
+    ) -> tuple[Any, Array]: ...
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return what scores (N, classes) on the host mean, as probabilities of the same shape."""
+        ...
 
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy:
     """-log of the softmax of the right class's score, averaged over the batch, in nats."""
 
-    def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]:
-        N, rows = len(scores), xp.arange(len(scores))
+    labels: ClassVar[LabelKind] = "classes"
+
+    def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
+        rows = xp.arange(len(scores))
         shifted = scores - scores.max(axis=1, keepdims=True)
         dscores = xp.exp(shifted)
         total = dscores.sum(axis=1, keepdims=True)
-        loss = (xp.log(total[:, 0]) - shifted[rows, labels]).mean()
+        each = xp.log(total[:, 0]) - shifted[rows, labels]
         dscores /= total
         dscores[rows, labels] -= 1
-        dscores *= 1 / N
-        return loss, dscores
+        return _mean(each, dscores, weights)
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the probability of each class; those of a sample add up to 1."""
+        return softmax(scores)
 
 
 @dataclass(frozen=True)
 class SquaredError:
     """Half the squared distance of the scores from the right class's unit vector, averaged over the batch."""
 
-    def __call__(self, scores: Array, labels: Array, xp: Any = np) -> tuple[Any, Array]:
-        N = len(scores)
+    labels: ClassVar[LabelKind] = "classes"
+
+    def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         dscores = scores.copy()
-        dscores[xp.arange(N), labels] -= 1
-        loss = (dscores * dscores).sum(axis=1).mean() * 0.5
-        dscores *= 1 / N
-        return loss, dscores
+        dscores[xp.arange(len(scores)), labels] -= 1
+        return _mean((dscores * dscores).sum(axis=1) * 0.5, dscores, weights)
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the softmax of the scores."""
+        return softmax(scores)
 
 
-LOSSES: dict[str, Loss] = {"softmax": SoftmaxCrossEntropy(), "squared": SquaredError()}
+@dataclass(frozen=True)
+class SigmoidCrossEntropy:
+    """-log of the sigmoid's probability of the right answers, summed over the labels, averaged over the batch, in nats.
+
+    The sum makes a score's gradient p - y, as with softmax, so the same learning rates suit however many labels there
+    are. It is -log of the probability of the sample's whole row, if its labels do not depend on one another.
+    """
+
+    labels: ClassVar[LabelKind] = "several"
+
+    def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
+        yes = labels > 0
+        margin = xp.where(yes, scores, -scores)
+        small = xp.exp(-xp.abs(margin))  # never overflows, and keeps its digits where the answer is all but sure
+        each = xp.log1p(small) + xp.maximum(-margin, 0)
+        wrong = xp.where(margin >= 0, small, xp.ones_like(small)) / (1 + small)  # probability of the wrong answer
+        return _mean(each.sum(axis=1), xp.where(yes, -wrong, wrong), weights)
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the probability of each label by itself."""
+        return sigmoid(scores)
+
+
+LOSSES: dict[str, Loss] = {
+    "softmax": SoftmaxCrossEntropy(),
+    "squared": SquaredError(),
+    "sigmoid": SigmoidCrossEntropy(),
+}
+
+USUAL: dict[LabelKind, str] = {"classes": "softmax", "several": "sigmoid"}
+"""The loss for such labels where a job names none."""
+
+
+def _mean(each: Array, dscores: Array, weights: Array | None) -> tuple[Any, Array]:
+    """Return the mean of each sample's loss (N,) times its weight, and its gradient, made of each sample's in place."""
+    if weights is not None:
+        weights = weights.astype(each.dtype, copy=False)
+        each = each * weights
+        dscores *= weights[:, None]
+    dscores *= 1 / len(each)
+    return each.mean(), dscores
 
 
 def correct(scores: Array, labels: Array) -> Any:
-    """Return the number of samples whose highest score is at their label: 0-d."""
+    """Return the number of right answers: 0-d.
+
+    An answer is a sample's highest score, which is to be at its label, or each score of several labels (N, L), which is
+    to be above 0 where the label is 1.
+    """
+    if labels.ndim == 2:
+        return ((scores > 0) == (labels > 0)).sum()
     return (scores.argmax(axis=1) == labels).sum()
 
 
@@ -57,3 +133,9 @@ def softmax(scores: Array) -> Array:
     """Return the probability of each class, (N, classes), from scores (N, classes) on the host."""
     exp = np.exp(scores - scores.max(axis=1, keepdims=True))
     return exp / exp.sum(axis=1, keepdims=True)
+
+
+def sigmoid(scores: Array) -> Array:
+    """Return 1 / (1 + exp(-score)) of each score on the host, without overflow."""
+    small = np.exp(-np.abs(scores))
+    return np.asarray(np.where(scores >= 0, 1, small) / (1 + small), scores.dtype)

@@ -23,9 +23,18 @@ def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[
 
 @np.errstate(over="ignore", invalid="ignore")
 def loss_and_gradients(
-    model: Layer, params: Params, state: State, x: Array, labels: npt.NDArray[Any], loss: Loss, ctx: Context
+    model: Layer,
+    params: Params,
+    state: State,
+    x: Array,
+    labels: npt.NDArray[Any],
+    loss: Loss,
+    ctx: Context,
+    weights: npt.NDArray[Any] | None = None,
 ) -> tuple[Any, Any, Params, State]:
     """Run one training pass over a host batch x (H, W, N, C), labels (N,): (mean loss, correct, gradients, new state).
+
+    labels may be (N, L), if the loss is for such. weights (N,): of the samples, as `Loss` has them.
 
     Loss and number of right answers are 0-d arrays of the device, so that the pass does not wait for the device;
     `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no warnings.
@@ -33,7 +42,7 @@ def loss_and_gradients(
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False)
     scores, new_state, residual = model.forward(params, state, backend.from_host(x), ctx)
     targets = backend.from_host(labels)
-    value, dscores = loss(scores, targets, backend.xp)
+    value, dscores = loss(scores, targets, backend.xp, None if weights is None else backend.from_host(weights))
     _, grads = model.backward(params, residual, dscores, ctx)
     return value, correct(scores, targets), grads, new_state
 

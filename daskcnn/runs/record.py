@@ -48,21 +48,23 @@ class Record(_StateFields):
     epoch : presentations a sample so far, on average
     seconds : trained so far
     book : what the coordinator goes on from
-    validation : summed loss, right answers and samples of the last look, None where there was none
+    validation : summed loss, right answers and samples of the last look, and the answers a sample has if it has
+        several; None where there was none
     """
 
     epoch: NonNegativeFloat
     seconds: NonNegativeFloat
     book: _Book
-    validation: Annotated[list[float | None], Field(min_length=3, max_length=3)] | None
+    validation: Annotated[list[float | None], Field(min_length=3, max_length=4)] | None
 
     @property
     def score(self) -> Score | None:
         """The last look at the validation samples."""
         if self.validation is None:
             return None
-        loss, correct, samples = self.validation
-        return Score(math.nan if loss is None else loss, int(correct or 0), int(samples or 0))
+        loss, correct, samples, *more = self.validation
+        answers = max(1, int(more[0] or 1)) if more else 1
+        return Score(math.nan if loss is None else loss, int(correct or 0), int(samples or 0), answers=answers)
 
     @property
     def allocation(self) -> Allocation | None:

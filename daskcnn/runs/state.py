@@ -57,10 +57,15 @@ def to_checkpoint(state: TrainingState, layout: Layout, images: Described, secon
         "seconds": seconds,
         "book": dict(state.book),
         "images": Facts.of(images).to_dict(),
-        "validation": validation and [validation.loss_sum, validation.correct, validation.samples],
+        "validation": validation and _kept(validation),
     }
     score = validation.accuracy if validation else None
     return Checkpoint({**arrays, **velocities, **rule_state}, record, state.step, score)
+
+
+def _kept(score: Score) -> list[float]:
+    """The score as versions before several labels wrote it, with the answers a sample has where it has several."""
+    return [score.loss_sum, score.correct, score.samples, *([score.answers] if score.answers > 1 else [])]
 
 
 def to_state(checkpoint: Checkpoint, job: Job) -> TrainingState:

@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
 
+from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Shape
 from daskcnn.partition.proportional import balanced_shards, kernel_shards
 from daskcnn.sharded.plan_parts import Kernels
 from daskcnn.sharded.sizes import sum_size
-from daskcnn.sharded.stages import By, Stage, samples_first
+from daskcnn.sharded.stages import Stage, samples_first
 from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.sharded.traffic import stage_weight_traffic
 
@@ -107,11 +107,16 @@ class ShareSearch:
     weight_itemsize: int = 4
     speeds_alone: bool = False
 
+    def asked_for(self, kernel_shares: KernelShares, first_conv: FirstConv) -> ShareSearch:
+        """The search that these settings of a job ask for. Raises ValueError as `divided_by`."""
+        search = self.by_speeds_alone() if kernel_shares == "speeds" else self
+        return search.divided_by(first_conv)
+
     def by_speeds_alone(self) -> ShareSearch:
         """The same where nothing counts but how fast each worker computes (Marques et al., eq. 1)."""
         return replace(self, links={}, fixed={}, task=0.0, speeds_alone=True)
 
-    def divided_by(self, first: By | Literal["auto"]) -> ShareSearch:
+    def divided_by(self, first: FirstConv) -> ShareSearch:
         """The same, with that of the first convolution divided; auto: samples where it makes the shorter step.
 
         Raises ValueError where its samples cannot be.

@@ -242,10 +242,15 @@ def added(grads: Params, more: Params) -> Params:
 
 
 @_QUIET
-def loss_of(loss: Loss, scores: Array, labels: Array, device: Device, part: float = 1.0) -> tuple[Array, Score]:
-    """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is."""
-    backend, n = device.backend, len(labels)
+def loss_of(
+    loss: Loss, scores: Array, labels: Array, device: Device, part: float = 1.0, weights: Array | None = None
+) -> tuple[Array, Score]:
+    """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is.
+
+    weights (N,): of the samples, as `Loss` has them.
+    """
+    backend = device.backend
     own, targets = backend.from_host(scores), backend.from_host(labels)
-    value, dscores = loss(own, targets, backend.xp)
-    score = Score(backend.scalar(value) * n, int(backend.scalar(correct(own, targets))), n)
+    value, dscores = loss(own, targets, backend.xp, None if weights is None else backend.from_host(weights))
+    score = Score.of_batch(backend.scalar(value), int(backend.scalar(correct(own, targets))), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score

@@ -23,7 +23,7 @@ from daskcnn.events import (
     WorkerLost,
     WorkersCalibrated,
 )
-from daskcnn.show.text import clean, count, duration, number, percent, size
+from daskcnn.show.text import clean, count, duration, number, percent, plural, size
 
 
 def describe(event: Event) -> list[str]:
@@ -35,14 +35,14 @@ def describe(event: Event) -> list[str]:
 def _started(e: RunStarted) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     return [
-        f"run {e.run}: {e.strategy}, {epochs} epochs of {count(e.samples)} samples, "
+        f"run {e.run}: {e.strategy}, {plural(epochs, 'epoch')} of {count(e.samples)} samples, "
         f"{count(e.validation_samples)} for validation, {count(e.parameters)} parameters"
     ]
 
 
 def _calibrated(e: WorkersCalibrated) -> list[str]:
     return [
-        f"worker {w.name}: {w.device}, {count(w.threads)} thread{'s' * (w.threads != 1)}, "
+        f"worker {w.name}: {w.device}, {plural(count(w.threads), 'thread')}, "
         f"{size(w.memory)}, {count(w.images_per_second)} images/s, {w.host} ({w.address})"
         for w in e.workers
     ]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
+from daskcnn.show.text import aligned, clean, count, duration, number, percent, plural, size
 
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
@@ -64,9 +64,10 @@ def _heading(report: RunReport) -> list[str]:
 
 def _training(report: RunReport) -> str:
     start = report.start
-    asked = "" if start.epochs is None else f" of {start.epochs:g}"
+    done = f"{report.epoch:.4g}"
+    epochs = plural(done, "epoch") if start.epochs is None else f"{done} of {plural(f'{start.epochs:g}', 'epoch')}"
     rate = f", {count(report.images_per_second)} images/s" if report.images_per_second else ""
-    return f"{strategy_of(start)}, {report.epoch:.4g}{asked} epochs in {duration(report.seconds)}{rate}"
+    return f"{strategy_of(start)}, {epochs} in {duration(report.seconds)}{rate}"
 
 
 def strategy_of(start: RunStarted) -> str:

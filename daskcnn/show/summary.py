@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
+from daskcnn.show.text import aligned, clean, count, duration, number, percent, plural, size
 
 Parts = Mapping[str, Any]
 
@@ -14,11 +14,11 @@ Parts = Mapping[str, Any]
 def format_summary(summary: Parts) -> str:
     """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it."""
     rate = f", {count(summary['images_per_second'])} images/s"
-    traffic = summary["bytes"]
+    epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
     run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
     lines = [
         ("status", clean(summary["status"])),
-        ("training", f"{summary['strategy']}, {summary['epochs']:.4g} epochs in {duration(summary['seconds'])}{rate}"),
+        ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
         *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),

@@ -49,6 +49,11 @@ def shard_text(kernels: int, divided: str, of: int) -> str:
     return f"{100 * kernels / max(of, 1):.0f} %" if divided == "samples" else count(kernels)
 
 
+def plural(amount: int | str, thing: str) -> str:
+    """As one says it: '1 core', '2 cores', '0.5 epochs'."""
+    return f"{amount} {thing}" if str(amount) == "1" else f"{amount} {thing}s"
+
+
 def clock(seconds: float | None) -> str:
     """'1:23' or '2:01:23'; '-' where there is none."""
     if seconds is None or not math.isfinite(seconds):

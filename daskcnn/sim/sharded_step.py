@@ -109,7 +109,7 @@ class Direct(Sharding):
             worker.name: {name: each / self.batch for name, each in zip(self.names, seconds, strict=True)}
             for worker, seconds in ((worker, self.conv_seconds(worker)) for worker in self.workers)
         }
-        balance = ShareSearch(
+        search = ShareSearch(
             stages_of(self.model),
             self.shape,
             home.name,
@@ -123,9 +123,7 @@ class Direct(Sharding):
             self.parts,
             {worker.name: worker.spread_share for worker in self.workers},
         )
-        if self.kernel_shares == "speeds":
-            balance = balance.by_speeds_alone()
-        return balance.divided_by(self.first_conv)
+        return search.asked_for(self.kernel_shares, self.first_conv)
 
     def _by_layer(self) -> list[tuple[float, ...]]:
         return list(zip(*map(self.conv_seconds, self.workers), strict=True))

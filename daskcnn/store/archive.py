@@ -94,7 +94,7 @@ def _members(stream: _Bounded) -> Iterator[tarfile.TarInfo]:
 
 
 def _at_most(stream: _Bounded, size: int) -> bytes:
-    """Return so many bytes, or all that are left."""
+    """Return `size` bytes, or all that are left where they are fewer."""
     content = bytearray()
     while len(content) < size and (piece := stream.read(size - len(content))):
         content += piece

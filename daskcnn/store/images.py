@@ -28,7 +28,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF")
 
 MAX_BYTES = 64 << 20
 MAX_PIXELS = 24_000_000
-"""Of an image: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
+"""The largest image that is decoded: a photograph of 24 megapixels. Decoding takes up to twelve bytes a pixel."""
 
 _REMEDY = "scale it down first"
 _GIVE = "give a PNG or JPEG file"
@@ -51,6 +51,8 @@ def read_file(path: str | Path) -> bytes:
     """Return the content of an image file. Raises DataError, for what is no regular file and what is too large too."""
     try:
         return read_regular(path, MAX_BYTES, remedy=_REMEDY)
+    except FileNotFoundError as error:
+        raise DataError(path, "there is no such file", "correct the path") from error
     except OSError as error:
         raise DataError(path, f"not an image that can be read ({error.strerror or error})", _GIVE) from error
 

@@ -68,7 +68,7 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
         except Occupied:
             existing = _existing(out)
     if existing is None:
-        return f"wrote {out}: {_summary(open_dataset(out))}"
+        return f"wrote {out}: {summary_of(open_dataset(out))}"
     if existing.manifest.content() != manifest.content():
         raise _refusal(existing)
     return _already(existing, progress)
@@ -105,19 +105,26 @@ def _existing(out: str) -> Dataset | None:
         ) from error
 
 
+def refuse_occupied(out: str) -> None:
+    """Raise DataError if something is at this path or URL."""
+    if (existing := _existing(out)) is not None:
+        raise _refusal(existing)
+
+
 def _already(existing: Dataset, progress: Progress) -> str:
     progress("verify", 0, 0)
     verify(existing)
-    return f"{existing.path} already holds it, checked and left as it is: {_summary(existing)}"
+    return f"{existing.path} already holds it, checked and left as it is: {summary_of(existing)}"
 
 
 def _refusal(existing: Dataset) -> DataError:
     return DataError(
-        existing.path, f"already holds another data set ({_summary(existing)})", "remove it or choose another --out"
+        existing.path, f"already holds another data set ({summary_of(existing)})", "remove it or choose another --out"
     )
 
 
-def _summary(dataset: Dataset) -> str:
+def summary_of(dataset: Dataset) -> str:
+    """Return in a line what is in a data set."""
     h, w, c = dataset.shape
     return (
         f"{dataset.name}, {len(dataset.train)} training and {len(dataset.test)} test images of {h}x{w}x{c}, "

@@ -82,7 +82,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
                 draft.make_arrays(name)
         yield draft
         return
-    target = Path(out).expanduser()
+    target = Path(out).expanduser().absolute()
     try:
         with _temporary_sibling(target) as folder:
             draft = Draft(str(folder), manifest)

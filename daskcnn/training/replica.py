@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,17 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.planner import candidates
 from daskcnn.errors import Diverged
-from daskcnn.job.network import convolutions, initial_weights, network_of, optimizer_of, rate_of, training_samples
+from daskcnn.job.network import (
+    convolutions,
+    initial_weights,
+    loss_of,
+    network_of,
+    optimizer_of,
+    rate_of,
+    training_samples,
+)
 from daskcnn.job.tables import Job
 from daskcnn.nn import (
-    LOSSES,
     Context,
     Sequential,
     correct,
@@ -25,16 +33,17 @@ from daskcnn.nn import (
     predict,
 )
 from daskcnn.nn.auc import Collected
-from daskcnn.nn.losses import softmax
 from daskcnn.nn.score import Score
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 from daskcnn.training.stopwatch import Clock, Stopwatch
+from daskcnn.training.weighting import Weighting, weighting_of
 
 EVALUATION_BATCH = 500
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
 
 Adjust = Callable[[Array], Array]
+Look = Callable[[Array, Array], None]
 
 
 def _unchanged(grads: Array) -> Array:
@@ -103,7 +112,7 @@ class Replica:
         self.job, self.dataset, self.device = job, dataset, device
         self.model = network_of(job, dataset)
         self.layout, host = initial_weights(job, dataset)
-        self.optimizer, self.rate, self.loss = optimizer_of(job), rate_of(job.train.schedule), LOSSES[job.train.loss]
+        self.optimizer, self.rate, self.loss = optimizer_of(job), rate_of(job.train.schedule), loss_of(job, dataset)
         self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
@@ -116,6 +125,15 @@ class Replica:
     def batch_size(self) -> int:
         """Samples of a whole minibatch."""
         return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
+
+    @cached_property
+    def weighting(self) -> Weighting | None:
+        """How training samples are weighed; None: all alike. The first call may read all labels and weights."""
+        return weighting_of(self.job, self.dataset)
+
+    def sample_weights(self, batch: Batch) -> Array | None:
+        """What each sample of a training batch counts for, (N,) on the host; None: all alike."""
+        return None if self.weighting is None else self.weighting.of(batch, self.job.model.dtype)
 
     def adopt(self, weights: Array) -> None:
         """Go on from these host weights (size,), which stay untouched."""
@@ -135,14 +153,21 @@ class Replica:
 
     @_QUIET
     def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int]:
-        """One minibatch: mean loss and right answers before the step.
+        """One minibatch: mean loss, each sample times its weight, and right answers before the step.
 
         `adjust` is given the gradients (parameter_size,) and returns those to descend by.
         Raises Diverged where the loss is not finite, with weights and momentum as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
         loss, right, grads, new_state = loss_and_gradients(
-            self.model, self._params, self._state, batch.x, batch.labels, self.loss, ctx
+            self.model,
+            self._params,
+            self._state,
+            batch.x,
+            batch.labels,
+            self.loss,
+            ctx,
+            self.sample_weights(batch),
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
@@ -203,8 +228,7 @@ class Replica:
                     begun = self.watch.clock()
                     lr = scale * self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
                     loss, right = self.step(batch, lr, adjust)
-                    n = len(batch.labels)
-                    score += Score(loss * n, right, n)
+                    score += Score.of_batch(loss, right, batch.labels)
                     load += seconds
                     compute += self.watch.slowed(self.watch.clock() - begun)
                     yield Trained(score, lr, load, compute)
@@ -223,10 +247,12 @@ class Replica:
         *,
         weights: Array | None = None,
         whole: int | None = None,
+        look: Look | None = None,
     ) -> Score:
         """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
 
-        whole: samples that are judged, if lo…hi is a part of them; the score then has what their AUC is made of.
+        All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has what
+        their AUC is made of. look: called with the scores and labels of each batch, on the host.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
@@ -242,8 +268,10 @@ class Replica:
                 scores = predict(self.model, params, state, batch.x, ctx)
                 labels = backend.from_host(batch.labels)
                 if collected is not None:
-                    collected.add(softmax(backend.to_host(scores)), batch.labels)
+                    collected.add(self.loss.probabilities(backend.to_host(scores)), batch.labels)
+                if look is not None:
+                    look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
                 right = int(backend.scalar(correct(scores, labels)))
-                total += Score(backend.scalar(loss) * len(batch.labels), right, len(batch.labels))
+                total += Score.of_batch(backend.scalar(loss), right, batch.labels)
         return total if collected is None else replace(total, classes=collected.done())

@@ -16,6 +16,7 @@ from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
 from daskcnn.sharded.sizes import shard_shape, stage_shapes
 from daskcnn.sharded.stages import Share, Stage, shares_of, stages_of
 from daskcnn.training.replica import Replica
+from daskcnn.training.step_calibration import random_labels
 
 MOST_FIXED = 0.9
 """Of a stage's seconds: some are for its kernels, whatever the clock says of so few."""
@@ -111,7 +112,7 @@ def _merged_passes(
     *sides, channels = shard_shape(stage, in_shape)
     x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
-    labels = rng.integers(0, len(replica.dataset.classes), n)
+    labels = random_labels(replica, rng, n)
     device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
     there = piece and piece.on(device)
 

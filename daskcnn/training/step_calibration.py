@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
@@ -50,7 +51,13 @@ def _random_batch(replica: Replica) -> Batch:
     rng, n = np.random.default_rng(replica.job.train.seed), replica.batch_size
     H, W, C = replica.dataset.shape
     x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
-    return Batch(x, rng.integers(0, len(replica.dataset.classes), n), rng.integers(0, 2**63, n).astype(np.uint64))
+    return Batch(x, random_labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
+
+
+def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
+    """Labels of n samples such as the replica's data set has."""
+    classes = len(replica.dataset.classes)
+    return rng.integers(0, classes, n) if replica.loss.labels == "classes" else rng.integers(0, 2, (n, classes))
 
 
 def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
-from daskcnn.job.network import initial_weights, network_of
+from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Context, Params, State, predict
-from daskcnn.nn.losses import softmax
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
 from daskcnn.store import normalise
@@ -26,7 +25,7 @@ class Classifier:
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
         self.job, self.facts, self.weights = job, facts, weights
-        self.model = network_of(job, facts)
+        self.model, self.loss = network_of(job, facts), loss_of(job, facts)
         self.layout, _ = initial_weights(job, facts)
 
     @property
@@ -35,7 +34,10 @@ class Classifier:
         return self.facts.classes
 
     def predict(self, images: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        """Probability of each class, (N, classes). Raises ValueError for images of another shape or type."""
+        """Probability of each class, (N, classes); where a sample has several labels, of each label by itself.
+
+        Raises ValueError for images of another shape or type.
+        """
         if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != np.uint8:
             wanted = ", ".join(map(str, self.facts.shape))
             raise ValueError(f"images {images.dtype}{images.shape}: the network wants uint8 (N, {wanted})")
@@ -49,7 +51,7 @@ class Classifier:
 
     def _probabilities(self, images: npt.NDArray[np.uint8], params: Params, state: State, ctx: Context) -> Array:
         x = normalise(self.facts, images, self.job.model.dtype)
-        return softmax(predict(self.model, params, state, x, ctx))
+        return self.loss.probabilities(predict(self.model, params, state, x, ctx))
 
 
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:

@@ -114,7 +114,7 @@ def local_cluster(cpus: int) -> Iterator[Client]:
 
 
 def wait_for_all(client: Client, count: int, timeout: float = 60) -> None:
-    """Wait until so many workers answer: the nanny brings back who was killed, under a new address."""
+    """Wait until `count` workers answer. The nanny brings back a worker that was killed, under a new address."""
     deadline = time.monotonic() + timeout
     while not len(known := present(client)) == len(client.run(os.getpid, on_error="ignore")) == count:
         if time.monotonic() > deadline:
@@ -174,7 +174,7 @@ def count_seconds() -> None:
 
 
 def set_throttle(factor: float) -> None:
-    """On a worker: it computes so many times slower, in the runs to come."""
+    """On a worker: it computes slower by this factor, in the runs to come."""
     os.environ[THROTTLE] = str(factor)
 
 
@@ -218,6 +218,7 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
         losses.append(found[0])
         return found
 
+    # `train` calls it for each minibatch and keeps no losses; `noted` takes what the method takes, unseen by mypy
     replica.step = noted  # type: ignore[method-assign,assignment]
     n, epochs = training_samples(job, dataset), job.train.epochs
     with single_threaded_blas():

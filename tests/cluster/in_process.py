@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import pytest
@@ -30,12 +30,11 @@ from daskcnn.arrays import Device
 from daskcnn.cluster.connection import Connection
 from daskcnn.cluster.dispatch import Bundle, Dispatch
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.members import Members
 from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.results import Results
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.scoring import Scoring
 from daskcnn.cluster.session.session import Session, forget_run, keep_session
 from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.cluster.shell import Heard
@@ -46,14 +45,14 @@ from daskcnn.job.tables import Job
 from daskcnn.runs.state import TrainingState
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.training.replica import Replica
+from tests.cluster.surroundings import E, Ways, member, of_kind
 
-E = TypeVar("E", bound=Event)
 RUN = "a run in one process"
 DRIVER = "the driver"
 
 
 class Result:
-    """Of a task that is wanted, as a future is; nobody holds it any more, nobody wants it."""
+    """The result of a task, as a future is one. It is wanted for as long as something refers to this object."""
 
     def __init__(self, key: tuple[str, int], tasks: Tasks) -> None:
         self.key, self._tasks = key, tasks
@@ -191,7 +190,7 @@ class Tasks:
     # --- tasks come ---
 
     def new_batch(self) -> int:
-        """Of tasks that are submitted at once."""
+        """The number of a new batch: tasks that are submitted at once."""
         return next(self._batches)
 
     def add(self, label: str, task: Submitted) -> Alias:
@@ -213,7 +212,7 @@ class Tasks:
     # --- tasks run ---
 
     def run_one(self) -> None:
-        """Of the tasks that may run now, any one."""
+        """Run one of the tasks that may run now, chosen by chance."""
         self._forget()
         if not (key := self._next()):
             return
@@ -252,7 +251,7 @@ class Tasks:
         ]
 
     def _forget(self) -> None:
-        """Results and tasks that nobody wants, for themselves or for what hangs on them."""
+        """Drop results and tasks that are wanted neither for themselves nor for what hangs on them."""
         left, needed = [*self._wanted], set[tuple[str, int]]()
         while left:
             if (key := left.pop()) not in needed:
@@ -287,7 +286,7 @@ class ConnectionHere(Connection):
 
 
 class WorkersHere(RunWorkers):
-    """Nobody comes, and nobody goes."""
+    """The workers stay as they are."""
 
     def look_round(self) -> bool:
         return False
@@ -354,17 +353,15 @@ class InProcess:
     @classmethod
     def of(cls, job: Job, dataset: Dataset, workers: Mapping[str, LocalWorker], *, seed: int = 0) -> InProcess:
         """The workers by name. seed: of the order in which tasks run."""
-        events, saved, nobody = list[Event](), list[TrainingState](), cast(Any, None)
-        members = tuple(Member(name, name, "here", each.kind, 1, 1 << 30) for name, each in workers.items())
-        connection = ConnectionHere(nobody, lambda: None)
+        events, saved, no_client = list[Event](), list[TrainingState](), cast(Any, None)
+        members = tuple(member(name, each.kind) for name, each in workers.items())
+        connection = ConnectionHere(no_client, lambda: None)
         there = WorkersHere(connection, Members(members, members[0], server_alone=False), events.append)
         tasks = Tasks({name: each.session(job, dataset) for name, each in workers.items()}, seed)
         measured = {name: partial(each.calibration, job, dataset) for name, each in workers.items()}
         dispatch, results = DispatchHere(there, tasks, measured), ResultsHere(there, tasks)
-        calibrations = dict[str, Calibration]()
-        scoring = Scoring(RUN, dispatch, results, 0.0, calibrations)
-        ways = connection, there, dispatch, results, calibrations, scoring
-        return cls(RunContext(RUN, job, dataset, events.append, saved.append, *ways), tasks, events, saved)
+        context = Ways(RUN, connection, there, dispatch, results, 0.0).context(job, dataset, events, saved)
+        return cls(context, tasks, events, saved)
 
 
 @dataclass(frozen=True)
@@ -411,12 +408,12 @@ class TrainedHere:
     ran: list[Ran]
 
     def of(self, kind: type[E]) -> list[E]:
-        """Events of one kind."""
-        return [event for event in self.events if isinstance(event, kind)]
+        """The events of a kind."""
+        return of_kind(self.events, kind)
 
     @property
     def losses(self) -> list[float]:
-        """Of the steps that were reported."""
+        """The losses of the steps that were reported."""
         return [event.loss for event in self.of(StepsEnded) if event.loss is not None]
 
     @property

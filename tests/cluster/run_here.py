@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,13 +27,11 @@ from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.dispatch import Bundle, Dispatch
 from daskcnn.cluster.groups.tasks import GroupMeeting
 from daskcnn.cluster.layers.task_context import TaskContext
-from daskcnn.cluster.members import Member, Members
+from daskcnn.cluster.members import Members
 from daskcnn.cluster.peers.tasks import Peers
 from daskcnn.cluster.protocol import Calibration, RoundOrder
 from daskcnn.cluster.results import Results
-from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.scoring import Scoring
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.session import stopping
 from daskcnn.cluster.session.session import Session, forget_run, keep_session
@@ -48,9 +46,9 @@ from daskcnn.store import Dataset
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.replica import Replica
+from tests.cluster.surroundings import E, Ways, member, of_kind
 
 NAME = "run-here"
-E = TypeVar("E", bound=Event)
 
 
 class TaskHere:
@@ -189,7 +187,7 @@ class ActorHere:
 
 
 async def _unanswered_calls_end() -> None:
-    """Who still waits behind a barrier is not answered any more."""
+    """Calls that still wait behind a barrier are cancelled, without an answer."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for call in left:
         call.cancel()
@@ -226,7 +224,7 @@ class BundleHere(Bundle):
 
 
 class ConnectionHere(Connection):
-    """Nobody comes or goes. members : those of the run."""
+    """The workers stay as they are. members : those of the run."""
 
     def __init__(self, client: Any, interrupted: Callable[[], int | None], members: Members) -> None:
         super().__init__(client, interrupted)
@@ -281,10 +279,6 @@ class ResultsHere(Results):
         return {future for future in futures if not future.done()}
 
 
-def _member(name: str, kind: Any) -> Member:
-    return Member(name, name, "here", kind, 1, 0)
-
-
 class RunHere:
     """One run of a resolved job.
 
@@ -309,14 +303,12 @@ class RunHere:
     def train(self, resumed: TrainingState | None = None) -> np.ndarray:
         """To the end; returns the weights. Raises as a cluster's run does."""
         threads, limit = ThreadsHere([*self.names, "ps"]), self.job.cluster.stall_timeout
-        members = Members(tuple(_member(name, "cpu") for name in self.names), _member("ps", "ps"), True)
+        members = Members(tuple(member(name, "cpu") for name in self.names), member("ps", "ps"), True)
         connection = ConnectionHere(ClientHere(threads, self._actors), self._signal, members)
         workers = RunWorkers(connection, members, self.events.append)
         dispatch, results = DispatchHere(workers, limit, threads, self.dataset), ResultsHere(workers, limit)
-        calibrations = dict[str, Calibration]()
-        scoring = Scoring(NAME, dispatch, results, limit, calibrations)
-        ways = connection, workers, dispatch, results, calibrations, scoring
-        context = RunContext(NAME, self.job, self.dataset, self.events.append, self.saved.append, *ways)
+        ways = Ways(NAME, connection, workers, dispatch, results, limit)
+        context = ways.context(self.job, self.dataset, self.events, self.saved)
         with pytest.MonkeyPatch.context() as patch, single_threaded_blas():
             patch.setattr(stopping, "get_worker", threads.worker)
             patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
@@ -337,9 +329,9 @@ class RunHere:
 
     @property
     def requests(self) -> list[Request]:
-        """What workers asked of the server, in order, with payloads; and who left it."""
+        """The workers' requests to the server, in order, with payloads, and their leaving."""
         return [request for actor in self._actors.values() for request in actor.requests]
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of a kind."""
-        return [event for event in self.events if isinstance(event, kind)]
+        return of_kind(self.events, kind)

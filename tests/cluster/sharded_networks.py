@@ -25,7 +25,7 @@ REACHING: list[dict[str, Any]] = [
 """Every shard needs its neighbours' channels, and draws its own part of dropout's mask."""
 TOGETHER = [*LAYERS[:-2], {"layer": "lrn", "size": 5}, {"layer": "flatten"}, {"layer": "dense", "units": 10}]
 """What the last shards make is put together at home, each of them with gradients of its own."""
-NORMALISED: list[dict[str, Any]] = [
+MERGED: list[dict[str, Any]] = [
     {"layer": "averagepool", "size": 2},
     {"layer": "batchnorm"},
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
@@ -39,6 +39,18 @@ NORMALISED: list[dict[str, Any]] = [
     {"layer": "dense", "units": 10},
 ]
 """It begins without a convolution, few kernels leave normalising to home, and it has state besides parameters."""
+NORMALISED: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 12, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "relu"},
+    {"layer": "maxpool", "size": 4},
+    {"layer": "dropout", "rate": 0.2},
+    {"layer": "dense", "units": 16},
+    {"layer": "batchnorm"},
+    {"layer": "relu"},
+    {"layer": "dense", "units": 10},
+]
+"""Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 
 
 def layer_job(path: str, runs: str = "runs", **sections: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +60,7 @@ def layer_job(path: str, runs: str = "runs", **sections: dict[str, Any]) -> dict
 
 
 def losses_of(watch: Watch) -> list[float]:
-    """Of the steps that a run has reported."""
+    """The losses of the steps that a run has reported."""
     return [event["loss"] for event in watch.of("steps")]
 
 

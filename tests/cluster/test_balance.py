@@ -57,7 +57,7 @@ def test_a_group_measures_its_members_links(three_workers: Client, synthetic: st
 
 
 def become_slower(factor: float) -> None:
-    """On a worker: it trains so many times slower than it was when it was calibrated, for its clock was slow then."""
+    """On a worker: it trains slower, by this factor, than when it was calibrated, for its clock was slow then."""
     from daskcnn.cluster.session import session as worker
 
     clock = time.perf_counter
@@ -84,7 +84,7 @@ def slower_than_calibrated(client: Client, name: str, factor: float) -> Iterator
 def test_kernels_move_away_from_a_worker_that_becomes_slower_and_the_loss_does_not_notice(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
-    """With their momentum, of which nothing may be lost."""
+    """Kernels take their momentum along, and none of it may be lost."""
     job = layer_job(
         synthetic,
         runs,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle  # type: ignore[import-untyped] # it ships no types; Dask depends on it
 import numpy as np
 import pytest
 from distributed import Client
@@ -55,7 +55,7 @@ def bytes_of(result: Result) -> tuple[int, int]:
 
 
 def meetings(watch: Watch) -> int:
-    """Of the whole run: every worker has the same number of them."""
+    """The meetings of the whole run. Every worker has the same number of them."""
     pushes = {(event["round"], event["pushes"]) for event in watch.of("round")}
     assert len(pushes) == len({number for number, _ in pushes})
     return sum(count for _, count in pushes)
@@ -65,7 +65,7 @@ def meetings(watch: Watch) -> int:
 def test_every_way_makes_the_very_weights_of_a_server(
     three_workers: Client, rule_runs: RuleRuns, runs: str, way: str
 ) -> None:
-    """On one-thread workers, to the last bit. Of peers, each moves 2 (k-1)/k of the vector at each meeting."""
+    """On one-thread workers, to the last bit. A peer moves 2 (k-1)/k of the vector at each meeting."""
     assert set(three_workers.nthreads().values()) == {1}
     through, through_watch, job = rule_runs("bsp")
     job = job | {"run": {"dir": runs}}
@@ -238,7 +238,7 @@ class Recorded(ServerActor):
 
     def __init__(self, rule: Any, snapshot: Any, *, epoch: int, **options: Any) -> None:
         super().__init__(rule, snapshot, epoch=epoch, **options)
-        self._out = open(os.environ[RECORD], "wb")  # noqa: SIM115
+        self._out = open(os.environ[RECORD], "wb")  # noqa: SIM115 - open for as long as the server lives
         self._note((snapshot, epoch))
 
     def _note(self, what: Any) -> None:

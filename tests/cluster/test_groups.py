@@ -28,23 +28,12 @@ from tests.cluster.cluster_jobs import (
     wait_for_all,
 )
 from tests.cluster.references import trained_in_rounds
+from tests.cluster.sharded_networks import NORMALISED
 
 pytestmark = pytest.mark.cluster
 
 SAMPLES = 400  # that are trained on
 WHOLE = {"dtype": "float64"}
-NORMALISED: list[dict[str, Any]] = [
-    {"layer": "conv", "kernels": 12, "size": 3, "pad": 1},
-    {"layer": "lrn", "size": 3, "alpha": 0.5},
-    {"layer": "relu"},
-    {"layer": "maxpool", "size": 4},
-    {"layer": "dropout", "rate": 0.2},
-    {"layer": "dense", "units": 16},
-    {"layer": "batchnorm"},
-    {"layer": "relu"},
-    {"layer": "dense", "units": 10},
-]
-"""Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 
 
 @pytest.fixture(scope="module")

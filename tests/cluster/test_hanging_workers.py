@@ -6,13 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from distributed import Client
 
-from tests.cluster.test_by_hand import (
+from tests.cluster.by_hand import (
     DASK,
     daskcnn_run,
     finish,
@@ -27,22 +28,30 @@ pytestmark = pytest.mark.cluster
 
 
 class Stopped(NamedTuple):
-    """The scheduler's file of a cluster of three workers, and the address of the one that is stopped."""
+    """The scheduler's file of a cluster, and the address of the worker that is stopped."""
 
     file: str
     worker: str
 
 
-@pytest.fixture(scope="module")
-def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
-    with hand_made_cluster(tmp_path_factory.mktemp("stopped"), ["CPU=1"] * 3) as (file, _):
+@contextmanager
+def stopped_among(workers: int, folder: Path) -> Iterator[Stopped]:
+    """A cluster of that many workers, one of which is stopped."""
+    with hand_made_cluster(folder, ["CPU=1"] * workers) as (file, _):
         wait_for(Path(file))
         with Client(scheduler_file=file) as client:
-            client.wait_for_workers(3, timeout=100)
+            client.wait_for_workers(workers, timeout=100)
             address, pid = min(client.run(os.getpid).items())
         os.kill(pid, signal.SIGSTOP)
         yield Stopped(file, address)
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stopped]:
+    """One of three workers is stopped."""
+    with stopped_among(3, tmp_path_factory.mktemp("stopped")) as stopped:
+        yield stopped
 
 
 @pytest.mark.slow
@@ -72,9 +81,12 @@ def test_too_few_that_answer_are_exit_3_and_a_finding(tmp_path: Path, synthetic:
     assert len([f for f in workers if f["ok"] and f["facts"]]) == 2, "the others are looked at"
 
 
-def test_a_signal_is_heeded_while_a_worker_is_waited_for(tmp_path: Path, synthetic: str, one_stopped: Stopped) -> None:
+def test_a_signal_is_heeded_while_a_worker_is_waited_for(tmp_path: Path, synthetic: str) -> None:
     job = job_file(tmp_path, synthetic)
-    with process(*daskcnn_run(job, "--scheduler-file", one_stopped.file, "--workers", "cpu=3")) as run:
+    with (
+        stopped_among(1, tmp_path) as stopped,
+        process(*daskcnn_run(job, "--scheduler-file", stopped.file, "--workers", "cpu=1")) as run,
+    ):
         wait_for_line(run, "waiting for workers to answer")
         run.send_signal(signal.SIGTERM)
         _, told = run.communicate(timeout=30)

@@ -29,6 +29,7 @@ from daskcnn.sharded import (
     weight_traffic,
 )
 from daskcnn.sharded.traffic import stage_weight_traffic
+from tests.cluster.sharded_networks import MERGED
 
 IMAGE, BATCH = (32, 32, 3), 64
 REACHING: list[dict[str, Any]] = [
@@ -43,17 +44,6 @@ REACHING: list[dict[str, Any]] = [
     {"layer": "dense", "units": 10},
 ]
 """Neighbours need each other's channels, and a head with weights stays at home."""
-MERGED: list[dict[str, Any]] = [
-    {"layer": "averagepool", "size": 2},
-    {"layer": "batchnorm"},
-    {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
-    {"layer": "lrn", "size": 5},
-    {"layer": "maxpool", "size": 4},
-    {"layer": "conv", "kernels": 8, "size": 3, "pad": 1},
-    {"layer": "flatten"},
-    {"layer": "dense", "units": 10},
-]
-"""It begins without a convolution, and few kernels leave normalising to home."""
 MODELS = {
     "50:500": build_model("50:500", None, IMAGE, 10, True),
     "lenet5": build_model("lenet5", None, IMAGE, 10, True),

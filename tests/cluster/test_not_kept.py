@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from daskcnn.runs.directory import RunDirectory
-from tests.cluster.test_by_hand import DASK, daskcnn_run, finish, job_file, process, wait_for_checkpoint
+from tests.cluster.by_hand import DASK, daskcnn_run, finish, job_file, process, wait_for_checkpoint
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -82,7 +82,7 @@ def test_a_step_that_ran_is_the_plan_and_computes_what_one_process_does(
     first: str,
     wire: str,
 ) -> None:
-    """Of an epoch of a few steps: labels, workers, what each task hung on, bytes up and down, losses."""
+    """An epoch of a few steps is compared: labels, workers, what each task hung on, bytes up and down, losses."""
     job = layer_job(
         synthetic,
         runs,

@@ -21,6 +21,7 @@ from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.replica import Replica
 from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere
+from tests.cluster.sharded_networks import NORMALISED
 from tests.replays import assert_played, assert_replayed
 from tests.toy_data import toy_dataset
 
@@ -33,18 +34,6 @@ LAYERS = [
     {"layer": "averagepool", "size": 2},
     {"layer": "dense", "units": 10},
 ]
-NORMALISED: list[dict[str, Any]] = [
-    {"layer": "conv", "kernels": 12, "size": 3, "pad": 1},
-    {"layer": "lrn", "size": 3, "alpha": 0.5},
-    {"layer": "relu"},
-    {"layer": "maxpool", "size": 4},
-    {"layer": "dropout", "rate": 0.2},
-    {"layer": "dense", "units": 16},
-    {"layer": "batchnorm"},
-    {"layer": "relu"},
-    {"layer": "dense", "units": 10},
-]
-"""Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 WHOLE = {"dtype": "float64"}
 SAMPLES, EPOCHS = 100, 2
 SEVERAL_MEETINGS: dict[str, dict[str, Any]] = {
@@ -125,7 +114,7 @@ def test_every_sample_is_presented_and_all_travels_in_half_precision(
 
 
 def pulls(run: RunHere) -> int:
-    """Answers that bring the center, but for those to who joins."""
+    """Answers that bring the center, without those to a worker that joins."""
     return sum(isinstance(request, Pull) for request in run.requests)
 
 

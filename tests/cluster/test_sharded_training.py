@@ -27,7 +27,7 @@ from daskcnn.training.coordinator.shares import Shares
 from tests.cluster.cluster_jobs import LAYERS
 from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere, train_here
 from tests.cluster.references import reference
-from tests.cluster.sharded_networks import NORMALISED, REACHING, TOGETHER, layer_job, step_plan
+from tests.cluster.sharded_networks import MERGED, REACHING, TOGETHER, layer_job, step_plan
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -65,7 +65,7 @@ def assert_follows(found: TrainedHere, job: dict[str, Any], tolerance: float = 1
 # --- the numbers ---
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-4)])
 def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int, dtype: str, tolerance: float) -> None:
     job = toy_job(toy, model={"dtype": dtype})
@@ -81,9 +81,16 @@ def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int,
 @pytest.mark.parametrize(
     ("workers", "sub_batches", "first", "wire"),
     [
-        *((*shape, "kernels", "float32") for shape in [(2, 1), (3, 1), (2, 3), (3, 2)]),
-        *((*shape, "samples", "float32") for shape in [(3, 1), (2, 3)]),
-        (3, 1, "samples", "float16"),
+        (3, 2, "kernels", "float32"),
+        (2, 3, "samples", "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                *((*shape, "kernels", "float32") for shape in [(2, 1), (3, 1), (2, 3)]),
+                (3, 1, "samples", "float32"),
+                (3, 1, "samples", "float16"),
+            ]
+        ),
     ],
 )
 def test_spread_layers_and_parts_of_minibatches_change_nothing(
@@ -102,8 +109,8 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     """Sections of a job of a few steps, and its workers."""
-    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, NORMALISED]))
-    whole = layers is NORMALISED
+    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED]))
+    whole = layers is MERGED
     train = {
         "sub_batches": 1 if whole else draw(st.integers(1, 4)),
         "first_conv": "kernels" if whole else draw(st.sampled_from(["auto", "kernels", "samples"])),
@@ -171,13 +178,13 @@ def moved(found: TrainedHere) -> dict[str, tuple[int, int]]:
         (REACHING, 2, 1, "kernels", "float16"),
         (REACHING, 3, 3, "samples", "float16"),
         (TOGETHER, 3, 1, "kernels", "float32"),
-        (NORMALISED, 3, 1, "kernels", "float32"),
+        (MERGED, 3, 1, "kernels", "float32"),
     ],
 )
 def test_a_run_is_the_plan_task_by_task_and_byte_by_byte(
     toy: str, layers: list[dict[str, Any]], workers: int, parts: int, first: str, wire: str
 ) -> None:
-    """Of an epoch of three whole steps and a smaller one. The step by gradients that it leaves comes behind it."""
+    """The epoch has three whole steps and a smaller one. The step by gradients that it leaves comes behind it."""
     job = toy_job(
         toy,
         data={"limit": 3 * BATCH + 5 + 30},
@@ -226,7 +233,7 @@ def kernels_of(shards: KernelsSharded, worker: str) -> int:
 
 
 def test_kernels_move_away_from_a_worker_that_is_slower_than_it_was_and_the_loss_does_not_notice(toy: str) -> None:
-    """With their momentum, of which nothing may be lost."""
+    """Kernels take their momentum along, and none of it may be lost."""
     job = toy_job(toy, train={"batch_size": 4, "epochs": 1}, model={"dtype": "float64"})
     found = train_here(job, [EQUAL, LocalWorker(throttle=1000.0)])
     first, *later = found.of(KernelsSharded)

@@ -19,7 +19,13 @@ from tests.cluster.conftest import RuleRuns
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("strategy", RULES)
+EVERY_TIME = ("sgwu", "agwu", "bsp", "downpour")
+"""One of each kind: with a barrier, weighed one by one, a meeting every few steps, pushes and pulls apart."""
+
+
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=() if name in EVERY_TIME else pytest.mark.slow) for name in RULES]
+)
 def test_replicas_learn_and_every_sample_is_presented(rule_runs: RuleRuns, strategy: str) -> None:
     """Several meetings a round; the vectors of some rules travel in half precision, the center stays in float32."""
     result, watch, job = rule_runs(strategy)
@@ -43,7 +49,7 @@ def test_replicas_learn_and_every_sample_is_presented(rule_runs: RuleRuns, strat
 
 @pytest.mark.slow
 def test_slow_worker_gets_fewer_samples(three_workers: Client, synthetic: str, runs: str) -> None:
-    """Of two workers, one is throttled: IDPA measures it. Loading, half of a step's seconds here, is not throttled."""
+    """One of two workers is throttled: IDPA measures it. Loading, half of a step's seconds here, is not throttled."""
     more: dict[str, Any] = {"train": {"epochs": 4}, "data": {"limit": 2100}, "cluster": {"workers": {"cpu": 2}}}
     watch = Watch()
     with counted_seconds(three_workers, {"cpu-1": 5.0}):
@@ -82,3 +88,16 @@ def run_directory_without_epochs(run: Path) -> Path:
     (run / "events.jsonl").unlink()
     (run / "summary.json").unlink()
     return run
+
+
+def test_local_workers_leave_the_processor_to_training(three_workers: Client) -> None:
+    """Dask looks after them once a second, not fifty times, and keeps no samples of what they do."""
+
+    def settings(dask_worker: Any) -> tuple[str | None, float, bool]:
+        import os
+
+        timers = dask_worker.periodic_callbacks
+        return os.environ.get("MALLOC_ARENA_MAX"), timers["tick"].callback_time, "profile" in timers
+
+    settings.__module__ = "__main__"  # the workers do not have this file
+    assert set(three_workers.run(settings).values()) == {("1", 1000.0, False)}

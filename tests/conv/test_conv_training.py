@@ -14,7 +14,7 @@ from daskcnn.conv.cost import Seconds
 from daskcnn.conv.planner import forget_plans
 from daskcnn.nn import LOSSES, SGD, Context, Layout, build_model, init_network, loss_and_gradients, predict
 
-IMAGE, CLASSES, STEPS, BATCH = (40, 40, 3), 4, 100, 4
+IMAGE, CLASSES, STEPS, BATCH = (40, 40, 3), 4, 50, 4
 TOLERANCE = {"float64": 1e-8, "float32": 1e-3}
 Prefer = Callable[[str], None]
 
@@ -62,7 +62,7 @@ def test_training_curves_agree_over_all_algorithms(dtype: str, prefer: Prefer) -
     with single_threaded_blas():
         prefer("im2col")
         expected = curve(dtype)
-        assert expected[-1] < 0.5 * expected[0]  # else agreeing would prove little
+        assert expected[-1] < 0.1 * expected[0]  # else agreeing would prove little
         for name in ALGORITHMS:
             prefer(name)
             np.testing.assert_allclose(curve(dtype), expected, rtol=TOLERANCE[dtype], err_msg=name)

@@ -24,6 +24,7 @@ from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.job.sources import parse_value
 from daskcnn.job.tables import Cluster, Workers
+from tests.command_lines import context_of
 from tests.deploy.manifests import DEPLOY
 
 PAGES = ("README.md", "hpc.md")
@@ -42,14 +43,8 @@ def parsed(words: list[str]) -> click.Context | None:
     words = [Path(words[0]).name, *words[1:]]
     for start, command in COMMANDS.items():
         if tuple(words[: len(start)]) == start:
-            return _innermost(command, words[len(start) :])
+            return context_of(command, words[len(start) :])
     return None
-
-
-def _innermost(command: click.Command, arguments: list[str]) -> click.Context:
-    if isinstance(command, click.Group):
-        return _innermost(command.commands[arguments[0]], arguments[1:])
-    return command.make_context(command.name, list(arguments))
 
 
 def lines_of(page: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 from typing import Any
 
@@ -9,11 +10,12 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.manifests import build, of_kind
+from tests.deploy.manifests import LOADER, build, of_kind
 
 KINDS = ("DaskJob", "DaskWorkerGroup")
 
 
+@functools.cache
 def definition(kind: str) -> dict[str, Any]:
     """The package's schema of a kind, read without importing it. Skips where it is not installed."""
     try:
@@ -21,7 +23,7 @@ def definition(kind: str) -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("dask-kubernetes is not installed; it ships the definitions")
     (path,) = (f for f in files if f.match(f"crds/{kind.lower()}.yaml"))
-    resource = yaml.safe_load(path.read_text(encoding="utf-8"))
+    resource = yaml.load(path.read_text(encoding="utf-8"), LOADER)
     assert (resource["spec"]["group"], resource["spec"]["names"]["kind"]) == ("kubernetes.dask.org", kind)
     (version,) = resource["spec"]["versions"]
     assert version["name"] == "v1"

@@ -7,14 +7,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from daskcnn.cli import main
 from tests.deploy.manifests import of_kind
 from tests.deploy.replay_authority import Authority
 from tests.deploy.replay_manifests import merged
@@ -22,7 +24,7 @@ from tests.deploy.replay_pods import Pod, Stage
 
 pytestmark = pytest.mark.cluster
 
-WAIT = 4  # seconds that a job is told to wait
+WAIT = 1  # seconds that a job is told to wait
 CERTIFICATES = {c["spec"]["secretName"]: c["spec"] for c in of_kind(merged("k8s/overlays/tls"), "Certificate").values()}
 
 
@@ -45,26 +47,6 @@ def config(folder: Path, ca: Authority, issuer: Authority, until: timedelta = ti
     settings["distributed"]["comm"]["tls"]["ca-file"] = str(folder / "trusted" / "ca.crt")
     (folder / "dask.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     return str(folder / "dask.yaml")
-
-
-@contextmanager
-def doctor(address: str, dask_config: str, wait: int = WAIT) -> Iterator[subprocess.Popen[str]]:
-    """A client that connects as a job does."""
-    command = [sys.executable, "-m", "dask", "cnn", "doctor", "--scheduler", address, "--wait", str(wait)]
-    environment = {**os.environ, "DASK_CONFIG": dask_config}
-    with subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as client:
-        try:
-            yield client
-        finally:
-            client.kill()
-
-
-def said_by(client: subprocess.Popen[str]) -> str:
-    """All that it printed. It has ended then."""
-    said, _ = client.communicate(timeout=120)
-    return said
 
 
 CLIENTS = {
@@ -91,30 +73,28 @@ def settings_of(client: str, own: Authority, folder: Path) -> str:
     return config(folder, own, own)
 
 
-def test_clients_are_refused_and_told_why(scheduler: tuple[Pod, Authority], tmp_path: Path) -> None:
-    """All at once: each of them waits for seconds, and gives up in time."""
-    pod, authority = scheduler
-    with ExitStack() as stack:
-        clients = {
-            name: stack.enter_context(
-                doctor(f"{scheme}://{pod.address}:8786", settings_of(name, authority, tmp_path / str(number)))
-            )
-            for number, (name, (scheme, _, _)) in enumerate(CLIENTS.items())
-        }
-        told = {name: said_by(client) for name, client in clients.items()}
-    for name, (_, reason, remedy) in CLIENTS.items():
-        said = told[name]
-        assert clients[name].returncode == 3, f"{name}: {said}"
-        (line,) = [line for line in said.splitlines() if "cannot be reached" in line]
-        assert re.search(reason, line), f"{name}: {line}"
-        assert remedy in said, name
-        assert "Traceback" not in said, name
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_is_refused_and_told_why(client: str, scheduler: tuple[Pod, Authority], tmp_path: Path) -> None:
+    """It connects as a job does, from this process: `DASK_CONFIG` is read where Dask is imported."""
+    (pod, authority), (scheme, reason, remedy) = scheduler, CLIENTS[client]
+    look = ["doctor", "--scheduler", f"{scheme}://{pod.address}:8786", "--wait", str(WAIT)]
+    file = settings_of(client, authority, tmp_path)
+    settings = yaml.safe_load(Path(file).read_text(encoding="utf-8")) if file else {}
+    with dask.config.set(dask.config.merge(dask.config.config, settings)):
+        result = CliRunner().invoke(main, look)
+    assert result.exit_code == 3, result.output
+    (line,) = [line for line in result.output.splitlines() if "cannot be reached" in line]
+    assert re.search(reason, line), line
+    assert remedy in result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_client_of_the_authority_is_let_in(scheduler: tuple[Pod, Authority], tmp_path: Path) -> None:
     pod, authority = scheduler
-    with doctor(f"tls://{pod.address}:8786", config(tmp_path, authority, authority), 1) as client:
-        assert f"tls://{pod.address}:8786, encrypted, 0 workers" in said_by(client)
+    command = [sys.executable, "-m", "dask", "cnn", "doctor", "--scheduler", f"tls://{pod.address}:8786", "--wait", "1"]
+    environment = {**os.environ, "DASK_CONFIG": config(tmp_path, authority, authority)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert f"tls://{pod.address}:8786, encrypted, 0 workers" in done.stdout
 
 
 def test_a_worker_of_another_authority_does_not_join(

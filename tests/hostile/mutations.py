@@ -19,10 +19,10 @@ VALUES: tuple[Any, ...] = (
 """What takes the place of a value."""
 
 
-def mutations(document: Document, values: tuple[Any, ...] = VALUES) -> Iterator[tuple[str, Document]]:
-    """Every change of one place, with its name."""
-    for place in _places(document):
-        for value in values:
+def mutations(document: Document, one_in: int = 1) -> Iterator[tuple[str, Document]]:
+    """Changes of one place, each with its name: every value at every place, or one value in a few, in turns."""
+    for number, place in enumerate(_places(document)):
+        for value in VALUES[number % one_in :: one_in]:
             changed = copy.deepcopy(document)
             *above, last = place
             inner: Any = changed

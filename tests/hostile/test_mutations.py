@@ -6,8 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -46,6 +47,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("x.png")
     raw = tiny_job(tiny_data(tmp_path))
     return tiny_run(tmp_path, raw, random_state(resolve(raw), validation=Score(12.5, 11, 20)), status="done")
+
+
+Mutated: TypeAlias = Callable[[Document], Iterator[tuple[str, Document]]]
+FEW = 4
+"""Each place is tried with one wrong value in this many; `make test-all` tries all of them."""
+
+
+@pytest.fixture(params=[pytest.param(FEW, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+def mutated(request: pytest.FixtureRequest) -> Mutated:
+    """The documents that a test tries, each with a name."""
+    return partial(mutations, one_in=request.param)
 
 
 def quiet(_: str) -> None:
@@ -94,12 +106,12 @@ def resumed(run: Path) -> None:
     assert int(state.book.get("server_epoch", 0)) >= 0
 
 
-def test_a_checkpoint_with_one_wrong_value(run: Path) -> None:
+def test_a_checkpoint_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     file = checkpoint_of(run) / "state.json"
     resumed(run)
 
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
-        for name, document in mutations(json.loads(file.read_text())):
+        for name, document in mutated(json.loads(file.read_text())):
             file.write_text(signed(document))
             yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
             yield f"resume {name}", lambda: resumed(run)
@@ -143,7 +155,7 @@ def test_a_checkpoint_with_one_wrong_array(run: Path) -> None:
     assert "\n".join(unforeseen(tries())) == ""
 
 
-def test_a_header_of_arrays_with_one_wrong_value(run: Path) -> None:
+def test_a_header_of_arrays_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     folder = checkpoint_of(run)
     document = json.loads((folder / "state.json").read_text())
     data = (folder / "arrays.safetensors").read_bytes()
@@ -152,7 +164,7 @@ def test_a_header_of_arrays_with_one_wrong_value(run: Path) -> None:
     few = {name: header[name] for name in list(header)[:2]}
 
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
-        for name, found in mutations(few):
+        for name, found in mutated(few):
             text = json.dumps({**header, **found}).encode()
             content = len(text).to_bytes(8, "little") + text + data[8 + length :]
             (folder / "arrays.safetensors").write_bytes(content)
@@ -163,21 +175,21 @@ def test_a_header_of_arrays_with_one_wrong_value(run: Path) -> None:
     assert "\n".join(unforeseen(tries())) == ""
 
 
-def test_a_job_with_one_wrong_value(run: Path) -> None:
+def test_a_job_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     file = run / "job.json"
 
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
-        for name, document in mutations(json.loads(file.read_text())):
+        for name, document in mutated(json.loads(file.read_text())):
             file.write_text(json.dumps(document))
             yield f"predict {name}", lambda: predict(str(run), ["x.png"], which="last", top=3, say=quiet)
 
     assert "\n".join(unforeseen(tries())) == ""
 
 
-def test_a_summary_with_one_wrong_value(run: Path) -> None:
+def test_a_summary_with_one_wrong_value(run: Path, mutated: Mutated) -> None:
     file = run / "summary.json"
     codes = {}
-    for name, document in mutations(json.loads(file.read_text())):
+    for name, document in mutated(json.loads(file.read_text())):
         file.write_text(json.dumps(document))
         result = CliRunner().invoke(main, ["run", "--resume", str(run)])
         codes[name] = result.exit_code
@@ -186,17 +198,17 @@ def test_a_summary_with_one_wrong_value(run: Path) -> None:
     assert {0, 2} <= set(codes.values())
 
 
-def test_a_store_with_one_wrong_value(run: Path, tmp_path: Path) -> None:
+def test_a_store_with_one_wrong_value(run: Path, tmp_path: Path, mutated: Mutated) -> None:
     path = tmp_path / "synthetic.zarr"
     file = path / "zarr.json"
     group = json.loads(file.read_text())
 
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
-        for name, manifest in mutations(group["attributes"]["daskcnn"]["manifest"]):
+        for name, manifest in mutated(group["attributes"]["daskcnn"]["manifest"]):
             attributes = {"daskcnn": {"manifest": manifest, "sha256": hashlib.sha256(canonical(manifest)).hexdigest()}}
             file.write_text(json.dumps(group | {"attributes": attributes}))
             yield name, lambda: verify(open_dataset(str(path)))
-        for name, other in mutations(group):
+        for name, other in mutated(group):
             file.write_text(json.dumps(other))
             yield name, lambda: verify(open_dataset(str(path)))
 
@@ -204,12 +216,12 @@ def test_a_store_with_one_wrong_value(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("array", ["train/images", "test/labels"])
-def test_an_array_with_one_wrong_value(run: Path, tmp_path: Path, array: str) -> None:
+def test_an_array_with_one_wrong_value(run: Path, tmp_path: Path, array: str, mutated: Mutated) -> None:
     path = tmp_path / "synthetic.zarr"
     file = path / array / "zarr.json"
 
     def tries() -> Iterator[tuple[str, Callable[[], object]]]:
-        for name, document in mutations(json.loads(file.read_text())):
+        for name, document in mutated(json.loads(file.read_text())):
             file.write_text(json.dumps(document))
             yield name, lambda: verify(open_dataset(str(path)))
 

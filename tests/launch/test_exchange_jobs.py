@@ -14,8 +14,8 @@ from daskcnn.errors import JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.training import driver_of
-from daskcnn.store import open_dataset, prepare
 from daskcnn.training.coordinator.settings import Settings
+from tests.toy_data import toy_dataset
 
 ASA: dict[str, Any] = {"train": {"strategy": "bsp"}, "rule": {"exchange": "asa"}}
 
@@ -36,9 +36,8 @@ def test_impossible_exchanges_are_refused(tables: dict[str, Any], message: str) 
 
 
 def test_a_server_cannot_be_split_into_more_ranges_than_the_vector_has_numbers(tmp_path: Path) -> None:
-    prepare("synthetic", out=tmp_path / "data.zarr")
-    dataset = open_dataset(str(tmp_path / "data.zarr"))
-    tables: dict[str, Any] = {"model": {"layers": [{"layer": "dense", "units": 10}]}}
+    dataset = toy_dataset(tmp_path)
+    tables: dict[str, Any] = {"data": {"validation": 30}, "model": {"layers": [{"layer": "dense", "units": 10}]}}
     numbers = dataset.shape[0] * dataset.shape[1] * dataset.shape[2] * 10 + 10
     fitted(resolve(tables | {"cluster": {"ps_shards": numbers}}), dataset)
     with pytest.raises(JobError, match=rf"cluster\.ps_shards = {numbers + 1}: the network has {numbers} numbers"):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from daskcnn.events import Judged
 from daskcnn.nn import auc
-from daskcnn.nn.auc import ClassScores, Collected, area_under_curve
+from daskcnn.nn.auc import ClassScores, Collected, area_under_curve, areas_under_curves
+from daskcnn.nn.losses import softmax
 from daskcnn.nn.score import Score
 
 
@@ -52,6 +53,30 @@ def test_a_class_that_is_not_there_does_not_count_and_one_alone_has_no_auc() -> 
     scores = np.array([[3.0, 1, 9], [1.0, 3, 9], [2.0, 2, 9]])
     assert area_under_curve(scores, np.array([0, 1, 1])) == area_under_curve(scores[:, :2], np.array([0, 1, 1]))
     assert area_under_curve(scores, np.array([1, 1, 1])) is None
+
+
+def test_several_labels_have_the_auc_of_each_by_itself() -> None:
+    rng = np.random.default_rng(3)
+    scores, labels = rng.integers(0, 6, (40, 3)).astype(np.float32), rng.integers(0, 2, (40, 3)).astype(np.uint8)
+    labels[:, 2] = 1
+    each = [counted(scores[:, [c]] * [[-1, 1]], labels[:, c]) for c in (0, 1)]  # of two classes it is the same twice
+    assert areas_under_curves(scores, labels) == [*(pytest.approx(area) for area in each), None]
+    assert area_under_curve(scores, labels) == pytest.approx(np.mean([area or 0.0 for area in each]))
+    assert area_under_curve(scores[:, 2:], labels[:, 2:]) is None
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_auc_is_scikit_learns(several: bool) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(4)
+    scores = softmax(rng.standard_normal((60, 4))).round(2)
+    if several:
+        labels = rng.integers(0, 2, (60, 4))
+        expected = metrics.roc_auc_score(labels, scores, average=None)
+    else:
+        labels = np.arange(60) % 4
+        expected = metrics.roc_auc_score(np.eye(4)[labels], scores, average=None)
+    assert areas_under_curves(scores, labels) == pytest.approx(list(expected), rel=1e-12)
 
 
 # --- parts that add up ---

@@ -134,6 +134,18 @@ def test_softmax_cross_entropy(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 2.0, 0.0, 1.0, 3.0, 0.25])])
+def test_sigmoid_cross_entropy(weights: np.ndarray | None, rng: np.random.Generator) -> None:
+    scores, labels = 5 * values(rng, (6, 4)), rng.integers(0, 2, (6, 4)).astype(np.uint8)
+    loss, dscores = LOSSES["sigmoid"](scores, labels, np, weights)
+    scores_t, given = torch.tensor(scores, requires_grad=True), torch.tensor(np.ones(6) if weights is None else weights)
+    each = F.binary_cross_entropy_with_logits(scores_t, torch.tensor(labels, dtype=torch.float64), reduction="none")
+    loss_t = (each.sum(dim=1) * given).mean()
+    loss_t.backward()
+    np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
+    np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
+
+
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Generator) -> None:

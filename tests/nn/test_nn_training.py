@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable
 from fractions import Fraction
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -30,30 +32,108 @@ from daskcnn.nn import (
     predict,
 )
 from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
+from daskcnn.nn.score import Score
 from tests.nn.nn_cases import MAP, NESTED, cast, example, values
+
+CLASSES = np.array([0, 4, 2, 2])
+SEVERAL = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]], np.uint8)
+WEIGHTS = np.array([0.5, 2.0, 0.0, 1.25])
+
+
+def _labels(name: str) -> np.ndarray:
+    """Four samples' labels of the kind that the loss is for, five classes."""
+    return CLASSES if LOSSES[name].labels == "classes" else SEVERAL
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_dscores_are_the_central_differences_of_the_loss(name: str, rng: np.random.Generator) -> None:
-    scores, labels, step = values(rng, (4, 5)), np.array([0, 4, 2, 2]), 1e-6
-    _, dscores = LOSSES[name](scores, labels)
+@pytest.mark.parametrize("weights", [None, WEIGHTS])
+def test_dscores_are_the_central_differences_of_the_loss(
+    name: str, weights: np.ndarray | None, rng: np.random.Generator
+) -> None:
+    scores, labels, step = values(rng, (4, 5)), _labels(name), 1e-6
+    _, dscores = LOSSES[name](scores, labels, np, weights)
     for place in np.ndindex(*scores.shape):
         change = np.zeros_like(scores)
         change[place] = step
-        above, below = (LOSSES[name](scores + sign * change, labels)[0] for sign in (1, -1))
+        above, below = (LOSSES[name](scores + sign * change, labels, np, weights)[0] for sign in (1, -1))
         assert abs((above - below) / (2 * step) - dscores[place]) < 1e-8
 
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_losses_keep_dtype_and_scores(name: str, dtype: str, device: Device, rng: np.random.Generator) -> None:
-    scores, labels = values(rng, (4, 5), dtype), np.array([0, 4, 2, 2])
+    scores, labels = values(rng, (4, 5), dtype), _labels(name)
     move, host = device.backend.from_host, device.backend.to_host
     given = move(scores.copy())
-    loss, dscores = LOSSES[name](given, move(labels), device.xp)
+    loss, dscores = LOSSES[name](given, move(labels), device.xp, move(WEIGHTS.astype(np.float32)))
     assert (host(loss).dtype, host(dscores).dtype) == (np.dtype(dtype), np.dtype(dtype))
     assert host(loss).shape == ()
     np.testing.assert_array_equal(host(given), scores)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_weighted_loss_is_the_mean_of_weight_times_each_samples_loss(name: str, rng: np.random.Generator) -> None:
+    loss, scores, labels = LOSSES[name], values(rng, (4, 5)), _labels(name)
+    each = [loss(scores[i : i + 1], labels[i : i + 1])[0] for i in range(4)]
+    assert loss(scores, labels, np, WEIGHTS)[0] == pytest.approx(np.mean(WEIGHTS * each), rel=1e-13)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_whole_weights_repeat_samples(name: str, rng: np.random.Generator) -> None:
+    loss, scores, labels, times = LOSSES[name], values(rng, (4, 5)), _labels(name), np.array([3, 0, 1, 2])
+    again = np.repeat(np.arange(4), times)
+    weighted, dscores = loss(scores, labels, np, times / times.mean())
+    repeated, dagain = loss(scores[again], labels[again])
+    assert weighted == pytest.approx(repeated, rel=1e-13)
+    summed = np.zeros_like(scores)
+    np.add.at(summed, again, dagain)
+    np.testing.assert_allclose(dscores, summed, rtol=1e-12, atol=1e-16)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_weights_of_1_change_no_bit(name: str, rng: np.random.Generator) -> None:
+    scores, labels = values(rng, (4, 5), "float32"), _labels(name)
+    (loss, dscores), (weighted, dweighted) = (
+        LOSSES[name](scores, labels, np, weights) for weights in (None, np.ones(4, np.float32))
+    )
+    assert loss == weighted
+    np.testing.assert_array_equal(dscores, dweighted)
+
+
+def test_sigmoid_cross_entropy_is_the_sum_over_labels_of_the_log_of_the_right_answer(rng: np.random.Generator) -> None:
+    scores = 3 * values(rng, (4, 5))
+    p = 1 / (1 + np.exp(-scores))
+    loss, dscores = LOSSES["sigmoid"](scores, SEVERAL)
+    each = -(SEVERAL * np.log(p) + (1 - SEVERAL) * np.log(1 - p))
+    assert loss == pytest.approx(each.sum(axis=1).mean(), rel=1e-13)
+    np.testing.assert_allclose(dscores, (p - SEVERAL) / 4, rtol=1e-12)
+    np.testing.assert_allclose(LOSSES["sigmoid"].probabilities(scores), p, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sigmoid_cross_entropy_of_very_sure_answers_neither_overflows_nor_loses_its_digits(dtype: str) -> None:
+    scores, labels = np.array([[1e4, -1e4], [50.0, -50.0]], dtype), np.array([[0, 1], [1, 0]], np.uint8)
+    with np.errstate(all="raise", under="ignore"):
+        loss, dscores = LOSSES["sigmoid"](scores, labels)
+        alone, sure = LOSSES["sigmoid"](scores[1:], labels[1:])
+        probabilities = LOSSES["sigmoid"].probabilities(scores)
+    assert loss == pytest.approx(1e4)
+    np.testing.assert_array_equal(dscores[0], [0.5, -0.5])
+    assert alone == pytest.approx(2 * np.exp(-50.0), rel=1e-5)
+    np.testing.assert_allclose(sure[0], [-np.exp(-50.0), np.exp(-50.0)], rtol=1e-5)
+    np.testing.assert_allclose(probabilities, [[1, 0], [1, np.exp(-50.0)]], rtol=1e-5)
+
+
+def test_one_label_alone_is_softmax_of_two_classes(rng: np.random.Generator) -> None:
+    score, labels = values(rng, (6, 1)), np.array([0, 1, 1, 0, 1, 0])
+    two = np.concatenate([np.zeros_like(score), score], axis=1)
+    alone, both = LOSSES["sigmoid"](score, labels[:, None])[0], LOSSES["softmax"](two, labels)[0]
+    assert alone == pytest.approx(both, rel=1e-13)
+
+
+def test_a_loss_of_diverged_scores_is_not_finite() -> None:
+    for name in LOSSES:
+        assert not np.isfinite(LOSSES[name](np.full((4, 5), np.nan), _labels(name))[0]), name
 
 
 def test_losses_by_hand() -> None:
@@ -65,6 +145,19 @@ def test_losses_by_hand() -> None:
 
 def test_correct_counts_the_highest_scores() -> None:
     assert correct(np.array([[1.0, 2], [3, 0], [0, 1]]), np.array([1, 0, 0])) == 2
+
+
+def test_correct_counts_the_labels_whose_score_is_on_the_right_side_of_0() -> None:
+    assert correct(np.array([[1.0, 2], [-3, 0], [np.nan, -1]]), np.array([[1, 0], [1, 0], [0, 1]], np.uint8)) == 3
+
+
+def test_accuracy_by_label_is_the_share_of_right_labels_however_parts_are_cut() -> None:
+    labels = np.zeros((3, 4), np.uint8)
+    parts = Score(0.0, 0, 0), Score.of_batch(2.0, 7, labels), Score.of_batch(1.0, 4, labels[:2])
+    whole = reduce(operator.add, parts)
+    assert (whole.accuracy, whole.loss, whole.samples) == (11 / 20, 8 / 5, 5)
+    assert reduce(operator.add, parts[::-1]) == whole
+    assert Score.of_batch(2.0, 3, CLASSES).accuracy == 3 / 4
 
 
 def test_plain_descent_with_decay_by_hand() -> None:

@@ -119,7 +119,7 @@ class Replica:
     trained: list[Vector] = field(default_factory=list)  # what each step added to the weights
 
     def life(self) -> Life:
-        """Its events, each sent the reply to it: as `cluster.worker.Exchanges` does it."""
+        """Its events, each sent the reply to it: as `training.exchange` does it."""
         rule, seq = self.rule, 0
         reply = yield Join(0, self.worker, 1)
         weights, velocity = (self.backend.from_host(np.zeros_like(reply.weights)) for _ in range(2))

@@ -96,7 +96,7 @@ def test_a_parabola_converges(rule: UpdateRule) -> None:
         rule = rule_of("admm", rho=1.0)
     minimum = [3.0, -2.0]
     gradients = [parabola(curvature, minimum) for curvature in (1.0, 2.0, 3.0)]
-    for late in (0, 2):
+    for late in (0, 2) if rule.overlaps else (0,):
         # Downpour adds up the steps of all replicas, so that a higher rate is too much for it
         cluster, _ = trained(rule, np.zeros(2), gradients, rounds=200, steps=4, lr=0.03, late=late)
         np.testing.assert_allclose(cluster.server.snapshot().center, minimum, rtol=1e-6)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
@@ -229,6 +230,7 @@ class Machine(RuleBasedStateMachine):
 
 
 @every_variant
-def test_any_order_of_events(rule: UpdateRule) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_any_order_of_events(rule: UpdateRule, examples: int) -> None:
     machine = type("MachineOfRule", (Machine,), {"of": rule})
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))

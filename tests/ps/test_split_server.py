@@ -238,9 +238,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
-def test_split_server_does_what_the_whole_one_does(name: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("examples", [10, pytest.param(50, marks=pytest.mark.slow)])
+def test_split_server_does_what_the_whole_one_does(name: str, options: dict[str, Any], examples: int) -> None:
     machine = type(f"Lockstep_{name}", (Lockstep,), {"name": name, "options": options})
-    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
 @given(size=st.integers(1, 1000), data=st.data())

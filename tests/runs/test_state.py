@@ -35,7 +35,9 @@ def kept(folder: Path, raw: dict[str, Any], state: TrainingState) -> Checkpoint:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("validation", [None, Score(12.5, 11, 20), Score(float("nan"), 0, 20)])
+@pytest.mark.parametrize(
+    "validation", [None, Score(12.5, 11, 20), Score(float("nan"), 0, 20), Score(12.5, 51, 20, answers=3)]
+)
 def test_a_state_comes_back_from_disk(
     tmp_path: Path, raw: dict[str, Any], dtype: str, validation: Score | None
 ) -> None:

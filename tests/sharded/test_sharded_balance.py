@@ -450,7 +450,7 @@ def test_by_speeds_alone_shares_are_eq_1_whatever_links_and_tasks_take(
     compute = {f"w{i}": {"conv1": each, "conv2": 2 * each} for i, each in enumerate(seconds)}
     links = {worker: WorkerLink(bandwidth, 0.1) for worker in compute}
     found = ShareSearch(LOCAL, IN_SHAPE, "w0", compute, links, samples=64, task=task, fixed=compute)
-    by_speeds = found.by_speeds_alone().divided_by(first)
+    by_speeds = found.asked_for("speeds", first)
     for stage, own in zip(by_speeds.stages, by_speeds.kernels(), strict=True):
         shares = kernel_shards(stage.conv.kernels, seconds) if stage.conv else [0] * len(seconds)
         assert own == {worker: n for worker, n in zip(compute, shares, strict=True) if n}

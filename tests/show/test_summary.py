@@ -90,6 +90,10 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
     ]
 
 
+def test_one_epoch_is_no_epochs() -> None:
+    assert "sgwu, 1 epoch in" in format_summary(summary() | {"epochs": 1.0})
+
+
 @pytest.mark.parametrize(
     ("status", "checkpoint", "resumable"),
     [

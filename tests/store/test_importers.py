@@ -321,11 +321,11 @@ def test_a_linear_model_does_not_solve_it() -> None:
     As an image and its inversion about the ground are equally likely, no weighing of pixels is right on both.
     """
     (train, labels), (test, truth) = gratings(4000, 10), gratings(1000, 11)
-    x, z = ((a.reshape(len(a), -1) - 128.0) / 50 for a in (train, test))
-    weights = np.zeros((x.shape[1], 10))
+    x, z = (((a.reshape(len(a), -1) - 128.0) / 50).astype(np.float32) for a in (train, test))
+    weights = np.zeros((x.shape[1], 10), np.float32)
     for _ in range(20):
         scores = np.exp(x @ weights - (x @ weights).max(1, keepdims=True))
-        weights -= 1e-2 * x.T @ (scores / scores.sum(1, keepdims=True) - np.eye(10)[labels]) / len(x)
+        weights -= 1e-2 * x.T @ (scores / scores.sum(1, keepdims=True) - np.eye(10, dtype=np.float32)[labels]) / len(x)
     assert ((x @ weights).argmax(1) == labels).mean() > 0.4  # it learns what it can: the training set
     assert ((z @ weights).argmax(1) == truth).mean() < 0.4
 

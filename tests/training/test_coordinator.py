@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import ANY
 
+import pytest
+
 from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.events import (
     CalibratedWorker,
@@ -17,11 +19,13 @@ from daskcnn.events import (
     WorkerLost,
     WorkersCalibrated,
 )
+from daskcnn.job.resolve import resolve
 from daskcnn.nn.score import Score
 from daskcnn.partition.allocation import Ranges
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.orders import Log, Order
+from daskcnn.training.coordinator.settings import Settings
 from tests.training.coordinator_shell import Shell, begun, report_of
 from tests.training.test_coordinator_machine import STALL, settings_of
 
@@ -314,11 +318,19 @@ def test_a_sign_of_life_renews_the_clock() -> None:
     assert shell.tell(facts.Tick(500.0)) == []
 
 
+@pytest.mark.parametrize(("kernel_shares", "measured"), [("measured", True), ("speeds", False)])
+def test_members_links_are_measured_where_shares_go_by_them(kernel_shares: str, measured: bool) -> None:
+    train = {"strategy": "sgwu", "replica_size": 2, "kernel_shares": kernel_shares}
+    asked = Settings.of(resolve({"train": train}), 60).measures_links
+    shell = training("sgwu", workers=4, replica_size=2, measures_links=asked)
+    assert [order.measure_links for order in shell.of(orders.FormGroups)] == [measured]
+
+
 def test_a_group_loses_a_member() -> None:
     """The rest of the group is not used any more; the other groups take its samples."""
     shell = training("sgwu", workers=4, replica_size=2)
     assert shell.of(orders.FormGroups) == [
-        orders.FormGroups({"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}, ())
+        orders.FormGroups({"group-0": ("cpu-0", "cpu-3"), "group-1": ("cpu-1", "cpu-2")}, (), measure_links=True)
     ]
     assert shell.tell(facts.WorkerGone(("cpu-3",), "gone", 9.0)) == [
         lost("cpu-3", 0, "cpu-3: gone"),

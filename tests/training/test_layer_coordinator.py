@@ -802,5 +802,6 @@ class Machine(RuleBasedStateMachine):
         self.the_end_is_whole()
 
 
-def test_any_order_of_facts_keeps_the_run_whole() -> None:
-    run_state_machine_as_test(Machine, settings=settings(max_examples=100, stateful_step_count=60, deadline=None))
+@pytest.mark.parametrize("examples", [40, pytest.param(300, marks=pytest.mark.slow)])
+def test_any_order_of_facts_keeps_the_run_whole(examples: int) -> None:
+    run_state_machine_as_test(Machine, settings=settings(max_examples=examples, stateful_step_count=60, deadline=None))

@@ -334,9 +334,10 @@ class Facts(RuleBasedStateMachine):
 
 
 @every_variant
-def test_any_order_of_facts_keeps_the_promises(of: UpdateRule) -> None:
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_any_order_of_facts_keeps_the_promises(of: UpdateRule, examples: int) -> None:
     machine = type("FactsOfRule", (Facts,), {"of": of})
-    run_state_machine_as_test(machine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize("kind", [JudgedWithinRounds, SaysNothing])

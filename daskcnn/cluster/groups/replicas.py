@@ -171,7 +171,7 @@ class GroupReplicas:
 
     def form(self, order: orders.FormGroups) -> None:
         """Make the groups and log them. Raises WorkersLost where one of their workers goes meanwhile."""
-        self._groups = {name: self._group(name, members) for name, members in order.groups.items()}
+        self._groups = {name: self._group(name, members, order.measure_links) for name, members in order.groups.items()}
         rows = [group.row() for group in self._groups.values()]
         self._context.emit(GroupsFormed(groups=rows, left_out=list(order.left_out)))
         graphs = [group.graph for group in self._groups.values()]
@@ -179,9 +179,9 @@ class GroupReplicas:
         divided = {w: own for graph in graphs for w, own in graph.divided().items()}
         self._context.emit(KernelsSharded(home="", kernels=kernels, divided=divided, of=graphs[0].of()))
 
-    def _group(self, name: str, members: tuple[str, ...]) -> Group:
+    def _group(self, name: str, members: tuple[str, ...], measure: bool) -> Group:
         part = self._context.only(members)
-        if self._context.job.train.kernel_shares == "measured":
+        if measure:
             part.links = measure_links(part, fastest(part))
         seconds = 1 / sum(1 / self._context.calibrations[member].seconds_per_sample for member in members)
         return Group(name, part, GroupGraph(part, self._stages, self._layout), seconds)

@@ -85,7 +85,7 @@ def share_search(
     home : the worker that computes what is not sharded.
     """
     whole = np.dtype(job.model.dtype).itemsize
-    balance = ShareSearch(
+    search = ShareSearch(
         stages,
         in_shape,
         home,
@@ -99,6 +99,4 @@ def share_search(
         parts=min(job.train.sub_batches, job.train.batch_size),
         weight_itemsize=whole,
     )
-    if job.train.kernel_shares == "speeds":
-        balance = balance.by_speeds_alone()
-    return balance.divided_by(job.train.first_conv)
+    return search.asked_for(job.train.kernel_shares, job.train.first_conv)

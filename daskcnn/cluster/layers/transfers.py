@@ -1,8 +1,9 @@
 """Transfers between the tasks of a layer-sharded step: parts of outputs and of gradients, edges of shards.
 
-Dask sends a whole result to each worker that needs it. So where a task has a part for each of several workers, its
-result is but a claim: the parts lie on its worker's shelf, and a worker with the claim calls for its own there. A task
-for every part, which cuts it out, would be a hundred for ten workers, with the scheduler one after the other.
+Dask sends a whole result to each worker that needs it. Where a task has a part for each of several workers, its result
+is therefore a claim: the parts lie on its worker's shelf, and a worker that has the claim calls for its own part. The
+alternative is a task for each part, which cuts it out. Ten workers would need a hundred such tasks, and the scheduler
+handles tasks one after the other.
 """
 
 from __future__ import annotations

@@ -78,11 +78,9 @@ class PeerExchange:
         """The center of the last meeting. Raises WorkersLost."""
         version, center = self._kept
         if version != self._version:
-            first = self._holders[0]
-            future = self._context.dispatch.submit("center", center_of, self._peers, worker=first)
-            center = self._context.results.gather({first: future}, within=self._context.job.cluster.stall_timeout)[
-                first
-            ]
+            context, first = self._context, self._holders[0]
+            future = context.dispatch.submit("center", center_of, self._peers, worker=first)
+            center = context.results.gather({first: future}, within=context.job.cluster.stall_timeout)[first]
             self._kept = self._version, center
         return center
 

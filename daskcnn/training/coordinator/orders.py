@@ -25,10 +25,14 @@ class Calibrate:
 
 @dataclass(frozen=True, slots=True)
 class FormGroups:
-    """Make these groups of workers, by the name of the replica that each has. left_out: workers in none."""
+    """Make these groups of workers, by the name of the replica that each has.
+
+    left_out: workers in none. measure_links: whether the links between a group's members are measured first.
+    """
 
     groups: Mapping[str, tuple[str, ...]]
     left_out: tuple[str, ...]
+    measure_links: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import Job, Train
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import ShareSearch, WorkerLinks
@@ -35,6 +35,7 @@ class Settings:
     stall_timeout : seconds without a sign of life, on top of what a round should take.
     replica_size : workers of a replica.
     wanted : workers of each kind that the job asks for; empty: all there are.
+    measures_links : whether a group's shares go by what transfers take.
     """
 
     strategy: str
@@ -49,6 +50,7 @@ class Settings:
     stall_timeout: float = 300.0
     replica_size: int = 1
     wanted: Mapping[str, int] = field(default_factory=dict)
+    measures_links: bool = True
 
     @classmethod
     def of(cls, job: Job, samples: int) -> Settings:
@@ -69,6 +71,7 @@ class Settings:
             job.cluster.stall_timeout,
             train.replica_size,
             job.cluster.workers.given,
+            measures_links=_by_transfers(train),
         )
 
     @property
@@ -131,7 +134,7 @@ class LayerSettings:
             job.run.checkpoint_every,
             job.cluster.stall_timeout,
             job.cluster.workers.given,
-            measures_links=train.kernel_shares == "measured",
+            measures_links=_by_transfers(train),
             snapshot_every=job.cluster.chain,
             report_every=job.run.report_every,
         )
@@ -150,3 +153,8 @@ class LayerSettings:
     def between_checkpoints(self) -> int:
         """Steps between two checkpoints."""
         return max(1, round(self.checkpoint_every * self.steps_per_epoch))
+
+
+def _by_transfers(train: Train) -> bool:
+    """Whether kernels are shared out by what transfers take, too."""
+    return train.kernel_shares == "measured"

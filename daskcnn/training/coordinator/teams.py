@@ -42,14 +42,15 @@ class Teams:
         if settings.replica_size == 1:
             self.members: dict[str, tuple[str, ...]] = {worker: (worker,) for worker in seconds}
         else:
-            self._form_groups(settings.replica_size, seconds, out)
+            self._form_groups(settings, seconds, out)
         # seconds a sample of the worker that judges for a replica
         self._judges = {name: min(seconds[worker] for worker in own) for name, own in self.members.items()}
 
-    def _form_groups(self, size: int, seconds: dict[str, float], out: Outbox) -> None:
+    def _form_groups(self, settings: Settings, seconds: dict[str, float], out: Outbox) -> None:
+        size = settings.replica_size
         formed = form_groups(seconds, size)
         self.members = {f"group-{i}": members for i, members in enumerate(formed.groups)}
-        out.put(orders.FormGroups(dict(self.members), formed.left_out))
+        out.put(orders.FormGroups(dict(self.members), formed.left_out, settings.measures_links))
         if formed.left_out:
             names = ", ".join(formed.left_out)
             out.warn(

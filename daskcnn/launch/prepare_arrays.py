@@ -1,0 +1,455 @@
+"""Arrays into a data set: `daskcnn.prepare` and `daskcnn data prepare arrays`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import dask
+import numpy as np
+import numpy.typing as npt
+from distributed import Client, Future, default_client
+
+from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.streaming import stream
+from daskcnn.errors import DataError
+from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock, labels_of
+from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
+from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
+from daskcnn.store.dataset import Dataset, open_dataset
+from daskcnn.store.files import is_url
+from daskcnn.store.labels import Labelled, numbered
+from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, assemble, chunks, sha256, unseen_classes
+from daskcnn.store.prepare import chunk_for, refuse_occupied
+from daskcnn.store.split import shuffled_order, stratified
+from daskcnn.store.writer import Draft, Occupied, drafted
+
+BUCKET_BYTES = 64 << 20
+Progress: TypeAlias = Callable[[str, int, int], None]
+Warn: TypeAlias = Callable[[str], None]
+
+
+def _silent(*_: Any) -> None:
+    return None
+
+
+def prepare(
+    images: Any,
+    labels: Any,
+    store: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    test: float | int | tuple[Any, Any] = 0.2,
+    layout: Layout = "NHWC",
+    order: Order = "shuffled",
+    seed: int = 0,
+    weights: Any = None,
+    nodata: float | None = None,
+    name: str | None = None,
+    client: Client | None = None,
+    progress: Progress = _silent,
+    warn: Warn = _silent,
+    check: Check = no_check,
+) -> Dataset:
+    """Write images and labels as a data set that a job can train on, and return it.
+
+    Images that a worker can read, of Dask or of Zarr, are written by the workers, block by block, without being whole
+    anywhere. The shuffle is exact: it goes through files beside the store, which take as much room as the store.
+
+    Parameters
+    ----------
+    images : NumPy, Dask, Zarr or xarray array, (N, H, W, C), (N, C, H, W) or (N, H, W), of at most 64-bit numbers
+    labels : (N,) integers or strings, or (N, L) of 0 and 1 for several labels a sample
+    store : path or URL of the data set; nothing may be there yet
+    classes : names of the classes, or of the several labels. Default: the values that there are, sorted
+    test : part of the samples that is kept for testing, drawn for each class: a fraction below 1 or a number of
+        samples; or images and labels that are for testing
+    layout : order of the axes of images with four
+    order, seed : the samples are shuffled by this seed, or kept in the order that they have
+    weights : (N,), how much each sample counts in training. They are divided by their mean.
+    nodata : value that stands for no data, as NaN then does too: such pixels count as the channel's mean
+    name : of the data set. Default: the store's name
+    client : of a cluster. Default: the present one, if there is one
+    progress, warn, check : called with stage, done and total; with a warning; and now and then
+
+    Raises
+    ------
+    DataError : for images and labels that are not fit to train on, with value, reason and remedy; nothing is written
+
+    Examples
+    --------
+    >>> import numpy as np, daskcnn
+    >>> images = np.random.default_rng(0).integers(0, 4096, (100, 8, 8, 12), dtype=np.uint16)
+    >>> dataset = daskcnn.prepare(images, np.arange(100) % 2, "tiles.zarr", classes=["field", "forest"])
+    >>> dataset.shape, dataset.classes, len(dataset.train)
+    ((8, 8, 12), ('field', 'forest'), 80)
+    """
+    out = str(store)
+    refuse_occupied(out)
+    samples = _samples(images, labels, classes, test, layout, seed, weights)
+    plan = _plan(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata)
+    client = client or _present_client()
+    with _taking_place(out), drafted(out, plan.draft) as draft:
+        writer = _ArrayWriter(samples, plan, draft, progress, check)
+        facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
+        manifest = assemble(plan.common, facts, warn=warn)
+        if unseen := unseen_classes(manifest):
+            reason = f"the test part has samples of {', '.join(unseen)!s:.200}, the training part has none"
+            raise DataError("labels", reason, "give training samples of every class")
+        draft.finish(manifest)
+    return open_dataset(out)
+
+
+@contextmanager
+def _taking_place(out: str) -> Iterator[None]:
+    try:
+        yield
+    except Occupied:
+        refuse_occupied(out)
+        raise
+
+
+def _present_client() -> Client | None:
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _GivenSamples:
+    """Images that go into one part or both.
+
+    Attributes
+    ----------
+    mask : for each sample whether it is for testing
+    """
+
+    images: ImageSource
+    labels: npt.NDArray[Any]
+    mask: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Samples:
+    """All samples: one array that is split, or one for training and one for testing."""
+
+    given: tuple[_GivenSamples, ...]
+    classes: tuple[str, ...]
+    weights: npt.NDArray[np.float32] | None
+
+    @property
+    def in_memory(self) -> bool:
+        return all(part.images.in_memory for part in self.given)
+
+    @property
+    def on_workers(self) -> bool:
+        return all(part.images.on_workers for part in self.given)
+
+    def count(self, name: str) -> int:
+        tests = sum(int(part.mask.sum()) for part in self.given)
+        return tests if name == "test" else sum(len(part.images) for part in self.given) - tests
+
+
+def _samples(
+    images: Any,
+    labels: Any,
+    classes: Sequence[str] | None,
+    test: float | int | tuple[Any, Any],
+    layout: Layout,
+    seed: int,
+    weights: Any,
+) -> _Samples:
+    source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
+    _check_lengths("labels", len(found.values), source)
+    if isinstance(test, tuple):
+        other, answers = ImageSource.of(test[0], layout), numbered(labels_of(test[1]), classes or found.classes)
+        _check_lengths("labels of the test part", len(answers.values), other)
+        if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
+            told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
+            raise DataError("test", f"images of {told[0]}, those for training are {told[1]}", "give images of one kind")
+        given: tuple[_GivenSamples, ...] = (_whole(source, found, testing=False), _whole(other, answers, testing=True))
+    else:
+        given = (_GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
+        if not given[0].mask.any():
+            raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
+    return _Samples(given, found.classes, _weights(weights, given[0]))
+
+
+def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> _GivenSamples:
+    return _GivenSamples(source, found.values, np.full(len(source), testing))
+
+
+def _check_lengths(what: str, found: int, source: ImageSource) -> None:
+    if found != len(source):
+        raise DataError(what, f"{found:,} for {len(source):,} images", "give one for each image")
+
+
+def _test_count(test: float | int, samples: int) -> int:
+    count = round(test * samples) if isinstance(test, float) else test
+    if not (0 < test < 1 if isinstance(test, float) else 0 < test < samples):
+        raise DataError(f"test={test}", "no part of the samples", "give a fraction between 0 and 1, or a number")
+    return max(1, count)
+
+
+def _weights(weights: Any, part: _GivenSamples) -> npt.NDArray[np.float32] | None:
+    """The weights of all samples, of which the training samples' mean is 1."""
+    if weights is None:
+        return None
+    found = np.asarray(labels_of(weights), np.float64)
+    _check_lengths("weights", found.size, part.images)
+    if wrong := np.flatnonzero(~(np.isfinite(found) & (found >= 0))).tolist():
+        raise DataError("weights", f"sample {wrong[0]} has {found[wrong[0]]}", "give finite weights of 0 or more")
+    mean = found[~part.mask].mean()
+    if not mean > 0:
+        raise DataError("weights", "all are 0", "give some samples a weight above 0")
+    return (found / mean).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrangement:
+    """Where every sample goes.
+
+    Attributes
+    ----------
+    common : what the manifest says besides what its chunks say
+    draft : the manifest to be, with its shapes and types
+    places : of the samples of each array, 0 … in the training part, then on through the test part
+    """
+
+    common: dict[str, Any]
+    draft: Manifest
+    places: tuple[Places, ...]
+    chunk: int
+    nodata: float | None
+
+    def ranges(self, name: str) -> Iterator[tuple[int, int]]:
+        """The places (lo, hi) of the part's chunks, in order."""
+        begin = 0 if name == "train" else self.draft.train.samples
+        for lo, hi in chunks(self.draft.part(name).samples, self.chunk):
+            yield begin + lo, begin + hi
+
+
+def _plan(samples: _Samples, name: str, order: Order, seed: int, nodata: float | None) -> _Arrangement:
+    source = samples.given[0].images
+    counts = {part: samples.count(part) for part in PARTS}
+    chunk = chunk_for(counts["train"], source.sample_bytes)
+    several = samples.given[0].labels.ndim == 2
+    common: dict[str, Any] = {
+        "name": name,
+        "classes": samples.classes,
+        "shape": source.shape[1:],
+        "chunk": chunk,
+        "dtype": source.dtype.name,
+        "labels": "several" if several else "classes",
+        "nodata": nodata,
+        "order": order,
+        "seed": seed,
+        "sources": {"labels": sha256(np.concatenate([part.labels for part in samples.given]))},
+    }
+    weights = ("",) if samples.weights is not None else ()
+    unknown: dict[str, Any] = {"class_counts": (), "images": (), "labels": ()}
+    train = PartManifest.model_construct(samples=counts["train"], weights=weights, **unknown)
+    test = PartManifest.model_construct(samples=counts["test"], **unknown)
+    found: dict[str, Any] = {"mean": (), "deviation": (), "train": train, "test": test}
+    draft = Manifest.model_construct(**(common | found))  # not validated: what is not known yet is left out
+    return _Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
+
+
+def _places(samples: _Samples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
+    """Where each sample of each array is stored: its number in its part, in the part's order."""
+    parts = {}
+    for salt, part in enumerate(PARTS):
+        places = np.arange(counts[part])
+        if order == "shuffled":
+            places[shuffled_order(counts[part], seed, salt)] = np.arange(counts[part])
+        parts[part] = places
+    found, taken = [], dict.fromkeys(PARTS, 0)
+    for given in samples.given:
+        places = np.empty(len(given.mask), np.int64)
+        for part, mine, begin in (("train", ~given.mask, 0), ("test", given.mask, counts["train"])):
+            n = int(mine.sum())
+            places[mine] = begin + parts[part][taken[part] : taken[part] + n]
+            taken[part] += n
+        found.append(places)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BlockWork:
+    """Pass 1 of a block: what it is called, where it comes from, and where its samples go."""
+
+    number: int
+    block: SampleBlock
+    source: ImageSource
+    places: Places
+    folder: str
+    nodata: float | None
+
+
+def _write_block(work: _BlockWork, data: Any = None) -> None:
+    block = work.block
+    images = work.source.at_rest(np.asarray(data)) if data is not None else block.read(work.source)
+    missing = missing_pixels(images, work.nodata)
+    check_finite(images, missing, where="images", first=block.lo)
+    write_block(work.folder, work.number, images, work.places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _BucketWork:
+    """Pass 2 of a bucket: its chunks, with their labels and weights, written to the draft."""
+
+    part: str
+    bucket: Bucket
+    ranges: tuple[tuple[int, int, int], ...]
+    labels: npt.NDArray[Any]
+    weights: npt.NDArray[np.float32] | None
+    folder: str
+    draft: Draft
+
+
+def _write_bucket(work: _BucketWork) -> list[tuple[int, ChunkFacts]]:
+    manifest, lo = work.draft.manifest, work.bucket.lo
+    images = read_bucket(work.folder, work.bucket, manifest.shape, np.dtype(manifest.dtype))
+    found = []
+    for index, begin, end in work.ranges:
+        cut = slice(begin - lo, end - lo)
+        weights = None if work.weights is None else work.weights[cut]
+        found.append((index, _write_chunk(work.draft, work.part, index, images[cut], work.labels[cut], weights)))
+    return found
+
+
+def _write_chunk(
+    draft: Draft,
+    part: str,
+    index: int,
+    images: npt.NDArray[Any],
+    labels: npt.NDArray[Any],
+    weights: npt.NDArray[np.float32] | None,
+) -> ChunkFacts:
+    manifest = draft.manifest
+    kept = {"images": images, "labels": labels.astype(manifest.label_dtype, copy=False)}
+    if weights is not None:
+        kept["weights"] = weights
+    draft.write_chunk(part, index, kept)
+    return chunk_facts(*kept.values(), classes=len(manifest.classes), nodata=manifest.nodata, where=part)
+
+
+class _ArrayWriter:
+    """Writes the samples to a draft, and gives the facts of the chunks of each part in their order."""
+
+    def __init__(self, samples: _Samples, plan: _Arrangement, draft: Draft, progress: Progress, check: Check) -> None:
+        self._samples, self._plan, self._draft = samples, plan, draft
+        self._progress, self._check = progress, check
+        places = np.concatenate(plan.places)
+        self._inverse = np.argsort(places, kind="stable")
+        self._labels = np.concatenate([part.labels for part in samples.given])[self._inverse]
+        first = samples.weights
+        self._weights = None if first is None else first[self._inverse[: plan.draft.train.samples]]
+
+    def directly(self) -> dict[str, list[ChunkFacts]]:
+        """Take every chunk's images from memory."""
+        for part in self._samples.given:
+            for block in part.images.blocks():
+                images = block.read(part.images)
+                check_finite(images, missing_pixels(images, self._plan.nodata), where="images", first=block.lo)
+        facts: dict[str, list[ChunkFacts]] = {}
+        for name in PARTS:
+            facts[name] = []
+            ranges = list(self._plan.ranges(name))
+            for index, (lo, hi) in enumerate(ranges):
+                self._check()
+                self._progress(f"write {name}", index, len(ranges))
+                arrays = self._gathered(self._inverse[lo:hi]), self._labels[lo:hi], self._weights_of(name, lo, hi)
+                facts[name].append(_write_chunk(self._draft, name, index, *arrays))
+        return facts
+
+    def _gathered(self, at: Places) -> npt.NDArray[Any]:
+        begin, found = 0, np.empty((len(at), *self._plan.draft.shape), self._plan.draft.dtype)
+        for part in self._samples.given:
+            mine = (at >= begin) & (at < begin + len(part.images))
+            found[mine] = part.images.at_rest(part.images.what[at[mine] - begin])
+            begin += len(part.images)
+        return found
+
+    def _weights_of(self, name: str, lo: int, hi: int) -> npt.NDArray[np.float32] | None:
+        return self._weights[lo:hi] if self._weights is not None and name == "train" else None
+
+    def through_buckets(self, out: str, client: Client | None) -> dict[str, list[ChunkFacts]]:
+        """Shuffle in two passes through files, on the workers if they can read the images."""
+        there = client if self._samples.on_workers else None
+        folder = _beside(out)
+        try:
+            places = self._blocks(folder, there)
+            return self._buckets(folder, places, there)
+        finally:
+            remove_blocks(folder)
+
+    def _blocks(self, folder: str, client: Client | None) -> list[Places]:
+        works, total = [], 0
+        for part, places in zip(self._samples.given, self._plan.places, strict=True):
+            for block in part.images.blocks():
+                mine = places[block.lo : block.hi]
+                works.append(_BlockWork(total, block, part.images, mine, folder, self._plan.nodata))
+                total += 1
+        results = stream(client, _write_block, works, submit=_submit_block, check=self._check)
+        for done, _ in enumerate(results):
+            self._progress("read images", done + 1, total)
+        return [work.places for work in works]
+
+    def _buckets(self, folder: str, places: list[Places], client: Client | None) -> dict[str, list[ChunkFacts]]:
+        works = list(self._bucket_works(folder, places))
+        found: dict[str, dict[int, ChunkFacts]] = {name: {} for name in PARTS}
+        for done, (work, facts) in enumerate(stream(client, _write_bucket, works, check=self._check)):
+            found[work.part].update(facts)
+            self._progress("write chunks", done + 1, len(works))
+        return {name: [chunk for _, chunk in sorted(facts.items())] for name, facts in found.items()}
+
+    def _bucket_works(self, folder: str, places: list[Places]) -> Iterator[_BucketWork]:
+        chunk_bytes = self._plan.chunk * self._samples.given[0].images.sample_bytes
+        each = max(1, BUCKET_BYTES // chunk_bytes)
+        for name in PARTS:
+            ranges = [(index, lo, hi) for index, (lo, hi) in enumerate(self._plan.ranges(name))]
+            groups = [tuple(ranges[i : i + each]) for i in range(0, len(ranges), each)]
+            edges = [(group[0][1], group[-1][2]) for group in groups]
+            for group, bucket in zip(groups, buckets(places, edges), strict=True):
+                lo, hi = bucket.lo, bucket.hi
+                weights = self._weights_of(name, lo, hi)
+                yield _BucketWork(name, bucket, group, self._labels[lo:hi], weights, folder, self._draft)
+
+
+def _submit_block(
+    client: Client, function: Callable[[_BlockWork], None], work: _BlockWork, workers: list[str]
+) -> Future:
+    """Send a block to be written; of a Dask array its part of the graph goes along."""
+    how = {"workers": workers, "allow_other_workers": True}
+    block = work.block
+    if not block.sliced:
+        return client.submit(function, work, pure=False, **how)
+    without = _BlockWork(
+        work.number,
+        SampleBlock(block.lo, block.hi, None, True),
+        _bare(work.source),
+        work.places,
+        work.folder,
+        work.nodata,
+    )
+    return client.compute(dask.delayed(partial(_write_block, without), pure=False)(block.data), **how)
+
+
+def _bare(source: ImageSource) -> ImageSource:
+    """The source without its array, which a task that is given its data does not need."""
+    return ImageSource(None, source.shape, source.dtype, source.layout)
+
+
+def _beside(out: str) -> str:
+    """The folder of the files between the passes."""
+    if is_url(out):
+        return f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
+    path = Path(out).expanduser().absolute()
+    return str(path.parent / f".{path.name}.{uuid.uuid4().hex}.buckets")

@@ -1,0 +1,94 @@
+"""Labels as people have them, integers, names, or rows of 0 and 1, into labels as a data set has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.store.manifest import MOST_CLASSES
+
+_REMEDY = "give one integer or string for each image, or a row of 0 and 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Labels by number, and what the numbers stand for.
+
+    Attributes
+    ----------
+    values : (N,) int64, each the number of a class, or (N, L) uint8 of 0 and 1
+    classes : names of the classes, or of the L labels
+    """
+
+    values: npt.NDArray[Any]
+    classes: tuple[str, ...]
+
+
+def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> Labelled:
+    """Return labels by number.
+
+    Parameters
+    ----------
+    labels : (N,) integers, strings or booleans, or (N, L) of 0 and 1, one column for each of several labels
+    classes : names, in the order of the numbers or columns. Without them the classes are the values that there are,
+        sorted; the columns are called by their numbers.
+
+    Raises
+    ------
+    DataError : for what is no label, naming the first sample that has it
+    """
+    if labels.ndim == 2:
+        return Labelled(_rows(labels), tuple(classes or map(str, range(labels.shape[1]))))
+    if labels.ndim != 1:
+        raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
+    if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
+        labels = labels.astype(str)
+    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind not in "iubU":
+        raise DataError("labels", f"{labels.dtype} such as {labels[:1].tolist()!r:.60}", _REMEDY)
+    return _by_name(labels, classes) if classes is not None else _by_value(labels)
+
+
+def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    wrong = ~((labels == 0) | (labels == 1))
+    if labels.shape[1] == 0 or wrong.any():
+        reason = f"an array of shape {labels.shape}"
+        if wrong.any():
+            sample, column = np.argwhere(wrong)[0].tolist()
+            reason = f"sample {sample}, column {column} has {labels[sample, column]!s:.40}"
+        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1")
+    return labels.astype(np.uint8)
+
+
+def _by_value(labels: npt.NDArray[Any]) -> Labelled:
+    found, values = np.unique(labels, return_inverse=True)
+    if len(found) > MOST_CLASSES:
+        raise DataError("labels", f"{len(found):,} different values", f"at most {MOST_CLASSES:,} classes are possible")
+    return Labelled(values.reshape(-1).astype(np.int64), tuple(map(str, found.tolist())))
+
+
+def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
+    names = tuple(map(str, classes))
+    if len(set(names)) != len(names):
+        raise DataError("classes", "a name stands there twice", "give each class a name of its own")
+    if labels.dtype.kind != "U":
+        values = labels.astype(np.int64)
+        wrong = (values < 0) | (values >= len(names))
+    else:
+        place = {name: index for index, name in enumerate(names)}
+        values = np.array([place.get(label, -1) for label in labels.tolist()], np.int64)
+        wrong = values < 0
+    if wrong.any():
+        sample = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            "labels",
+            f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes",
+            "add it",
+        )
+    return Labelled(values, names)

@@ -1,0 +1,75 @@
+"""Signals to a job and its local workers, as a terminal or a batch system sends them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from distributed import Client
+
+from tests.cluster.by_hand import daskcnn_run, finish, job_file, process, wait_for_checkpoint
+from tests.cluster.cluster_jobs import run as run_here
+from tests.cluster.cluster_jobs import small_job
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+)
+def test_signal_to_the_whole_group_saves_and_ends(tmp_path: Path, synthetic: str, signum: int, code: int) -> None:
+    """As Ctrl-C at a terminal does it: the local workers get the signal too."""
+    workers = {"workers": {"cpu": 1}}
+    job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"}, cluster=workers)
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        os.killpg(run.pid, signum)
+        _, told = run.communicate(timeout=100)
+    assert run.returncode == code, told
+    assert "--resume" in told
+    assert "Traceback" not in told
+
+
+def test_signal_to_the_whole_group_while_the_workers_start(tmp_path: Path, synthetic: str) -> None:
+    """A worker's process that is not set up yet has the signal too, and must not end by it."""
+    job = job_file(tmp_path, synthetic, cluster={"workers": {"cpu": 1}})
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        deadline = time.monotonic() + 100
+        while not any("spawn_main" in " ".join(child.cmdline()) for child in psutil.Process(run.pid).children()):
+            assert run.poll() is None, run.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)  # a process that comes into being can only be looked for: it says nothing yet
+        os.killpg(run.pid, signal.SIGINT)
+        _, told = run.communicate(timeout=100)
+    assert run.returncode == 130, told
+    assert "before training began" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["sgwu", "layer"])
+def test_driver_killed_at_a_random_time_resumes_to_the_same_accuracy(
+    three_workers: Client, tmp_path: Path, synthetic: str, strategy: str
+) -> None:
+    """Equal parts and float64 leave no room for chance: the runs differ by how kernels or sums were cut, if at all."""
+    train: dict[str, Any] = {"strategy": strategy, "lr": 0.02}
+    train |= {"partition": "udpa", "epochs": 5} if strategy != "layer" else {"epochs": 2}
+    sections: dict[str, dict[str, Any]] = {"model": {"dtype": "float64"}, "cluster": {"workers": {"cpu": 2}}}
+    undisturbed = run_here(three_workers, small_job(synthetic, str(tmp_path / "here"), train=train, **sections))
+    job = job_file(tmp_path, synthetic, train=train, **sections, run={"name": "it", "checkpoint_every": 0.5})
+    with process(*daskcnn_run(job), start_new_session=True) as run:
+        wait_for_checkpoint(tmp_path / "runs/it", run)
+        time.sleep(random.uniform(0, 1))  # the moment is the test's subject, not a wait for something
+        os.killpg(run.pid, signal.SIGKILL)
+    resumed = finish(daskcnn_run("--resume", str(tmp_path / "runs/it"), "--json"))
+    assert resumed.returncode == 0, resumed.stderr
+    before, after = undisturbed.summary, json.loads(resumed.stdout)
+    assert after["epochs"] == before["epochs"] == train["epochs"]
+    assert abs(after["test"]["accuracy"] - before["test"]["accuracy"]) < 0.01

@@ -1,0 +1,258 @@
+"""Arrays of NumPy, Dask, Zarr and xarray become the same data set, shuffled exactly, or are refused with a reason."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+from daskcnn.errors import DataError
+from daskcnn.launch import prepare_arrays
+from daskcnn.launch.array_files import opened
+from daskcnn.launch.prepare_arrays import prepare
+from daskcnn.store import Dataset, verify
+
+RNG = np.random.default_rng(5)
+IMAGES = RNG.integers(0, 4096, (230, 5, 6, 3), dtype=np.uint16)
+LABELS = RNG.integers(0, 4, 230)
+NAMES = ("field", "forest", "lake", "town")
+
+
+def _memmap(folder: Path) -> Any:
+    np.save(folder / "x.npy", IMAGES)
+    return np.load(folder / "x.npy", mmap_mode="r")
+
+
+def _xarray(folder: Path) -> Any:
+    xarray = pytest.importorskip("xarray")
+    return xarray.DataArray(IMAGES, dims=("tile", "y", "x", "band"))
+
+
+def _xarray_of_dask(folder: Path) -> Any:
+    return _xarray(folder).chunk({"tile": 50, "y": 2})
+
+
+def _zarr(folder: Path, **options: Any) -> Any:
+    return zarr.create_array(folder / "tiles.zarr", data=IMAGES, chunks=(77, 5, 6, 3), **options)
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "numpy": lambda folder: IMAGES,
+    "list": lambda folder: IMAGES.tolist() and list(IMAGES),
+    "memmap": _memmap,
+    "dask": lambda folder: da.from_array(IMAGES, chunks=(60, 2, 6, 2)),
+    "dask of unknown length": lambda folder: da.from_array(IMAGES, chunks=(60, 5, 6, 3))[da.ones(230, chunks=60) > 0],
+    "zarr": _zarr,
+    "zarr in shards": lambda folder: zarr.create_array(
+        folder / "s.zarr", data=IMAGES, chunks=(10, 5, 6, 3), shards=(80, 5, 6, 3)
+    ),
+    "zarr in memory": lambda folder: zarr.create_array({}, data=IMAGES, chunks=(77, 5, 3, 3)),
+    "xarray": _xarray,
+    "xarray of dask": _xarray_of_dask,
+}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The arrays as a data set, from NumPy."""
+    folder = tmp_path_factory.mktemp("reference")
+    return prepare(IMAGES, LABELS, folder / "tiles.zarr", classes=NAMES, seed=3)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Two threads in this process."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and buckets of a few samples, so that there are many of each."""
+    monkeypatch.setattr("daskcnn.launch.array_sources.BLOCK_BYTES", 20 * IMAGES[0].nbytes)
+    monkeypatch.setattr(prepare_arrays, "BUCKET_BYTES", 25 * IMAGES[0].nbytes)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("source", SOURCES)
+def test_whatever_the_images_are_in(tmp_path: Path, reference: Dataset, source: str) -> None:
+    images = SOURCES[source](tmp_path)
+    found = prepare(images, LABELS, tmp_path / "out.zarr", classes=NAMES, seed=3, name="tiles")
+    verify(found)
+    assert found.fingerprint == reference.fingerprint
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("source", ["dask", "zarr", "zarr in memory"])
+def test_workers_write_the_same(tmp_path: Path, reference: Dataset, client: Client, source: str) -> None:
+    labels = da.from_array(LABELS, chunks=100)
+    images = SOURCES[source](tmp_path)
+    found = prepare(images, labels, tmp_path / "out.zarr", classes=NAMES, seed=3, name="tiles", client=client)
+    assert found.fingerprint == reference.fingerprint
+
+
+def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:
+    numbers = np.arange(230)
+    images = np.broadcast_to(numbers.astype(np.int16)[:, None, None, None], (230, 2, 2, 1))
+    weights = 1.0 + numbers
+    found = prepare(images, LABELS, tmp_path / "x.zarr", test=50, weights=weights)
+    seen = []
+    for split in (found.train, found.test):
+        pixels, labels = split.read(0, len(split))
+        np.testing.assert_array_equal(labels, LABELS[pixels[:, 0, 0, 0]])
+        seen += pixels[:, 0, 0, 0].tolist()
+    assert sorted(seen) == numbers.tolist()
+    assert len(found.test) == 50
+    trained = np.array(seen[:180])
+    assert trained.tolist() != sorted(trained)
+    stored = found.train.weights(np.arange(180))
+    assert stored is not None
+    np.testing.assert_allclose(stored, weights[trained] / weights[trained].mean(), rtol=1e-6)
+
+
+def test_stored_keeps_the_order(tmp_path: Path) -> None:
+    found = prepare(IMAGES, LABELS, tmp_path / "x.zarr", order="stored", test=30)
+    at = [next(i for i, image in enumerate(IMAGES) if (image == kept).all()) for kept in found.train.read(0, 200)[0]]
+    assert at == sorted(at)
+
+
+def test_images_and_labels_of_their_own_for_testing(tmp_path: Path) -> None:
+    tests = (da.from_array(IMAGES[200:], chunks=7), LABELS[200:])
+    found = prepare(IMAGES[:200], LABELS[:200], tmp_path / "x.zarr", test=tests, order="stored", classes=NAMES)
+    verify(found)
+    np.testing.assert_array_equal(found.train.read(0, 200)[0], IMAGES[:200])
+    np.testing.assert_array_equal(found.test.read(0, 30)[0], IMAGES[200:])
+
+
+@pytest.mark.parametrize("source", ["numpy", "dask"])
+def test_channels_first_and_grey(tmp_path: Path, reference: Dataset, source: str) -> None:
+    first = np.moveaxis(IMAGES, -1, 1)
+    images = da.from_array(first, chunks=(60, 2, 3, 6)) if source == "dask" else first
+    found = prepare(images, LABELS, tmp_path / "x.zarr", layout="NCHW", classes=NAMES, seed=3, name="tiles")
+    assert found.fingerprint == reference.fingerprint
+    assert prepare(IMAGES[..., 0], LABELS, tmp_path / "grey.zarr").shape == (5, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [("bool", "uint8"), ("int8", "int16"), (">u2", "uint16"), (">f4", "float32")]
+)
+def test_types_that_fit_into_a_kept_one(tmp_path: Path, dtype: str, kept: str) -> None:
+    images = (IMAGES % 2).astype(dtype)
+    found = prepare(images, LABELS, tmp_path / "x.zarr", order="stored", test=30)
+    assert found.dtype == kept
+    assert found.train.read(0, 3)[0].max() == 1
+
+
+def _with(value: float) -> npt.NDArray[np.float32]:
+    images = IMAGES.astype(np.float32)
+    images[41, 1, 2, 2] = value
+    return images
+
+
+BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
+    "lengths": (lambda: (IMAGES, LABELS[:-1]), {}, "labels: 229 for 230 images; give one for each image"),
+    "one class": (lambda: (IMAGES, LABELS * 0), {}, "between 2 and"),
+    "one of two classes": (lambda: (IMAGES, LABELS * 0), {"classes": ["a", "b"]}, "every sample is of one class"),
+    "only in test": (
+        lambda: (IMAGES, LABELS % 2),
+        {"test": (IMAGES, LABELS), "classes": NAMES},
+        "the test part has samples of lake, town, the training part has none",
+    ),
+    "test of another shape": (lambda: (IMAGES, LABELS), {"test": (IMAGES[:, 1:], LABELS)}, "images of one kind"),
+    "objects": (lambda: (np.array([1, "x"] * 115, object).reshape(-1, 1, 1, 1), LABELS), {}, "of type object"),
+    "complex": (lambda: (IMAGES.astype(complex), LABELS), {}, "of type complex128; convert them to one of uint8"),
+    "long integers": (lambda: (IMAGES.astype(np.int64), LABELS), {}, "of type int64; convert them"),
+    "a table": (lambda: (IMAGES[:, 0, 0], LABELS), {}, r"an array of shape \(230, 3\)"),
+    "empty": (lambda: (IMAGES[:0], LABELS[:0]), {}, r"an array of shape \(0, 5, 6, 3\)"),
+    "NaN": (lambda: (_with(np.nan), LABELS), {}, r"images: sample 41, channel 2, pixel \(1, 2\) is nan; set nodata"),
+    "NaN in Dask": (lambda: (da.from_array(_with(np.nan), chunks=30), LABELS), {}, "sample 41, channel 2"),
+    "infinite": (lambda: (_with(np.inf), LABELS), {"nodata": 0.0}, "sample 41, channel 2, .* is inf; replace it"),
+    "test share": (lambda: (IMAGES, LABELS), {"test": 1.5}, "test=1.5: no part of the samples"),
+    "test count": (lambda: (IMAGES, LABELS), {"test": 230}, "test=230: no part of the samples"),
+    "layout": (lambda: (IMAGES, LABELS), {"layout": "CHWN"}, "layout='CHWN'"),
+    "weights' length": (lambda: (IMAGES, LABELS), {"weights": [1.0]}, "weights: 1 for 230 images"),
+    "weight": (lambda: (IMAGES, LABELS), {"weights": -np.arange(230)}, "weights: sample 1 has -1.0"),
+    "plain": (lambda: (IMAGES * 0, LABELS), {}, "the same plain colour"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    make, options, words = BAD[case]
+    images, labels = make()
+    with pytest.raises(DataError, match=words):
+        prepare(images, labels, tmp_path / "x.zarr", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+    prepare(IMAGES, LABELS, tmp_path / "x.zarr")
+    with pytest.raises(DataError, match="already holds another data set"):
+        prepare(IMAGES, LABELS, tmp_path / "x.zarr")
+
+
+def test_a_url(reference: Dataset) -> None:
+    found = prepare(
+        da.from_array(IMAGES, chunks=60), LABELS, "memory://daskcnn-arrays/tiles.zarr", classes=NAMES, seed=3
+    )
+    assert found.fingerprint == reference.fingerprint
+
+
+def test_array_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", IMAGES)
+    np.savez_compressed(tmp_path / "both.npz", x=IMAGES, y=LABELS)
+    with opened(str(tmp_path / "x.npy")) as images, opened(f"{tmp_path}/both.npz:x") as packed:
+        assert isinstance(images, np.memmap)
+        np.testing.assert_array_equal(images, packed)
+    with pytest.raises(DataError, match=r"holds 2 arrays \('x', 'y'\); choose one, as"), opened(f"{tmp_path}/both.npz"):
+        pass
+
+
+def _lying_header() -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (10**12, 4, 4, 3)})
+    return file.getvalue() + b"x" * 48
+
+
+HOSTILE: dict[str, bytes] = {
+    "text.npy": b"hello",
+    "empty.npy": b"",
+    "huge.npy": _lying_header(),
+    "objects.npy": b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (3,), }"
+    + b" " * 60
+    + b"\n",
+    "text.npz": b"hello",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_array_files_are_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(HOSTILE[name])
+    with pytest.raises(DataError, match=name), opened(str(file)):
+        pass
+
+
+def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", b"\0" * 1000)
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\x01\x02") + 24
+    content[entry : entry + 4] = (0xFFFFFFF0).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"bomb\.npz"), opened(str(file)):
+        pass
