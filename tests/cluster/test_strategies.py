@@ -58,19 +58,6 @@ def test_slow_worker_gets_fewer_samples(three_workers: Client, synthetic: str, r
     assert sizes["cpu-0"] > 1.8 * sizes["cpu-1"]
 
 
-def test_local_workers_leave_the_processor_to_training(three_workers: Client) -> None:
-    """Dask looks after them once a second, not fifty times, and keeps no samples of what they do."""
-
-    def settings(dask_worker: Any) -> tuple[str | None, float, bool]:
-        import os
-
-        timers = dask_worker.periodic_callbacks
-        return os.environ.get("MALLOC_ARENA_MAX"), timers["tick"].callback_time, "profile" in timers
-
-    settings.__module__ = "__main__"  # the workers do not have this file
-    assert set(three_workers.run(settings).values()) == {("1", 1000.0, False)}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["sgwu", "layer"])
 def test_run_from_trained_weights_goes_on_without_the_other_run(
@@ -100,3 +87,16 @@ def run_directory_without_epochs(run: Path) -> Path:
     (run / "events.jsonl").unlink()
     (run / "summary.json").unlink()
     return run
+
+
+def test_local_workers_leave_the_processor_to_training(three_workers: Client) -> None:
+    """Dask looks after them once a second, not fifty times, and keeps no samples of what they do."""
+
+    def settings(dask_worker: Any) -> tuple[str | None, float, bool]:
+        import os
+
+        timers = dask_worker.periodic_callbacks
+        return os.environ.get("MALLOC_ARENA_MAX"), timers["tick"].callback_time, "profile" in timers
+
+    settings.__module__ = "__main__"  # the workers do not have this file
+    assert set(three_workers.run(settings).values()) == {("1", 1000.0, False)}
