@@ -1,4 +1,4 @@
-"""JSON from outside. It is bounded before it is parsed: a byte of JSON can take thirty bytes of memory.
+"""JSON and TOML from outside. JSON is bounded before it is parsed: a byte of JSON can take thirty bytes of memory.
 
 A parsed list or table takes 56 bytes and more, for the two bytes `[]`. Bytes are counted without memory, and no
 document has more values than it has commas, colons and opening brackets. A bound on these bounds what parsing takes.
@@ -7,6 +7,8 @@ document has more values than it has commas, colons and opening brackets. A boun
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from daskcnn.files import read_regular
 
 _LARGE = 8 << 20
 _STRETCH = 64 << 10
+_MOST_DOTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,19 @@ def _may_widen(data: bytes) -> bool:
         return True
     starts = range(0, len(data) - _STRETCH, _STRETCH)
     return b"\\u" in data and any(data.find(b'"', start, start + _STRETCH) < 0 for start in starts)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """Return what TOML text holds.
+
+    Raises ValueError for what is no TOML, and for keys of very many parts: the parser takes the square of their number.
+    """
+    if any(part.count(b".") > _MOST_DOTS for part in re.split(rb"[={,\n]", data)):
+        raise ValueError(f"a key of more than {_MOST_DOTS} parts")
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 def unknown_keys(found: Mapping[str, Any], known: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from pathlib import Path
 
 import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
@@ -21,10 +20,12 @@ from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import Patience
-from daskcnn.errors import ClusterError
+from daskcnn.errors import ClusterError, DataError
+from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster
 
 TRY = 2.0  # seconds of one attempt to connect
+_MOST_BYTES = 1 << 20  # of a scheduler's file, which lists its workers
 
 
 @contextlib.contextmanager
@@ -123,10 +124,14 @@ def _address_in(path: str, patience: Patience) -> str:
     """The address that a scheduler wrote to its file, waited for. Raises ClusterError where none comes."""
     while True:
         try:
-            return str(json.loads(Path(path).read_text())["address"])
+            return str(json.loads(read_regular(path, _MOST_BYTES))["address"])
         except FileNotFoundError:
             reason = "there is no such file"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except DataError as error:
+            raise ClusterError(
+                f"scheduler file {path}", error.reason, "give the file that the scheduler wrote"
+            ) from error
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"it is not a scheduler's file ({type(error).__name__})"
         if patience.over:
             raise ClusterError(

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable
 from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+from daskcnn.documents import parse_toml
 from daskcnn.errors import DataError, JobError
 from daskcnn.files import read_regular
 
 _MOST_BYTES = 128 << 10
-_MOST_DOTS = 100
 
 
 def read_job_file(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML job file. Raises JobError where it cannot be read or parsed."""
     try:
-        return tomllib.loads(_shallow(read_regular(path, _MOST_BYTES)).decode())
+        return parse_toml(read_regular(path, _MOST_BYTES))
     except DataError as error:
         raise JobError([str(error)]) from error
     except OSError as error:
         raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise JobError([f"{path}: not a TOML file: {error}"]) from error
-
-
-def _shallow(text: bytes) -> bytes:
-    """Return the text. Raises ValueError for keys of very many parts: the parser takes the square of their number."""
-    if any(part.count(b".") > _MOST_DOTS for part in re.split(rb"[={,\n]", text)):
-        raise ValueError(f"a key of more than {_MOST_DOTS} parts")
-    return text
 
 
 def parse_value(text: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +12,16 @@ import tomli_w
 from pydantic import Field, ValidationError
 
 from daskcnn.arrays import DeviceKind
-from daskcnn.errors import JobError, nearest
+from daskcnn.documents import parse_toml
+from daskcnn.errors import DataError, JobError, nearest
+from daskcnn.files import read_regular
 from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE
 from daskcnn.sim.links import Link
 from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk
 
+_MOST_BYTES = 1 << 20
+_MOST_WORKERS = 1 << 20
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]*$"
 
 
@@ -78,7 +81,7 @@ class Worker(Options):
     """
 
     name: str = Field(pattern=_NAME)
-    count: int = Field(default=1, ge=0)
+    count: int = Field(default=1, ge=0, le=_MOST_WORKERS)
     kind: Literal["cpu", "gpu"] = "cpu"
     images_per_second: float = Field(gt=0)
     evaluations_per_second: float | None = Field(default=None, gt=0)
@@ -165,10 +168,12 @@ class SimulatedCluster(Options):
 def read_cluster(path: str | Path) -> SimulatedCluster:
     """The cluster of a TOML file. Raises ClusterFileError with all problems."""
     try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        raw = parse_toml(read_regular(path, _MOST_BYTES))
+    except DataError as error:
+        raise ClusterFileError([str(error)]) from error
     except OSError as error:
         raise ClusterFileError([f"{path}: {error.strerror}; give the path of a cluster file, or of a run"]) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ClusterFileError([f"{path}: not a TOML file: {error}"]) from error
     return parse_cluster(raw)
 
@@ -192,7 +197,7 @@ _REMEDIES = {
     "exchange": "give seconds, 0 or more",
     "start": "give seconds, 0 or more",
     "rest_seconds": "give seconds a sample, 0 or more, or leave it out for all of a step besides conv_seconds",
-    "count": "give 1 or more, or 0 for a pattern that only `daskcnn plan --add` uses",
+    "count": f"give 1 to {_MOST_WORKERS:,}, or 0 for a pattern that only `daskcnn plan --add` uses",
     "name": "give it a name of letters, digits and . _ : / -",
     "kind": 'give "cpu" or "gpu"; a speed is {kind = "constant"}, "drift", "walk" or "stall" and its numbers',
     "worker": "give at least one [[worker]] with a name and images_per_second",

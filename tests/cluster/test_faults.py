@@ -146,7 +146,7 @@ def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:
     """SIGSTOP: a worker is there for the scheduler, but reports nothing; it goes on when the run is over."""
-    job = small_job(synthetic, runs, train={"epochs": 6}, cluster={"stall_timeout": 2.0}, run={"name": "it"})
+    job = small_job(synthetic, runs, train={"epochs": 6}, cluster={"stall_timeout": 4.0}, run={"name": "it"})
     signals = {
         (name, signum): kill_worker(three_workers, name, signum)
         for name in ("cpu-1", "cpu-2")

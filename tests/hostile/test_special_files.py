@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from daskcnn.cluster.connect import connect
 from daskcnn.errors import UserError
 from daskcnn.files import check_regular, open_regular, read_regular
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
+from daskcnn.job.tables import Cluster
 from daskcnn.launch.predict import predict
 from daskcnn.launch.report import report
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import EventLog, read_events
+from daskcnn.sim.cluster import read_cluster
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
@@ -72,6 +75,38 @@ def test_commands_on_such_a_run_end_in_words(run: Path, kind: str, name: str) ->
 def test_a_job_file_is_a_file(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UserError, match=f"a {SPECIAL[kind]}, not a regular file"):
         read_job_file(special(tmp_path / "job.toml", kind))
+
+
+@kinds
+def test_a_cluster_file_is_a_file(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(UserError, match=f"a {SPECIAL[kind]}, not a regular file"):
+        read_cluster(special(tmp_path / "cluster.toml", kind))
+
+
+@kinds
+def test_a_scheduler_file_is_a_file(tmp_path: Path, kind: str) -> None:
+    path = special(tmp_path / "scheduler.json", kind)
+    with (
+        pytest.raises(UserError, match=f"a {SPECIAL[kind]}, not a regular file"),
+        connect(Cluster(scheduler_file=str(path))),
+    ):
+        pass
+
+
+def test_cluster_and_scheduler_files_are_bounded(tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    large.write_bytes(b"[" * ((1 << 20) + 1))
+    with pytest.raises(UserError, match="more than the 1,048,576 allowed"):
+        read_cluster(large)
+    with (
+        pytest.raises(UserError, match="more than the 1,048,576 allowed"),
+        connect(Cluster(scheduler_file=str(large))),
+    ):
+        pass
+    deep = tmp_path / "deep"
+    deep.write_bytes(b"[" * (1 << 20))
+    with pytest.raises(UserError, match="not a scheduler's file"), connect(Cluster(scheduler_file=str(deep), wait=0)):
+        pass
 
 
 @kinds

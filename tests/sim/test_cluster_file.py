@@ -31,7 +31,7 @@ def refused(raw: dict[str, Any]) -> list[str]:
         ({"bandwidth": 0}, "worker[0].bandwidth = 0: input should be greater than 0; give bytes a second (1 Gb/s is"),
         ({"bandwidth": -5}, "worker[0].bandwidth = -5: input should be greater than 0; give bytes a second"),
         ({"latency": -1.0}, "worker[0].latency = -1.0: input should be greater than or equal to 0; give seconds"),
-        ({"count": -1}, "worker[0].count = -1: input should be greater than or equal to 0; give 1 or more, or 0"),
+        ({"count": -1}, "worker[0].count = -1: input should be greater than or equal to 0; give 1 to 1,048,576, or 0"),
         ({"kind": "tpu"}, "worker[0].kind = 'tpu': input should be 'cpu' or 'gpu'; give "),
         ({"threds": 2}, "worker[0].threds: unknown key; did you mean 'threads'?"),
         ({"name": "a b"}, "worker[0].name = 'a b': string should match pattern"),

@@ -117,7 +117,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(signum=st.sampled_from([2, 15]))
     @precondition(lambda self: not self.interrupted)
     def interrupt(self, signum: int) -> None:
-        self.interrupted = True
+        self.interrupted = not self.coordinator.ended  # behind the end it changes nothing any more
         self.shell.tell(facts.Interrupted(signum, self.now))
 
     @invariant()
