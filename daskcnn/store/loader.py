@@ -182,13 +182,13 @@ def _window_bytes(split: Split) -> int:
 def batches(
     dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike = np.float32
 ) -> Iterator[Iterator[Batch]]:
-    """Yield the batches of a presentation; two are prepared ahead on threads that end with the context.
+    """Yield the batches of a presentation; two are prepared ahead on a thread that ends with the context.
 
     The chunks that come next are read meanwhile on threads of their own. An error while loading is raised where its
     batch is asked for. The last batch may be smaller.
     """
     order = presentation_order(dataset, split, plan)
-    pool = ThreadPoolExecutor(DEPTH, thread_name_prefix="daskcnn-loader")
+    pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
     with reading_ahead(split.source, order, _window_bytes(split)) as reached:
 
         def load(lo: int, hi: int) -> Batch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -39,15 +38,12 @@ def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Ite
     further, begun = max(1, min(ahead, CACHE.limit // 2) // max(1, source.chunk_bytes)), 0
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="daskcnn-loader-ahead")
 
-    turn = threading.Lock()
-
     def reached(samples: int) -> None:
         nonlocal begun
         until = min(len(coming), int(np.searchsorted(first, samples)) + further)
-        with turn:
-            for index in coming[begun:until]:
-                pool.submit(_read, source, index)
-            begun = max(begun, until)
+        for index in coming[begun:until]:
+            pool.submit(_read, source, index)
+        begun = max(begun, until)
 
     try:
         yield reached
