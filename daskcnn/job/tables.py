@@ -138,8 +138,8 @@ class Model(Options):
     from_: Location | None = Field(
         None,
         alias="from",
-        description="Run directory or checkpoint whose trained weights the run starts from. Its network is taken where "
-        "the job names none. The last layer with weights is new where the classes differ.",
+        description="Run directory, checkpoint or exported safetensors file whose trained weights the run starts from. "
+        "Its network is taken where the job names none. The last layer with weights is new where the classes differ.",
     )
     freeze: list[str] | None = Field(
         None,

@@ -16,6 +16,7 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError, JobError
+from daskcnn.export.model_file import read_model
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job, Model
 from daskcnn.launch.resume import kept_job
@@ -28,7 +29,10 @@ from daskcnn.runs.state import check_of, facts_of
 from daskcnn.store import Described
 from daskcnn.store.facts import Facts
 
-_GIVE = "give the folder of a run, or one of its checkpoints (RUN/checkpoints/step-…)"
+_GIVE = (
+    "give the folder of a run, one of its checkpoints (RUN/checkpoints/step-…), "
+    "or a file of `daskcnn export --to safetensors`"
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,15 @@ class Start:
 
 
 def read_trained(place: str) -> Pretrained:
-    """The best checkpoint of a run, or this checkpoint of it. Raises DataError or JobError where there is none."""
+    """The best checkpoint of a run, this checkpoint of it, or an exported model.
+
+    Raises DataError or JobError where there is none.
+    """
     path = Path(place)
     if path.is_file() and path.name in ("arrays.safetensors", "state.json"):
         path = path.parent
+    if path.is_file() and path.suffix == ".safetensors":
+        return _exported(path)
     if (path / "job.json").is_file():
         job, checkpoint = load_trained(str(path), "best", _silent)
     elif (path / "state.json").is_file() and (path.parent.parent / "job.json").is_file():
@@ -72,6 +81,12 @@ def read_trained(place: str) -> Pretrained:
     else:
         raise DataError(path, "no trained network there (model.from)", _GIVE)
     return Pretrained(str(checkpoint.path), job.model, facts_of(checkpoint), checkpoint.arrays)
+
+
+def _exported(path: Path) -> Pretrained:
+    found = read_model(path)
+    arrays = {name: view for tree in found.layout.views(found.weights) for name, view in leaves(tree)}
+    return Pretrained(str(path), found.job.model, found.facts, arrays)
 
 
 def _silent(_: str) -> None:

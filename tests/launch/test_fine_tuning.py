@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import apply_settings
 from daskcnn.job.tables import Job
@@ -22,6 +23,7 @@ from daskcnn.launch.fine_tuning import read_trained
 from daskcnn.launch.prepared_job import Prepared, fitted
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import has_checkpoint, job_to_run, kept_job
+from daskcnn.launch.trained_run import load_classifier
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
@@ -98,6 +100,16 @@ def test_the_network_and_all_weights_of_the_best_checkpoint(run: Path, store: st
     assert prepared.start is not None
     assert prepared.start.new == {}
     assert str(prepared.start).startswith("conv1, batchnorm1, dense1 from ")
+
+
+def test_an_exported_model(tmp_path: Path, run: Path, store: str) -> None:
+    file = tmp_path / "model.safetensors"
+    write_model(load_classifier(str(run), "best", lambda _: None), "trained", file)
+    of_run, of_file = (prepared_from(place, store).start for place in (run, file))
+    assert of_run is not None
+    assert of_file is not None
+    assert of_file.loaded == of_run.loaded
+    np.testing.assert_array_equal(of_file.weights, of_run.weights)
 
 
 @pytest.mark.parametrize("inside", ["", "arrays.safetensors", "state.json"])
