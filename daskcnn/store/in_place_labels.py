@@ -56,7 +56,7 @@ def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
         raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
     try:
         if like is None or found.ndim == 2:
-            known = numbered(found, like and like.classes)
+            known = numbered(found, None if like is None else like.classes)
         else:
             known = numbered(found.astype(np.str_), like.classes)
     except DataError as error:
