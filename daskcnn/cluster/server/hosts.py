@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
-from distributed import Future
+from distributed import Actor, Client, Future
 
 from daskcnn.cluster.lost import WorkersLost
 from daskcnn.cluster.members import Member
@@ -105,7 +105,8 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
     """The actors, once they run. Raises WorkersLost or ServerLost where one of the hosts does not answer, else Lost."""
     limit = context.job.cluster.stall_timeout
     try:
-        return list(context.results.gather(dict(enumerate(futures)), within=limit).values())
+        found = context.results.gather(dict(enumerate(futures)), within=limit)
+        return [_called_through(context.connection.client, actor) for actor in found.values()]
     except WorkersLost as lost:
         if set(lost.names) <= context.workers.alive.keys():
             raise
@@ -115,6 +116,15 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
             f"the parameter server did not start within {limit:g} s",
             "are they busy with another job? Give each job its own, or raise cluster.stall_timeout",
         ) from lost
+
+
+def _called_through(client: Client, actor: Any) -> Any:
+    """The handle of an actor, whose calls go through this client: Dask takes the default one, if there is any."""
+    if isinstance(actor, Actor):
+        actor._client = None
+        with client.as_current():
+            actor._try_bind_worker_client()
+    return actor
 
 
 def _start_ranges(
