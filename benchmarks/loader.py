@@ -51,9 +51,7 @@ def measure(path: str, batch_size: int, repeat: int) -> dict[str, float | int | 
     data = open_dataset(path)
     started = time.perf_counter()
     verify(data)
-    verified = (
-        (len(data.train.part.images) + len(data.test.part.images)) * data.train.chunk * data.manifest.sample_bytes
-    )
+    verified = sum(stored.chunks * stored.chunk_bytes for stored in (data.train.stored, data.test.stored))
     seconds = time.perf_counter() - started
     CACHE.clear()
     return {
@@ -79,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.data or random_data(Path(folder, "random.zarr"))
         found = measure(path, args.batch_size, args.repeat)
-    print(json.dumps(found) if args.json else "\n".join(f"{name:>24}  {value:,}" for name, value in found.items()))
+    print(json.dumps(found) if args.json else "\n".join(f"{name:>24}  {value if isinstance(value, str) else format(value, ',')}" for name, value in found.items()))
 
 
 if __name__ == "__main__":
