@@ -77,7 +77,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = args.data or random_data(Path(folder, "random.zarr"))
         found = measure(path, args.batch_size, args.repeat)
-    print(json.dumps(found) if args.json else "\n".join(f"{name:>24}  {value if isinstance(value, str) else format(value, ',')}" for name, value in found.items()))
+    told = {name: value if isinstance(value, str) else f"{value:,}" for name, value in found.items()}
+    print(json.dumps(found) if args.json else "\n".join(f"{name:>24}  {value}" for name, value in told.items()))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -58,8 +59,16 @@ def stream(
 
 
 def _submit(client: Client, function: Callable[[T], R], item: T, workers: list[str]) -> Future:
-    # others are allowed so that work is not stuck where all of these are gone when it gets there
-    return client.submit(function, item, pure=False, workers=workers, allow_other_workers=True)
+    return client.submit(function, item, pure=False, workers=workers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """An item that was sent: how often by now, and the workers that it may go to."""
+
+    item: Any
+    tries: int
+    workers: frozenset[str]
 
 
 class _Stream:
@@ -74,13 +83,14 @@ class _Stream:
         ahead: int,
     ) -> None:
         self._client, self._function, self._submit, self._check, self._ahead = client, function, submit, check, ahead
-        self._flying: dict[Future, tuple[Any, int]] = {}
+        self._flying: dict[Future, _Flight] = {}
 
     def over(self, items: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
         try:
             while True:
                 self._check()
                 workers, slots = _workers(self._client, self._check)
+                self._redirect(workers)
                 for item in islice(items, max(0, slots * self._ahead - len(self._flying))):
                     self._send(item, 1, workers)
                 if not self._flying:
@@ -90,7 +100,16 @@ class _Stream:
             self._client.cancel(list(self._flying), force=True)
 
     def _send(self, item: Any, tries: int, workers: list[str]) -> None:
-        self._flying[self._submit(self._client, self._function, item, workers)] = item, tries
+        future = self._submit(self._client, self._function, item, workers)
+        self._flying[future] = _Flight(item, tries, frozenset(workers))
+
+    def _redirect(self, workers: list[str]) -> None:
+        """Send anew what may go only to workers that are all gone: it would wait for them for ever."""
+        for future, flight in list(self._flying.items()):
+            if flight.workers.isdisjoint(workers) and not future.done():
+                del self._flying[future]
+                self._client.cancel([future], force=True)
+                self._send(flight.item, flight.tries, workers)
 
     def _landed(self, workers: list[str]) -> Iterator[tuple[Any, Any]]:
         try:
@@ -99,7 +118,8 @@ class _Stream:
         except TimeoutError:
             return
         for future in done:
-            item, tries = self._flying.pop(future)
+            flight = self._flying.pop(future)
+            item, tries = flight.item, flight.tries
             try:
                 found = future.result()
             except (KilledWorker, FutureCancelledError) as error:

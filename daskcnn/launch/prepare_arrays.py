@@ -424,10 +424,9 @@ def _submit_block(
     client: Client, function: Callable[[_BlockWork], None], work: _BlockWork, workers: list[str]
 ) -> Future:
     """Send a block to be written; of a Dask array its part of the graph goes along."""
-    how = {"workers": workers, "allow_other_workers": True}
     block = work.block
     if not block.sliced:
-        return client.submit(function, work, pure=False, **how)
+        return client.submit(function, work, pure=False, workers=workers)
     without = _BlockWork(
         work.number,
         SampleBlock(block.lo, block.hi, None, True),
@@ -436,7 +435,7 @@ def _submit_block(
         work.folder,
         work.nodata,
     )
-    return client.compute(dask.delayed(partial(_write_block, without), pure=False)(block.data), **how)
+    return client.compute(dask.delayed(partial(_write_block, without), pure=False)(block.data), workers=workers)
 
 
 def _bare(source: ImageSource) -> ImageSource:

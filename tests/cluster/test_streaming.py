@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny, Scheduler, SpecCluster, get_worker
 
 from daskcnn.cluster.streaming import AHEAD, stream
 from daskcnn.errors import DataError
@@ -102,3 +103,45 @@ def test_an_item_whose_worker_is_lost_is_done_by_another(tmp_path: Path) -> None
     ):
         found = sorted(n for _, n in stream(there, fatal_once, [(str(tmp_path), n) for n in range(12)]))
     assert found == list(range(12))
+
+
+def slowly(number: int) -> int:
+    """Takes long enough for a worker to be stopped meanwhile."""
+    time.sleep(0.05)
+    return number
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_work_goes_on_where_other_workers_have_taken_the_place_of_all() -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as there,
+    ):
+        results = stream(there, slowly, range(40))
+        found = [next(results)[1]]
+        cluster.scale(2)
+        there.wait_for_workers(2)
+        there.retire_workers([next(iter(cluster.scheduler_info["workers"]))], close_workers=True)
+        found += [number for _, number in results]
+    assert sorted(found) == list(range(40))
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_worker_that_is_there_for_the_server_is_given_no_work() -> None:
+    resources = {"train": {"CPU": 1}, "ps": {"PS": 1}}
+    workers = {
+        name: {"cls": Nanny, "options": {"nthreads": 1, "resources": given}} for name, given in resources.items()
+    }
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": ":0"}}
+    with SpecCluster(workers=workers, scheduler=scheduler) as cluster, Client(cluster) as there:
+        there.wait_for_workers(2)
+        names = {name for _, name in stream(there, where, range(30))}
+    assert names == {"train"}
+
+
+def where(number: int) -> str:
+    """Takes a moment, and names the worker."""
+    time.sleep(0.02)
+    return str(get_worker().name)
