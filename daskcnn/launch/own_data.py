@@ -19,6 +19,8 @@ from daskcnn.launch.prepare_arrays import prepare
 
 NAME = "synthetic"
 """Name of a data set that is made of arrays, as a job that names none expects it."""
+_SMALL = 1 << 20
+"""Bytes of images that are one chunk: of a small data set most time would go into files."""
 _VALIDATION = 0.1
 """Part of the training samples that is for validation, where the job does not say."""
 
@@ -61,6 +63,7 @@ def stored(data: OwnData, folder: str, *, seed: int, client: Client | None) -> I
             seed=seed,
             weights=data.weights,
             name=NAME,
+            chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
             client=client,
         )
         yield path

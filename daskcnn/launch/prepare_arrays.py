@@ -51,6 +51,7 @@ def prepare(
     weights: Any = None,
     nodata: float | None = None,
     name: str | None = None,
+    chunk: int | None = None,
     client: Client | None = None,
     progress: Progress = _silent,
     warn: Warn = _silent,
@@ -74,6 +75,7 @@ def prepare(
     weights : (N,), how much each sample counts in training. They are divided by their mean.
     nodata : value that stands for no data, as NaN then does too: such pixels count as the channel's mean
     name : of the data set. Default: the store's name
+    chunk : samples of a chunk, the unit that is read. Default: by the number of samples and their size
     client : of a cluster. Default: the present one, if there is one
     progress, warn, check : called with stage, done and total; with a warning; and now and then
 
@@ -92,7 +94,7 @@ def prepare(
     out = str(store)
     refuse_occupied(out)
     samples = _samples(images, labels, classes, test, layout, seed, weights)
-    plan = _plan(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata)
+    plan = _plan(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
     client = client or _present_client()
     with _taking_place(out), drafted(out, plan.draft) as draft:
         writer = _ArrayWriter(samples, plan, draft, progress, check)
@@ -232,10 +234,12 @@ class _Arrangement:
             yield begin + lo, begin + hi
 
 
-def _plan(samples: _Samples, name: str, order: Order, seed: int, nodata: float | None) -> _Arrangement:
+def _plan(
+    samples: _Samples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
+) -> _Arrangement:
     source = samples.given[0].images
     counts = {part: samples.count(part) for part in PARTS}
-    chunk = chunk_for(counts["train"], source.sample_bytes)
+    chunk = chunk or chunk_for(counts["train"], source.sample_bytes)
     several = samples.given[0].labels.ndim == 2
     common: dict[str, Any] = {
         "name": name,
