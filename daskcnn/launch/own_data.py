@@ -17,8 +17,8 @@ from distributed import Client
 from daskcnn.job.tables import Data
 from daskcnn.launch.prepare_arrays import prepare
 
-NAME = "synthetic"
-"""Name of a data set that is made of arrays, as a job that names none expects it."""
+NAME = "arrays"
+"""Name of a data set that is made of arrays."""
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
 _VALIDATION = 0.1

@@ -20,7 +20,6 @@ from distributed import Client, LocalCluster
 import daskcnn
 from daskcnn.cluster.own_process import SHARED
 from daskcnn.events import EpochEnded, Event
-from daskcnn.job.tables import Model
 from daskcnn.launch.estimator import CNNClassifier
 
 sklearn_base = pytest.importorskip("sklearn.base")
@@ -167,7 +166,6 @@ def test_a_wrong_job_is_told_in_its_words(images: np.ndarray, y: np.ndarray) -> 
         small(strategy="sgwuu").fit(images, y)
 
 
-@pytest.mark.skipif("from_" not in Model.model_fields, reason="a job cannot start from trained weights yet")
 def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndarray, y: np.ndarray) -> None:
     cold, warm = small(epochs=1, lr=1e-9), small(epochs=1, lr=1e-9, warm_start=True)
     warm.set_params(lr=0.02).fit(images, y)
