@@ -33,7 +33,7 @@ class GivenSamples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
+class ArraySamples:
     """All samples: one array that is split, or one for training and one for testing."""
 
     given: tuple[GivenSamples, ...]
@@ -64,7 +64,7 @@ def samples_of(
     layout: Layout,
     seed: int,
     weights: Any,
-) -> Samples:
+) -> ArraySamples:
     """Return what was given to `prepare` as samples. Raises DataError for what does not belong together."""
     source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
     _check_lengths("labels", len(found.values), source)
@@ -79,7 +79,7 @@ def samples_of(
         given = (GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
         if not given[0].mask.any():
             raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
-    return Samples(given, found.classes, _weights(weights, given[0]))
+    return ArraySamples(given, found.classes, _weights(weights, given[0]))
 
 
 def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> GivenSamples:
@@ -137,7 +137,7 @@ class Arrangement:
 
 
 def arranged(
-    samples: Samples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
+    samples: ArraySamples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
 ) -> Arrangement:
     """Return where every sample goes, in chunks of this size or of the usual one."""
     source = samples.given[0].images
@@ -165,7 +165,7 @@ def arranged(
     return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
 
 
-def _places(samples: Samples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
+def _places(samples: ArraySamples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
     """Where each sample of each array is stored: its number in its part, in the part's order."""
     parts = {}
     for salt, part in enumerate(PARTS):

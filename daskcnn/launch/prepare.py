@@ -17,7 +17,7 @@ from daskcnn.launch.training import shown
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
-from daskcnn.store.folder_pieces import Look
+from daskcnn.store.folder_pieces import Appearance
 from daskcnn.store.images import Fit
 from daskcnn.store.manifest import Order
 from daskcnn.store.prepare import summary_of
@@ -90,7 +90,7 @@ def prepare_folder(
     given = {key: value for key, value in raw.items() if value is not None}
     cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or Path(path).expanduser().absolute().name or "images"
-    request = Request(path, out or f"data/{name}.zarr", Look(size, fit, grey), **options)
+    request = Request(path, out or f"data/{name}.zarr", Appearance(size, fit, grey), **options)
     return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
 
 

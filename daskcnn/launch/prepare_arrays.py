@@ -17,7 +17,7 @@ from distributed import Client, Future, default_client
 
 from daskcnn.cluster.calls import Check, no_check
 from daskcnn.cluster.streaming import stream
-from daskcnn.launch.array_samples import Arrangement, Samples, arranged, samples_of
+from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
@@ -181,7 +181,9 @@ def _write_chunk(
 class _ArrayWriter:
     """Writes the samples to a draft, and gives the facts of the chunks of each part in their order."""
 
-    def __init__(self, samples: Samples, plan: Arrangement, draft: Draft, progress: Progress, check: Check) -> None:
+    def __init__(
+        self, samples: ArraySamples, plan: Arrangement, draft: Draft, progress: Progress, check: Check
+    ) -> None:
         self._samples, self._plan, self._draft = samples, plan, draft
         self._progress, self._check = progress, check
         places = np.concatenate(plan.places)

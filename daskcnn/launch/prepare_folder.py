@@ -25,7 +25,7 @@ from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
 from daskcnn.store.folder import Listing, list_folder
-from daskcnn.store.folder_pieces import Decoded, Job, Look, Repacked, decode_piece, jobs, repack_piece
+from daskcnn.store.folder_pieces import Appearance, Decoded, PieceWork, Repacked, decode_piece, jobs, repack_piece
 from daskcnn.store.folder_plan import Plan, digest_of, plan_folder
 from daskcnn.store.images import Fit
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Order, assemble
@@ -54,7 +54,7 @@ class Request:
 
     path: str
     out: str
-    look: Look
+    look: Appearance
     test: float | None = None
     order: Order = "shuffled"
     seed: int = 0
@@ -102,7 +102,7 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    request = Request(str(path), str(store), Look(size, fit, grey), test, order, seed, skip_bad, name)
+    request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
     return prepare(request, client=client or _present_client(), say=lambda _: None, quiet=True)
 
 
@@ -210,7 +210,7 @@ class _Found:
     facts: dict[tuple[str, int], ChunkFacts] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
 
-    def take(self, job: Job, decoded: Decoded) -> None:
+    def take(self, job: PieceWork, decoded: Decoded) -> None:
         piece = job.piece
         self.facts[piece.part, piece.index] = decoded.facts
         self.digests[piece.samples] = decoded.digests

@@ -15,13 +15,13 @@ import zarr
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts
 from daskcnn.store.files import Files
-from daskcnn.store.folder_plan import Indices, Piece
+from daskcnn.store.folder_plan import ChunkFiles, Indices
 from daskcnn.store.images import Fit, decode, read_file
 from daskcnn.store.writer import Draft
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Appearance:
     """How images are looked at.
 
     Attributes
@@ -42,10 +42,10 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PieceWork:
     """A piece and the names of its files."""
 
-    piece: Piece
+    piece: ChunkFiles
     files: tuple[str, ...]
 
 
@@ -64,7 +64,7 @@ class Decoded:
     bad: dict[int, str]
 
 
-def decode_piece(job: Job, *, root: Path, look: Look, draft: Draft) -> Decoded:
+def decode_piece(job: PieceWork, *, root: Path, look: Appearance, draft: Draft) -> Decoded:
     """Decode the images of a chunk and write it. Images that cannot be used are black in it.
 
     Raises
@@ -86,7 +86,7 @@ def decode_piece(job: Job, *, root: Path, look: Look, draft: Draft) -> Decoded:
     return Decoded(_write(draft, job.piece, images), digests, bad)
 
 
-def _write(draft: Draft, piece: Piece, images: Images) -> ChunkFacts:
+def _write(draft: Draft, piece: ChunkFiles, images: Images) -> ChunkFacts:
     manifest = draft.manifest
     labels = piece.labels.astype(manifest.label_dtype)
     draft.write_chunk(piece.part, piece.index, {"images": images, "labels": labels})
@@ -97,7 +97,7 @@ def _write(draft: Draft, piece: Piece, images: Images) -> ChunkFacts:
 class Repacked:
     """A piece, and where its images are in another draft: whether in the test part, and in which row, (n,) each."""
 
-    piece: Piece
+    piece: ChunkFiles
     test: npt.NDArray[np.bool_]
     rows: Indices
 
@@ -115,6 +115,6 @@ def repack_piece(job: Repacked, *, source: Draft, target: Draft) -> ChunkFacts:
     return _write(target, job.piece, images)
 
 
-def jobs(pieces: Sequence[Piece], files: Sequence[str]) -> list[Job]:
+def jobs(pieces: Sequence[ChunkFiles], files: Sequence[str]) -> list[PieceWork]:
     """Return the pieces with the names of their files."""
-    return [Job(piece, tuple(files[i] for i in piece.samples)) for piece in pieces]
+    return [PieceWork(piece, tuple(files[i] for i in piece.samples)) for piece in pieces]

@@ -26,7 +26,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ChunkFiles:
     """What becomes one chunk of the images, and one of the labels.
 
     Attributes
@@ -57,11 +57,11 @@ class Plan:
     parts: Mapping[str, Indices]
     chunk: int
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[ChunkFiles]:
         """Yield what becomes each chunk, part by part and in order."""
         for part, samples in self.parts.items():
             for index, (lo, hi) in enumerate(chunks(len(samples), self.chunk)):
-                yield Piece(part, index, samples[lo:hi], self.listing.labels[samples[lo:hi]])
+                yield ChunkFiles(part, index, samples[lo:hi], self.listing.labels[samples[lo:hi]])
 
     def common(self, **settings: Any) -> dict[str, Any]:
         """Return the fields of the manifest that are known before the images are."""

@@ -31,7 +31,10 @@ COMMANDS = {
 }
 SHELL = ("sh", "")
 RUN = "run"
-WITH_CLUSTER = [page for page in PAGES if any(RUN in b.marks and "daskcnn.run" in b.text for b in blocks(page))]
+STARTS_WORKERS = ("daskcnn.run", "LocalCluster")
+WITH_CLUSTER = [
+    page for page in PAGES if any(RUN in b.marks and start in b.text for b in blocks(page) for start in STARTS_WORKERS)
+]
 WITHOUT = [page for page in PAGES if page not in WITH_CLUSTER and any(RUN in b.marks for b in blocks(page))]
 EXAMPLES = [
     *(pytest.param(p, marks=[pytest.mark.cluster, pytest.mark.slow]) for p in WITH_CLUSTER),

@@ -32,7 +32,7 @@ from daskcnn.store import folder_pieces, open_dataset, verify
 from daskcnn.store.dataset import Dataset
 from daskcnn.store.facts import Facts
 from daskcnn.store.files import Files
-from daskcnn.store.folder_pieces import Look
+from daskcnn.store.folder_pieces import Appearance
 from daskcnn.store.images import decode, read_file
 from daskcnn.training.trained_network import to_classifier
 from tests.special_files import special
@@ -280,7 +280,7 @@ def test_a_signal_leaves_nothing_behind(
     monkeypatch.setattr(launch, "decode_piece", interrupted)
     out = str(tmp_path / "out.zarr") if kind == "local" else "memory://interrupted/x.zarr"
     with pytest.raises(UserError, match="interrupted by signal 2; nothing was written") as caught:
-        prepare(Request(str(folder), out, Look(SIZE)), say=lambda _: None, quiet=True, handle_signals=True)
+        prepare(Request(str(folder), out, Appearance(SIZE)), say=lambda _: None, quiet=True, handle_signals=True)
     assert caught.value.exit_code == 130
     assert left_behind(tmp_path) == []
     assert kind == "local" or Files.at(out).is_empty()

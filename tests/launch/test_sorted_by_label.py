@@ -45,6 +45,7 @@ def accuracy(folder: Path, order: Any, seed: int) -> float:
         return replica.evaluate(data.test, 0, TEST, whole=TEST).accuracy
 
 
+@pytest.mark.slow
 def test_a_sorted_store_trains_within_two_points_of_a_shuffled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

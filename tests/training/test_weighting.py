@@ -30,7 +30,8 @@ class Part:
     images: np.ndarray
     rows: np.ndarray
     own: np.ndarray | None
-    chunk: int = 1 << 30
+    cuts: int = 1 << 30
+    source: None = None
 
     def __len__(self) -> int:
         return len(self.rows)
