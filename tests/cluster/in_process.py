@@ -435,7 +435,7 @@ def train_here(
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
     here = InProcess.of(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("layers.transfers", "session.stopping"):
+        for module in ("layers.transfers", "session.session", "session.stopping"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
         try:
             prepare(here.tasks)

@@ -135,7 +135,7 @@ def _called(context: TaskContext, sources: Sources) -> dict[str, Array]:
     worker = get_worker()
 
     async def call(claim: Claim) -> Packed:
-        asked = {"run": claim.run, "generation": claim.generation, "step": claim.step}
+        asked = {"worker": claim.address, "run": claim.run, "generation": claim.generation, "step": claim.step}
         answer = await getattr(worker.rpc(claim.address), CALL)(**asked, name=[*claim.name, context.worker])
         if "missing" in answer:
             raise OutOfStep(answer["missing"])
@@ -154,10 +154,13 @@ def _called(context: TaskContext, sources: Sources) -> dict[str, Array]:
     return {source.maker: unpacked(*part) for source, part in zip(sources, found, strict=True)}
 
 
-async def answer_part(run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
-    """On the event loop of the worker that has laid it out: a part, to whom it is for, once."""
+async def answer_part(worker: str, run: str, generation: int, step: int, name: list[Any]) -> dict[str, Any]:
+    """On the event loop of the worker that has laid it out: a part, to whom it is for, once.
+
+    worker : its address, by which its session is found: no task runs here.
+    """
     try:
-        shelf = session_of(run).kept.find(Shelf)
+        shelf = session_of(run, worker).kept.find(Shelf)
         if shelf is None or shelf.generation != generation:
             raise OutOfStep(f"step {step}: pieces were placed anew since")
         return {"part": to_serialize(shelf.take(tuple(name), step))}

@@ -138,13 +138,15 @@ def keep_session(run: str, session: Session) -> Session:
     return session
 
 
-def session_of(run: str) -> Session:
-    """This worker's session of the run. Raises ClusterError where another run has taken the worker over."""
-    session = _sessions.get((run, _here()))
+def session_of(run: str, worker: str | None = None) -> Session:
+    """This worker's session of the run. Raises ClusterError where another run has taken the worker over.
+
+    worker : its address, where this is no task of it.
+    """
+    here = _here() if worker is None else worker
+    session = _sessions.get((run, here))
     if session is None:
-        raise ClusterError(
-            f"worker {get_worker().address} was taken over by another run; give each run workers of its own"
-        )
+        raise ClusterError(f"worker {here} was taken over by another run; give each run workers of its own")
     return session
 
 
