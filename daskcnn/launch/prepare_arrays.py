@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,15 +91,21 @@ def prepare(
     """
     out = str(store)
     refuse_occupied(out)
-    samples = samples_of(images, labels, classes, test, layout, seed, weights)
-    plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
     client = client or _present_client()
-    with _taking_place(out), drafted(out, plan.draft) as draft:
+    with _computing(client), _taking_place(out), ExitStack() as stack:
+        samples = samples_of(images, labels, classes, test, layout, seed, weights)
+        plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
+        draft = stack.enter_context(drafted(out, plan.draft))
         writer = _ArrayWriter(samples, plan, draft, progress, check)
         facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
         manifest = assemble(plan.common, facts, warn=warn)
         draft.finish(manifest)
     return open_dataset(out)
+
+
+def _computing(client: Client | None) -> AbstractContextManager[object]:
+    """Let Dask compute on this client's cluster, or with threads: its settings may name a cluster that is gone."""
+    return client.as_current() if client else dask.config.set(scheduler="threads")
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import numpy.typing as npt
@@ -196,6 +197,13 @@ def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(tmp_path: Path,
     with pytest.raises(DataError, match=words):
         prepare(images, labels, tmp_path / "x.zarr", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("source", ["dask", "dask of unknown length"])
+def test_dask_is_not_asked_for_a_cluster_that_is_gone(tmp_path: Path, source: str) -> None:
+    images = SOURCES[source](tmp_path)
+    with dask.config.set(scheduler="dask.distributed"):
+        assert len(prepare(images, da.from_array(LABELS, chunks=50), tmp_path / "x.zarr").train) == 184
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
