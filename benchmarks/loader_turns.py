@@ -93,7 +93,7 @@ def in_place(folder: Path, source: Source, chunk: int) -> Dataset:
 
 
 def trained(data: Dataset, samples: int) -> float:
-    """Images a second of one pass of training over so many samples, from an empty cache."""
+    """Images a second of one pass of training over the first samples, from an empty cache."""
     train = {"batch_size": BATCH, "strategy": "bsp", "partition": "udpa", "lr": 1e-4}
     job = resolve({"data": {"path": "x", "validation": VALIDATION}, "model": {"name": "lenet5"}, "train": train})
     replica = Replica(job, data, Device(), clock=time.perf_counter)
@@ -109,7 +109,7 @@ def local(given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, single_threaded_blas():
         path, source = made(Path(folder), given.samples)
         stored = open_dataset(path)
-        memory = replace(stored, train=InMemory(*source.train, stored.manifest.chunk))  # type: ignore[arg-type]
+        memory = replace(stored, train=InMemory(*source.train, stored.manifest.chunk))  # type: ignore[arg-type] # has what a replica uses
         sources = {"memory": memory, "store": stored, "in_place": in_place(Path(folder), source, stored.manifest.chunk)}
         samples = len(sources["in_place"].train) - VALIDATION
         rounds = in_turns({name: functools.partial(trained, data, samples) for name, data in sources.items()}, given)
@@ -167,7 +167,7 @@ def _patiently(opened: Callable[[], Dataset]) -> Dataset:
         except Exception:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.2)
+            time.sleep(0.2)  # the server is starting: it refuses connections until then
 
 
 def read(data: Dataset) -> float:

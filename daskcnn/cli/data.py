@@ -84,7 +84,7 @@ def prepare() -> None:
 @click.option("--nodata", metavar="VALUE", type=float, help="Value that stands for no data, as NaN then does too.")
 @click.option("--name", metavar="NAME", help="Name of the data set.  [default: the output's name]")
 @out_options
-def arrays(**options: Any) -> None:
+def arrays(verbose: bool, **options: Any) -> None:
     """Prepare a data set from array files of NumPy."""
     tell(data_sets.prepare_array_files(**options, say=say))
 

@@ -10,13 +10,13 @@ from onnx import ModelProto, checker, helper
 
 from daskcnn.errors import UserError
 from daskcnn.export.onnx_layers import Graph, add_layer
-from daskcnn.export.trained_layers import deviations, trained_layers, version
+from daskcnn.export.trained_layers import trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.store import Described
 from daskcnn.training.trained_network import Classifier
 
 OPSET, IR_VERSION = 17, 8
-"""Of 2022: every runtime in use reads them."""
+"""Versions of 2022, which every runtime in use reads."""
 INPUT, OUTPUT = "images", "probabilities"
 _MOST = 2_000_000_000  # bytes that a protobuf message may have, less what is not weights
 
@@ -63,7 +63,7 @@ def _normalised(graph: Graph, facts: Described) -> str:
     """Images at rest to maps (N, C, H, W), as `store.normalise` does it."""
     x = graph.add("Cast", "numbers", INPUT, to=_element_type(np.dtype(np.float32)))
     x = graph.add("Sub", "centred", x, graph.constant("mean", facts.mean))
-    x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / deviations(facts)))
+    x = graph.add("Mul", "normalised", x, graph.constant("per_deviation", 1 / facts.deviation))
     if facts.nodata is not None:
         x = graph.add("Where", "complete", _missing(graph, facts), graph.constant("average", 0.0), x)
     return graph.add("Transpose", "maps", x, perm=[0, 3, 1, 2])

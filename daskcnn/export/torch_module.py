@@ -15,7 +15,7 @@ from safetensors.numpy import save as encode
 
 from daskcnn.errors import UserError
 from daskcnn.export.torch_layers import Lines, lines_of, state_dict
-from daskcnn.export.trained_layers import TrainedLayer, deviations, trained_layers, version
+from daskcnn.export.trained_layers import TrainedLayer, trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.store import Described
 from daskcnn.training.trained_network import Classifier
@@ -104,7 +104,7 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         dtype=dtype,
         suffix=WEIGHTS,
     )
-    scaling = {"mean": facts.mean, "deviation": deviations(facts)}
+    scaling = {"mean": facts.mean, "deviation": facts.deviation}
     state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
     return code, state | _states(layers)
 

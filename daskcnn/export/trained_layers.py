@@ -7,13 +7,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from daskcnn.arrays import Array
 from daskcnn.errors import UserError
 from daskcnn.nn.layer import Layer, Shape
-from daskcnn.store import Described
 from daskcnn.training.trained_network import Classifier
 
 
@@ -40,11 +36,6 @@ def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
     params, state = classifier.layout.views(classifier.weights)
     for name, layer, in_shape in classifier.model.shapes(classifier.facts.shape):
         yield TrainedLayer(name, layer, in_shape, params.get(name, {}) | state.get(name, {}))
-
-
-def deviations(images: Described) -> npt.NDArray[np.float64]:
-    """Return what each channel is divided by, (C,)."""
-    return np.broadcast_to(images.deviation, (images.shape[2],))
 
 
 def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:

@@ -99,7 +99,7 @@ def _test_count(test: float | int, samples: int) -> int:
 
 
 def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None:
-    """The weights of all samples, of which the training samples' mean is 1."""
+    """The weights of all samples, divided by the mean over the training samples."""
     if weights is None:
         return None
     found = np.asarray(labels_of(weights), np.float64)

@@ -147,7 +147,7 @@ class _Lazy:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
+        """Shape of the array."""
         return tuple(self.array.shape)
 
     @property

@@ -43,7 +43,7 @@ from daskcnn.launch.training import Result, train_job
 from daskcnn.training.trained_network import Classifier
 
 
-class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """A convolutional network that is trained by daskcnn, as an estimator of scikit-learn's kind.
 
     Parameters
@@ -172,7 +172,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The tables of the fit's job, but for its places."""
         train = {"strategy": self.strategy, "epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
         if self.client is None and self.strategy != LAYER:
-            train["partition"] = "udpa"  # there is but one worker to give samples to
+            train["partition"] = "udpa"  # one worker has all samples
         return {
             "data": {"validation": samples.validation, "augment": "none"},
             "model": self._network(len(samples.classes)),

@@ -47,7 +47,6 @@ def prepare_array_files(
     out: str | None,
     name: str | None,
     say: Callable[[str], None],
-    verbose: bool = False,
     **options: Any,
 ) -> str:
     """Write a data set from array files of NumPy; returns what was done."""

@@ -20,7 +20,7 @@ except ModuleNotFoundError:
 
 if not INSTALLED:
 
-    class BaseEstimator:  # type: ignore[no-redef]
+    class BaseEstimator:  # type: ignore[no-redef] # defined here only where the import above failed
         """Parameters by name, as scikit-learn's class of this name has them."""
 
         def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -35,12 +35,12 @@ if not INSTALLED:
                 setattr(self, name, value)
             return self
 
-    class ClassifierMixin:  # type: ignore[no-redef]
+    class ClassifierMixin:  # type: ignore[no-redef] # as BaseEstimator
         """The score of a classifier, as scikit-learn's class of this name has it."""
 
         def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
             """Return the accuracy on these samples."""
-            right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined]
+            right = np.asarray(self.predict(X)) == np.asarray(y)  # type: ignore[attr-defined] # a mixin of what has it
             return float(np.average(right, weights=sample_weight))
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 Counts = npt.NDArray[np.int64]
 
 TOP = 5
-"""A right class among so many of the highest scores counts, where there are at least twice as many classes."""
+"""The right class counts if it is among this number of highest scores. Needs twice as many classes."""
 MOST_CONFUSED = 1000
 """Classes up to which a confusion matrix is counted: 8 MB."""
 

@@ -40,7 +40,7 @@ def spec_of(network: Sequential) -> list[dict[str, Any]]:
         if type(layer) not in kinds:
             raise ValueError(f"layer {name}: {type(layer).__name__} is none of LAYERS")
     return [
-        {"layer": kinds[type(layer)]} | {f.name: v for f in fields(layer) if (v := getattr(layer, f.name)) is not None}  # type: ignore[arg-type]
+        {"layer": kinds[type(layer)]} | {f.name: v for f in fields(layer) if (v := getattr(layer, f.name)) is not None}  # type: ignore[arg-type] # every layer is a dataclass
         for _, layer in network.layers
     ]
 
@@ -53,7 +53,7 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     if not isinstance(kind, str) or kind not in LAYERS:
         raise ValueError(f'layer = "{kind}": there is none of this name{nearest(kind, LAYERS)}')
     layer = LAYERS[kind]
-    known: dict[str, Field[Any]] = {field.name: field for field in fields(layer)}  # type: ignore[arg-type]
+    known: dict[str, Field[Any]] = {field.name: field for field in fields(layer)}  # type: ignore[arg-type] # every layer is a dataclass
     for name in options.keys() - known.keys():
         raise ValueError(f"{name}: {kind} has no such option{nearest(name, known)}")
     if missing := [name for name, field in known.items() if field.default is MISSING and name not in options]:

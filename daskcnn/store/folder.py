@@ -132,7 +132,7 @@ def _parts(root: Path, notes: _Notes) -> tuple[str, ...]:
         return ("",)
     if TEST not in folders or not _entries(root, TEST)[0]:
         reason = f"{TRAIN}/ has folders of its own, and there is no {TEST}/ with folders of the same classes"
-        raise DataError(root, reason, f"add one, or give {root / TRAIN}, of which a part is kept for testing")
+        raise DataError(root, reason, f"add one, or give {root / TRAIN}, and a part of it is kept for testing")
     notes.beside += [file for file in files if _is_image(file)]
     if others := sorted(set(folders) - {TRAIN, TEST}):
         shown = ", ".join(escaped(name) for name in others[:_NAMED])

@@ -109,7 +109,7 @@ def _image_shape(shape: tuple[int, ...], layout: Layout) -> tuple[int, int, int]
 
 
 def _run_of_chunks(about: ForeignMetadata) -> int:
-    """Samples of as many stored chunks as make up a few megabytes, but not so many that few runs are left to share."""
+    """Samples of the stored chunks that are read as one: a few megabytes, and enough runs for workers to share."""
     assert about.dtype is not None
     samples, stored = about.shape[0], min(about.chunks[0], about.shape[0])
     nbytes = stored * int(np.prod(about.shape[1:])) * about.dtype.itemsize

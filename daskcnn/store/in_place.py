@@ -225,7 +225,7 @@ class Outline:
             classes=self.labels.classes,
             shape=images.shape,
             chunk=images.chunk,
-            dtype=images.dtype.name,  # type: ignore[arg-type]
+            dtype=images.dtype.name,  # type: ignore[arg-type] # a name; the model checks it
             labels=self.labels.kind,
             nodata=self.arrays.nodata,
             mean=(0.0,) * C if index is None else index.mean,

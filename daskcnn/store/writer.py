@@ -36,7 +36,7 @@ class Draft:
     Attributes
     ----------
     path : local folder or URL of the store
-    manifest : the manifest to be, of which shapes, types and chunks are right already
+    manifest : what the manifest will say of shapes, types and chunks; the rest is not known yet
     """
 
     path: str

@@ -117,7 +117,7 @@ def test_tasks_of_one_worker_take_turns(monkeypatch: pytest.MonkeyPatch) -> None
         at_work[worker] += 1
         most[worker] = max(most[worker], at_work[worker])
         together.wait()  # with a task of the other worker: two of one worker would never let the others in
-        time.sleep(0.01)
+        time.sleep(0.01)  # long enough for a second task of this worker to come in, if it could
         at_work[worker] -= 1
 
     def run(worker: str) -> None:

@@ -22,7 +22,7 @@ from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 pytestmark = pytest.mark.cluster
 
 SAMPLES, SIDE = 12_000, 32
-"""Of what takes seconds to predict: a dozen parts."""
+"""A data set that takes seconds to predict, in a dozen parts."""
 
 
 def made(folder: Path, samples: int, side: int = 8) -> tuple[Path, str]:

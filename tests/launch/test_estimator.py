@@ -30,7 +30,7 @@ EXPECTED_FAILURES = {
     "check_sample_weight_equivalence_on_dense_data": "a sample of weight 2 is in one minibatch, one that is there "
     "twice in two: training by minibatches tells them apart",
 }
-"""Of scikit-learn's checks, with the reason."""
+"""Checks of scikit-learn that fail, with the reason."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -401,6 +401,7 @@ def test_a_local_cluster_prepares_and_ctrl_c_leaves_nothing(folder: Path, tmp_pa
         [*command, str(tmp_path / "b.zarr")], stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         while left_behind(tmp_path) == ["a.zarr"]:  # until there is a draft: the cluster is being started
+            assert process.poll() is None
             time.sleep(0.01)
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""Which files of a folder are samples, of which class, and where each goes."""
+"""Files of a folder become samples: their classes, and their places in the data set."""
 
 from __future__ import annotations
 

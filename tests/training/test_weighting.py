@@ -62,7 +62,7 @@ class Memory:
 
 
 def memory(*, times: np.ndarray | None = None, weights: np.ndarray | None = None, several: bool = False) -> Dataset:
-    """30 uneven samples to train on, each so many times, and 9 behind them for validation."""
+    """30 uneven samples to train on, repeated as `times` says, and 9 behind them for validation."""
     rng = np.random.default_rng(3)
     images = rng.integers(0, 256, (30 + VALIDATION, 3, 3, 1), dtype=np.uint8)
     rows = rng.integers(0, 2, (len(images), 3)).astype(np.uint8) if several else rng.choice(3, len(images), p=P)

@@ -26,7 +26,7 @@ from daskcnn.runs.arrays_file import read_arrays, read_header
 from daskcnn.training.trained_network import Classifier
 
 _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
-_MOST_BAD = 20  # of a part: so many files are told of
+_MOST_BAD = 20  # unreadable files of a part that are named
 
 
 def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class PredictionTask:
 
 
 _PREDICTORS: WeakKeyDictionary[PredictionTask, Predictor] = WeakKeyDictionary()
-"""Of this process: what depends on the weights alone is made once, not for every part."""
+"""The predictors of this process: what depends on the weights alone is made once, not for every part."""
 
 
 def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: int) -> Predicted:
