@@ -19,7 +19,7 @@ import numpy as np
 
 from daskcnn.arrays import NUMPY, Device, Pool, device_profile, single_threaded_blas
 from daskcnn.nn import SGD, Context, Layer, Sequential
-from daskcnn.nn.channels import add_to_channels, channel_sum
+from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dense, Dropout, L2Pool, MaxPool, ReLU, Tanh
 
 Work = Callable[[], Any]
@@ -62,14 +62,14 @@ def passes(layer: Layer, x: Any, device: Device) -> tuple[Work, Work]:
 
 
 def others(x: Any, device: Device) -> dict[str, tuple[Work, Work | None]]:
-    """Copying, a bias with its gradient, and descent."""
-    y, b = np.empty_like(x), np.ones(x.shape[-1], x.dtype)
+    """Copying, the gradient of a bias, and descent."""
+    y = np.empty_like(x)
     rows = device.pool.slices(len(x))
     weights, grads, velocity = (np.zeros(x.size, x.dtype) for _ in range(3))
     descent = SGD(0.9, nesterov=True, weight_decay=1e-3)
     return {
         "copy": (lambda: device.pool.map(lambda r: np.copyto(y[r], x[r]), rows), None),
-        "bias": (lambda: add_to_channels(np, y, b, device), lambda: channel_sum(x, device)),
+        "bias's gradient": (lambda: channel_sum(x, device), None),
         "descent": (lambda: descent.step(weights, grads, velocity, 0.1, device), None),
     }
 

@@ -35,7 +35,7 @@ from daskcnn.launch.predictions.kept import KeptParts, identity
 from daskcnn.launch.predictions.rows import Columns
 from daskcnn.launch.predictions.sources import Part, StoreSource
 from daskcnn.launch.predictions.tables import write_table
-from daskcnn.launch.predictions.task import Task, predict_part
+from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -44,11 +44,11 @@ PROCESSES = 2
 Timed = Callable[[], dict[str, float]]
 
 
-def task_of(path: str, model: str) -> Task:
+def task_of(path: str, model: str) -> PredictionTask:
     """The network, with first weights, and all training images."""
     source = StoreSource.at(path, "train")
     job, facts = resolve({"model": {"name": model}}), Facts.of(source.dataset)
-    return Task(Classifier(job, facts, initial_weights(job, facts)[1]), source)
+    return PredictionTask(Classifier(job, facts, initial_weights(job, facts)[1]), source)
 
 
 def forget() -> None:
@@ -58,7 +58,7 @@ def forget() -> None:
     CACHE.clear()
 
 
-def independent(number: int, task: Task, parts: list[Part], pipe: Any) -> None:
+def independent(number: int, task: PredictionTask, parts: list[Part], pipe: Any) -> None:
     """A process by itself: at every word from the pipe it predicts its parts, and answers."""
     predict_part(task, parts[0], "cpu", 1)
     pipe.send("ready")
@@ -70,7 +70,7 @@ def independent(number: int, task: Task, parts: list[Part], pipe: Any) -> None:
 
 
 @contextmanager
-def processes(task: Task) -> Iterator[Timed]:
+def processes(task: PredictionTask) -> Iterator[Timed]:
     """Two processes that know nothing of each other."""
     parts, context = task.source.parts(), get_context("spawn")
     os.environ.update(MEMORY | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
@@ -98,7 +98,7 @@ def processes(task: Task) -> Iterator[Timed]:
 
 
 @contextmanager
-def cluster(task: Task, folder: Path) -> Iterator[Timed]:
+def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
     """Two workers of a local cluster."""
     settings = Cluster(workers=Workers(cpu=PROCESSES))
     parts, source = task.source.parts(), task.source
