@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError
-from daskcnn.store.chunk_facts import Images
 from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.importer import Importer, Progress, Warn
@@ -141,11 +141,7 @@ def chunk_for(samples: int, sample_bytes: int) -> int:
 def _ordered(source: Source, order: Order, seed: int) -> Source:
     if order == "stored":
         return source
-    train, test = (_shuffled(part, seed, salt) for salt, part in enumerate((source.train, source.test)))
-    return Source(source.name, source.classes, train, test, source.sources)
-
-
-def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
-    images, labels = part
-    order = shuffled_order(len(labels), seed, salt)
-    return images[order], labels[order]
+    orders = [shuffled_order(len(labels), seed, salt) for salt, (_, labels) in enumerate((source.train, source.test))]
+    train, test = ((x[at], y[at]) for (x, y), at in zip((source.train, source.test), orders, strict=True))
+    weights = None if source.weights is None else source.weights[orders[0]]
+    return replace(source, train=train, test=test, weights=weights)

@@ -367,7 +367,9 @@ def test_what_is_no_regular_file_is_not_opened(toy: str, key: str, kind: str) ->
 
 
 def test_what_is_not_there(tmp_path: Path, toy: str) -> None:
-    with pytest.raises(DataError, match=r"no data set here.*daskcnn data prepare NAME --out PATH"):
+    with pytest.raises(
+        DataError, match=r"no data set here; check the path, or make a data set with `daskcnn data prepare`"
+    ):
         open_dataset(str(tmp_path / "nothing.zarr"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="file"):

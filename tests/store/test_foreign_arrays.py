@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numcodecs
+import numcodecs  # type: ignore[import-untyped] # it has no types
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ZstdCodec
 
 from daskcnn.documents import BOUNDS
 from daskcnn.errors import DataError
@@ -246,7 +247,7 @@ def test_frames_of_zstd_are_as_large_as_what_they_hold(content: bytes) -> None:
 @pytest.mark.parametrize("first", ["start", "end"])
 def test_a_bomb_among_the_chunks_of_a_shard(tmp_path: Path, first: Literal["start", "end"]) -> None:
     x = np.random.default_rng(0).integers(0, 9, (8, 8, 8, 1)).astype("uint8")
-    zstd = zarr.codecs.ZstdCodec(level=1)
+    zstd = ZstdCodec(level=1)
     shards: Any = {"shape": (8, 8, 8, 1), "index_location": first}
     path = write_array(tmp_path / "x", x, 2, shards=shards, compressors=zstd)
     array = open_images(path, "NHWC")
