@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -71,15 +72,23 @@ def missing_pixels(images: Images, nodata: float | None) -> npt.NDArray[np.bool_
     """Return where images have no data, as a mask of their shape; None if they have data everywhere."""
     if nodata is None:
         return None
-    if images.dtype.kind != "f":
-        missing = images == nodata
-    else:
-        with np.errstate(over="ignore"):  # a value that is too large for the images is in none of them
-            value = images.dtype.type(nodata)
-        missing = np.isnan(images)
-        if np.isfinite(value):
-            missing |= images == value
+    mark = mark_of(nodata, images.dtype)
+    missing = np.zeros(images.shape, bool) if mark is None else images == mark
+    if images.dtype.kind == "f":
+        missing |= np.isnan(images)
     return missing if missing.any() else None
+
+
+def mark_of(nodata: float, dtype: np.dtype[Any]) -> float | None:
+    """Return the value that stands for no data as images of this type have it, rounded to a real type.
+
+    None where the type has no room for it: then it is in no image.
+    """
+    if dtype.kind != "f":
+        return nodata
+    with np.errstate(over="ignore"):
+        found = float(dtype.type(nodata))
+    return found if isfinite(found) else None
 
 
 def check_finite(images: Images, missing: npt.NDArray[np.bool_] | None, *, where: str, first: int) -> None:
