@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError, escaped
+from daskcnn.files import local_path
 from daskcnn.store.files import is_url
 
 SUFFIXES = (
@@ -102,7 +103,7 @@ def list_folder(path: str | Path) -> Listing:
     """
     if is_url(str(path)):
         raise DataError(path, "image files are read from a file system", "copy them to one that every worker reaches")
-    root, notes = Path(path).expanduser().absolute(), _Notes()
+    root, notes = local_path(path).absolute(), _Notes()
     parts = _parts(root, notes)
     found = [(name, bool(part == TEST), file) for part in parts for name, file in _images(root, part, notes)]
     if not found:

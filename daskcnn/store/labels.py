@@ -84,7 +84,7 @@ def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         if wrong.any():
             sample, column = np.argwhere(wrong)[0].tolist()
             reason = f"sample {sample}, column {column} has {labels[sample, column]!s:.40}"
-        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1")
+        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1; one class a sample is (N,)")
     return labels.astype(np.uint8)
 
 
