@@ -251,7 +251,7 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
         raise DataError(path, _what_is_there(files), _NONE_HERE)
     if root.get("node_type") == "array":
         raise DataError(path, "a zarr array, not a data set", _AN_ARRAY)
-    manifest = parse(root.get("attributes"), path)
+    manifest = parse(root.pop("attributes", None), path)
     fingerprint = manifest.fingerprint()
     train, test = (_open_split(files, manifest, fingerprint, name, limit) for name in PARTS)
     if limit is not None and len(np.unique(train.labels(), axis=0)) < 2:

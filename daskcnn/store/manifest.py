@@ -315,13 +315,15 @@ def parse(attributes: Any, path: str) -> Manifest:
         raise DataError(path, "the manifest is nested too deeply", REMEDY) from None
     if stored.get("sha256") != sha256(text):
         raise DataError(path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", REMEDY)
-    manifest = _validated(body, text, path)
+    _refuse_excess(body, path)
+    del attributes, stored, body  # a manifest of many chunks is large, and now it is there as text
+    manifest = _validated(text, path)
     check(manifest, path)
     return manifest
 
 
-def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
-    """Return the manifest of this text. What could have an error for each of a million entries is refused before."""
+def _refuse_excess(body: dict[str, Any], path: str) -> None:
+    """Refuse what could have an error for each of a million entries."""
     known = [(body, Manifest.model_fields), *((body.get(name), PartManifest.model_fields) for name in PARTS)]
     for found, fields in known:
         if isinstance(found, dict) and (key := unknown_keys(found, fields)) is not None:
@@ -330,6 +332,9 @@ def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
     if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:
         reason = f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}"
         raise DataError(path, reason, REMEDY)
+
+
+def _validated(text: bytes, path: str) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
