@@ -22,6 +22,11 @@ _KINDS = {
 REGULAR = "give a regular file"
 
 
+def local_path(path: str | Path) -> Path:
+    """Return the path with `~` replaced by a home directory. The name of an unknown user stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def check_regular(path: str | Path) -> int:
     """Return the size of a regular file in bytes; symbolic links are followed. The file is not opened.
 
@@ -102,7 +107,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def cache_folder() -> Path:
     """Return the folder of what can be made again: $DASKCNN_CACHE_DIR, or the system's place for caches."""
     if own := os.environ.get("DASKCNN_CACHE_DIR"):
-        return Path(own).expanduser()
+        return local_path(own)
     try:
         return user_cache_path("daskcnn", appauthor=False)
     except RuntimeError:  # a user without a home, as in some containers

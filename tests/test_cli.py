@@ -691,7 +691,7 @@ def test_prepare_and_verify(tmp_path: Path) -> None:
         (["prepare", "synthetic", "--seed", "-1"], "-1"),
         (["prepare", "synthetic", "--order", "sorted"], "sorted"),
         (["prepare", "synthetic", "--out", "file"], "is a file, not a folder; choose another --out"),
-        (["verify", "nowhere"], "nowhere: no data set here; make it again with"),
+        (["verify", "nowhere"], "nowhere: no data set here; check the path, or make a data set with"),
     ],
 )
 def test_wrong_data_commands(args: list[str], words: str) -> None:

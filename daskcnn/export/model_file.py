@@ -29,7 +29,7 @@ from daskcnn.documents import Bounds, parse_json
 from daskcnn.errors import DataError, JobError
 from daskcnn.export.trained_layers import version
 from daskcnn.files import open_regular, replace_file
-from daskcnn.job.network import initial_weights, network_of
+from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import leaves
@@ -106,7 +106,9 @@ def _described(metadata: Mapping[str, str], file: Path) -> tuple[Job, Facts]:
         "train": {"loss": found.get("loss")},
     }
     try:
-        return resolve(tables), Facts.from_dict(found["images"])
+        job, facts = resolve(tables), Facts.from_dict(found["images"])
+        loss_of(job, facts)
+        return job, facts
     except JobError as error:
         raise _damaged(file, "; ".join(error.problems[:3])) from error
     except DataError as error:
@@ -125,7 +127,7 @@ def _check_shapes(header: Header, job: Job, facts: Facts, file: Path) -> None:
     except ValueError as error:
         raise _damaged(file, f"its layers do not fit its images: {error}") from error
     if wanted != stored:
-        raise _damaged(file, f"{stored:,} weights, its layers have {wanted:.6g}")
+        raise _damaged(file, f"{stored:,} weights, its layers have {wanted:,}")
 
 
 def _damaged(file: Path, what: str) -> DataError:

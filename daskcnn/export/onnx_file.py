@@ -13,6 +13,7 @@ from daskcnn.export.onnx_layers import Graph, add_layer
 from daskcnn.export.trained_layers import trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.store import Described
+from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
 
 OPSET, IR_VERSION = 17, 8
@@ -71,12 +72,15 @@ def _normalised(graph: Graph, facts: Described) -> str:
 
 def _missing(graph: Graph, facts: Described) -> str:
     """Where images have no data: the value that stands for it, and NaN."""
-    value = np.asarray(facts.nodata, facts.dtype if facts.dtype.kind == "f" else np.float64)
+    assert facts.nodata is not None
+    mark, unknown = mark_of(facts.nodata, facts.dtype), graph.add("IsNaN", "not_numbers", "numbers")
+    if mark is None:
+        return unknown
     if facts.dtype == np.float64:  # float32 has no room for what tells such values apart
-        same = graph.add("Equal", "marked", INPUT, graph.constant("nodata", value, np.float64))
+        same = graph.add("Equal", "marked", INPUT, graph.constant("nodata", mark, np.float64))
     else:
-        same = graph.add("Equal", "marked", "numbers", graph.constant("nodata", value))
-    return graph.add("Or", "missing", same, graph.add("IsNaN", "not_numbers", "numbers"))
+        same = graph.add("Equal", "marked", "numbers", graph.constant("nodata", mark))
+    return graph.add("Or", "missing", same, unknown)
 
 
 def _element_type(dtype: np.dtype[np.generic]) -> int:

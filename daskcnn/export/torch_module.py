@@ -18,10 +18,14 @@ from daskcnn.export.torch_layers import Lines, lines_of, state_dict
 from daskcnn.export.trained_layers import TrainedLayer, trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.store import Described
+from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
 
 WEIGHTS = ".weights.safetensors"
 """Takes the place of the module's suffix."""
+
+_IMPORTED = ("pathlib", "safetensors", "torch")
+"""What the module imports: under one of these names it would import itself."""
 
 _MODULE = '''"""A network that daskcnn trained, in plain PyTorch. The weights are in the {weights} file beside this one.
 
@@ -75,6 +79,8 @@ def write_torch(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]
     """Write the module and its weights; returns both. Raises UserError for a layer without converter, and OSError."""
     if not out.stem.isidentifier() or iskeyword(out.stem) or out.suffix != ".py":
         raise UserError(f"--out {out.name}", "no name that Python can import", "give one such as network.py")
+    if out.stem in _IMPORTED:
+        raise UserError(f"--out {out.name}", f"the module itself imports {out.stem}", "give one such as network.py")
     code, tensors = torch_module(classifier, run)
     weights = out.with_suffix(WEIGHTS)
     replace_file(weights, encode(tensors, {"format": "pt", "run": run, "version": version()}))
@@ -114,8 +120,8 @@ def _normalised(facts: Described) -> str:
     scaled = "(x - self.mean) / self.deviation"
     if facts.nodata is None:
         return f"x = {scaled}"
-    value = float(np.asarray(facts.nodata, facts.dtype if facts.dtype.kind == "f" else np.float64))
-    missing = f"missing = (x == {value!r}) | torch.isnan(x)"
+    mark = mark_of(facts.nodata, facts.dtype)
+    missing = "missing = torch.isnan(x)" if mark is None else f"missing = (x == {float(mark)!r}) | torch.isnan(x)"
     return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
 
 

@@ -46,7 +46,8 @@ def _of_arrays(data: Data) -> Iterator[str]:
     if not data.in_place:
         for key in _OF_ARRAYS:
             if _is_set(data, key):
-                yield f"data.{key}: goes with data.images, arrays that are used in place; remove it or set data.images"
+                instead = "give nodata to daskcnn.prepare" if key == "nodata" else "remove it"
+                yield f"data.{key}: goes with data.images, arrays that are used in place; {instead} or set data.images"
         return
     for key in _OF_STORES:
         if _is_set(data, key):

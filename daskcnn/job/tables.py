@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from math import inf
 from os.path import expanduser
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -40,7 +39,9 @@ class Options(BaseModel):
 class Scale(Options):
     """`[data.scale]`: what pixels are normalised by, in place of the data set's own statistics."""
 
-    mean: tuple[float, ...] = Field(description="What is subtracted from the pixels of each channel.")
+    mean: tuple[Annotated[float, Field(ge=-1e30, le=1e30)], ...] = Field(
+        description="What is subtracted from the pixels of each channel."
+    )
     deviation: tuple[Annotated[float, Field(gt=1e-30, le=1e30)], ...] = Field(
         description="What the pixels of each channel are divided by after that."
     )
@@ -168,6 +169,7 @@ def _named_schedule(value: Any) -> Any:
     return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
 
 
+_LARGEST_WEIGHT = 1e30
 ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
 ClassWeights: TypeAlias = Literal["balanced"] | list[ClassWeight] | dict[str, ClassWeight]
 
@@ -177,11 +179,11 @@ def _weights_of_classes(value: Any) -> Any:
     numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     if value is None or value == "balanced" or (numbers and all(map(_is_weight, numbers))):
         return value
-    raise ValueError('write "balanced", or numbers of 0 or more as a list or as a table by class')
+    raise ValueError('write "balanced", or numbers of 0 to 1e30 as a list or as a table by class')
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST_WEIGHT
 
 
 FirstConv: TypeAlias = Literal["auto", "kernels", "samples"]

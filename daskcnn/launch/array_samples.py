@@ -13,7 +13,7 @@ from daskcnn.errors import DataError
 from daskcnn.launch.array_sources import ImageSource, Layout, labels_of
 from daskcnn.store.buckets import Places
 from daskcnn.store.labels import Labelled, numbered
-from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, sha256
+from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of, sha256
 from daskcnn.store.prepare import chunk_for
 from daskcnn.store.split import shuffled_order, stratified
 
@@ -160,8 +160,7 @@ def arranged(
     unknown: dict[str, Any] = {"class_counts": (), "images": (), "labels": ()}
     train = PartManifest.model_construct(samples=counts["train"], weights=weights, **unknown)
     test = PartManifest.model_construct(samples=counts["test"], **unknown)
-    found: dict[str, Any] = {"mean": (), "deviation": (), "train": train, "test": test}
-    draft = Manifest.model_construct(**(common | found))  # not validated: what is not known yet is left out
+    draft = draft_of(common, {"train": train, "test": test})
     return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
+from daskcnn.files import local_path
 from daskcnn.job.resolve import parse_job
 from daskcnn.job.sources import parse_value
 from daskcnn.launch.array_files import opened
@@ -88,7 +88,7 @@ def prepare_folder(
     raw |= {} if wait is None else {"wait": parse_value(wait)}
     given = {key: value for key, value in raw.items() if value is not None}
     cluster = parse_job({"cluster": given}).cluster if given else None
-    name = options.get("name") or Path(path).expanduser().absolute().name or "images"
+    name = options.get("name") or local_path(path).absolute().name or "images"
     request = Request(path, out or f"data/{name}.zarr", Appearance(size, fit, grey), **options)
     return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
 

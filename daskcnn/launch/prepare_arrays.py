@@ -17,6 +17,7 @@ from distributed import Client, Future, default_client
 
 from daskcnn.cluster.calls import Check, no_check
 from daskcnn.cluster.streaming import stream
+from daskcnn.files import local_path
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
@@ -296,5 +297,5 @@ def _beside(out: str) -> str:
     """The folder of the files between the passes."""
     if is_url(out):
         return f"{out.rstrip('/')}.{uuid.uuid4().hex}.tmp"
-    path = Path(out).expanduser().absolute()
+    path = local_path(out).absolute()
     return str(path.parent / f".{path.name}.{uuid.uuid4().hex}.buckets")

@@ -12,6 +12,9 @@ from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.sequential import Sequential
 
+_MOST = 1 << 31
+"""The largest number that a layer takes: sizes beyond it fit no machine, and no real number needs more."""
+
 
 def sequential_from_spec(spec: Sequence[Mapping[str, Any]]) -> Sequential:
     """Return the network of these layers, named by kind and number: conv1, relu1, conv2, ...
@@ -68,7 +71,9 @@ def _check_types(kind: str, layer: type[Layer], options: Mapping[str, Any]) -> N
         allowed = get_args(hints[name]) or (hints[name],)
         if not any(_is_a(value, kind) for kind in allowed):
             wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
-            raise ValueError(f"{name} = {value!r}: {kind} needs {wanted} here, not {type(value).__name__}")
+            raise ValueError(f"{name} = {value!r:.60}: {kind} needs {wanted} here, not {type(value).__name__}")
+        if isinstance(value, int | float) and not abs(value) <= _MOST:
+            raise ValueError(f"{name} = {value!r:.60}: {kind} takes numbers of at most {_MOST:,}")
 
 
 def _is_a(value: object, wanted: type) -> bool:

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from zarr.storage import FsspecStore
 
-from daskcnn.documents import read_json
+from daskcnn.documents import read_json, unknown_keys
 from daskcnn.errors import DataError
 from daskcnn.files import cache_folder, replace_file
 from daskcnn.store.files import Files
@@ -48,7 +48,7 @@ class ArrayIndex(BaseModel):
     identity: str = Field(min_length=64, max_length=64)
     images: Checksums
     test_images: Checksums = ()
-    mean: tuple[Level, ...]
+    mean: Annotated[tuple[Level, ...], FailFast()]
     deviation: Annotated[tuple[float, ...], BeforeValidator(in_range)]
 
     def fingerprint(self) -> str:
@@ -61,6 +61,8 @@ def read_index(path: Path) -> ArrayIndex | None:
     if not path.is_file():
         return None
     found = read_json(path, remedy=_REMEDY)
+    if isinstance(found, dict) and (key := unknown_keys(found, ArrayIndex.model_fields)) is not None:
+        raise DataError(path, f"no index of an array ({key!r:.80}: unknown key)", _REMEDY)
     try:
         return ArrayIndex.model_validate_json(json.dumps(found))
     except (ValidationError, RecursionError) as error:

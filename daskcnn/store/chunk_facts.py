@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from daskcnn.store.moments import Moments
 
 Images = npt.NDArray[Any]
 """Images (N, H, W, C) of one of the number types of a data set, or labels."""
+LARGEST = 1e30
+"""The largest size of a pixel: float32 has room for it, and float64 for sums of its squares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ def chunk_facts(
 
     Raises
     ------
-    DataError : for NaN without a `nodata`, and for infinities, with sample and channel
+    DataError : for NaN without a `nodata`, for infinities, and for what is larger than `LARGEST`, with sample and
+        channel
     """
     missing = missing_pixels(images, nodata)
     check_finite(images, missing, where=where, first=first)
@@ -68,25 +72,47 @@ def missing_pixels(images: Images, nodata: float | None) -> npt.NDArray[np.bool_
     """Return where images have no data, as a mask of their shape; None if they have data everywhere."""
     if nodata is None:
         return None
-    missing = images == nodata
+    mark = mark_of(nodata, images.dtype)
+    missing = np.zeros(images.shape, bool) if mark is None else images == mark
     if images.dtype.kind == "f":
         missing |= np.isnan(images)
     return missing if missing.any() else None
 
 
+def mark_of(nodata: float, dtype: np.dtype[Any]) -> float | None:
+    """Return the value that stands for no data as images of this type have it, rounded to a real type.
+
+    None where the type has no room for it: then it is in no image.
+    """
+    if dtype.kind != "f":
+        return nodata
+    with np.errstate(over="ignore"):
+        found = float(dtype.type(nodata))
+    return found if isfinite(found) else None
+
+
 def check_finite(images: Images, missing: npt.NDArray[np.bool_] | None, *, where: str, first: int) -> None:
-    """Raise DataError naming the first sample and channel that is not finite, apart from what is missing."""
+    """Raise DataError naming the first sample and channel that is not finite, or too large to be computed with.
+
+    What is missing may be anything.
+    """
     if images.dtype.kind != "f":
         return
-    wrong = ~np.isfinite(images)
+    largest = min(LARGEST, float(np.finfo(images.dtype).max))
+    wrong = ~((images >= -largest) & (images <= largest))
     if missing is not None:
         wrong &= ~missing
     if not wrong.any():
         return
     sample, row, column, channel = np.argwhere(wrong)[0].tolist()
     value = float(images[sample, row, column, channel])
-    remedy = "set nodata, so that it is left out" if np.isnan(value) else "replace it in the images"
-    raise DataError(where, f"sample {first + sample}, channel {channel}, pixel ({row}, {column}) is {value}", remedy)
+    reason = f"sample {first + sample}, channel {channel}, pixel ({row}, {column}) is {value}"
+    if np.isnan(value):
+        raise DataError(where, reason, "set nodata, so that it is left out")
+    if np.isfinite(value):
+        remedy = "scale the images, or set nodata to this value if it stands for no data"
+        raise DataError(where, f"{reason}, more than {LARGEST:g} in size", remedy)
+    raise DataError(where, reason, "replace it in the images")
 
 
 def _sha256(data: npt.NDArray[Any]) -> str:

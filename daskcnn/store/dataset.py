@@ -17,10 +17,12 @@ from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.chunk_source import ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
-from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse, remedy
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse
 
 Labels = npt.NDArray[Any]
 """One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
+_NONE_HERE = "check the path, or make a data set with `daskcnn data prepare` or `daskcnn.prepare`"
+_AN_ARRAY = "use it in place by data.images and data.labels, or make a data set of it with daskcnn.prepare"
 SMALLEST_DEVIATION = 1e-30
 """A channel that varies less counts as the same everywhere: float32 has no room for what is divided by less."""
 
@@ -246,8 +248,10 @@ def open_dataset(path: str, *, limit: int | None = None) -> Dataset:
     files = Files.at(path)
     root = files.json("zarr.json")
     if root is None:
-        raise DataError(path, _what_is_there(files), remedy())
-    manifest = parse(root.get("attributes"), path)
+        raise DataError(path, _what_is_there(files), _NONE_HERE)
+    if root.get("node_type") == "array":
+        raise DataError(path, "a zarr array, not a data set", _AN_ARRAY)
+    manifest = parse(root.pop("attributes", None), path)
     fingerprint = manifest.fingerprint()
     train, test = (_open_split(files, manifest, fingerprint, name, limit) for name in PARTS)
     if limit is not None and len(np.unique(train.labels(), axis=0)) < 2:

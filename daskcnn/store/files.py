@@ -18,7 +18,7 @@ from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
 from daskcnn.errors import DataError, UserError
-from daskcnn.files import check_regular, open_regular, read_regular
+from daskcnn.files import check_regular, local_path, open_regular, read_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
 _DAMAGED = "the store is damaged, make it again"
@@ -49,7 +49,7 @@ class Files:
         Raises DataError for an unknown protocol or a missing package.
         """
         if not is_url(path):
-            folder = Path(path).expanduser()
+            folder = local_path(path)
             return cls(path, LocalStore(folder, read_only=read_only), folder)
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError, escaped
+from daskcnn.files import local_path
 from daskcnn.store.files import is_url
 
 SUFFIXES = (
@@ -25,6 +26,7 @@ SUFFIXES = (
 )  # fmt: skip
 """Ends of the names of image files; capital letters are taken for small ones."""
 TRAIN, TEST = "train", "test"
+_NAMES_OF_PARTS = {TRAIN, TEST, "training", "testing", "val", "valid", "validation", "dev"}
 
 _LEFT_BY_SYSTEMS = {"thumbs.db", "ehthumbs.db", "desktop.ini"}
 _NAMED = 5
@@ -101,10 +103,12 @@ def list_folder(path: str | Path) -> Listing:
     """
     if is_url(str(path)):
         raise DataError(path, "image files are read from a file system", "copy them to one that every worker reaches")
-    root, notes = Path(path).expanduser().absolute(), _Notes()
+    root, notes = local_path(path).absolute(), _Notes()
     parts = _parts(root, notes)
     found = [(name, bool(part == TEST), file) for part in parts for name, file in _images(root, part, notes)]
     if not found:
+        if notes.beside:
+            raise DataError(root, f"its images are in no folder of a class: {_few(notes.beside)}", _REMEDY)
         raise DataError(root, f"no images in it (names that end in {', '.join(SUFFIXES)})", _REMEDY)
     names = _class_names([name for name, _, _ in found], root, notes)
     found = sorted(((names[name], test, file) for name, test, file in found), key=_in_order)
@@ -225,7 +229,17 @@ def _check_classes(listing: Listing) -> None:
                     f"class {name!r} has no images in {TRAIN}/",
                     f"add some to {TRAIN}/, or remove it",
                 )
+    elif _are_parts(listing):
+        reason = f"its folders {', '.join(listing.classes)} are parts, not classes"
+        remedy = f"name them {TRAIN} and {TEST}, and put a folder of images for each class into both"
+        raise DataError(listing.root, reason, remedy)
     if len(listing.classes) < 2:
         inside, *nested = os.path.dirname(listing.files[0]).split(os.sep)
         remedy = f"{_REMEDY}; {listing.root / inside} may be one" if nested and listing.test is None else _REMEDY
         raise DataError(listing.root, f"one class only ({listing.classes[0]!r})", remedy)
+
+
+def _are_parts(listing: Listing) -> bool:
+    """Whether what was taken for classes are parts by their names, and have folders of their own."""
+    nested = all(os.sep in os.path.dirname(file) for file in listing.files)
+    return nested and {name.lower() for name in listing.classes} <= _NAMES_OF_PARTS

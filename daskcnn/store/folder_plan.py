@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.store.folder import Listing
-from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks
+from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of
 from daskcnn.store.prepare import chunk_for
 from daskcnn.store.split import shuffled_order, stratified
 
@@ -69,7 +69,6 @@ class Plan:
 
     def draft(self, common: Mapping[str, Any]) -> Manifest:
         """Return the manifest as far as it is known: right in shapes and counts, without checksums and statistics."""
-        nothing = (0.0,) * common["shape"][2]
         parts = {
             name: PartManifest(
                 samples=len(samples),
@@ -79,7 +78,7 @@ class Plan:
             )
             for name, samples in self.parts.items()
         }
-        return Manifest.model_validate({**common, "sources": {}, "mean": nothing, "deviation": nothing, **parts})
+        return draft_of({**common, "sources": {}}, parts)
 
     def _counts(self, samples: Indices) -> list[int]:
         counts: list[int] = np.bincount(self.listing.labels[samples], minlength=len(self.listing.classes)).tolist()

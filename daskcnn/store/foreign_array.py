@@ -119,7 +119,7 @@ def _run_of_chunks(about: ForeignMetadata) -> int:
 
 def _opened(files: Files, about: ForeignMetadata) -> zarr.Array[Any]:
     """Open the array by zarr. Whatever it refuses is refused here; what it warns of is about writing."""
-    store = SizedStore(files.store, files.path, about.stored_bytes)
+    store = SizedStore(files.store, files.path, about.packing)
     try:
         with files.reading(""), warnings.catch_warnings():
             warnings.simplefilter("ignore")

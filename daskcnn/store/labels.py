@@ -12,6 +12,8 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 from daskcnn.store.manifest import MOST_CLASSES
 
+_MOST = 1 << 53
+"""The largest whole number that all real types can tell from its neighbours."""
 _REMEDY = "give one integer or string for each image, or a row of 0 and 1"
 
 
@@ -42,17 +44,37 @@ def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> 
     ------
     DataError : for what is no label, naming the first sample that has it
     """
+    if classes is not None:
+        _check_names(classes)
     if labels.ndim == 2:
-        return Labelled(_rows(labels), tuple(classes or map(str, range(labels.shape[1]))))
+        return Labelled(_rows(labels), _column_names(labels.shape[1], classes))
     if labels.ndim != 1:
         raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
     if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
         labels = labels.astype(str)
-    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)):
+    if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)) and (np.abs(labels) <= _MOST).all():
         labels = labels.astype(np.int64)
     if labels.dtype.kind not in "iubU":
         raise DataError("labels", f"{labels.dtype} such as {labels[:1].tolist()!r:.60}", _REMEDY)
     return _by_name(labels, classes) if classes is not None else _by_value(labels)
+
+
+def _check_names(classes: Sequence[str]) -> None:
+    seen = set[str]()
+    for name in map(str, classes):
+        if name in seen:
+            raise DataError("classes", f"{name!r:.60} stands there twice", "give each class a name of its own")
+        seen.add(name)
+
+
+def _column_names(columns: int, classes: Sequence[str] | None) -> tuple[str, ...]:
+    names = tuple(map(str, range(columns) if classes is None else classes))
+    if len(names) != columns:
+        reason = f"{len(names)} names for labels with {columns} columns"
+        raise DataError("classes", reason, "give a name for each column, in their order")
+    return names
 
 
 def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -62,7 +84,7 @@ def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         if wrong.any():
             sample, column = np.argwhere(wrong)[0].tolist()
             reason = f"sample {sample}, column {column} has {labels[sample, column]!s:.40}"
-        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1")
+        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1; one class a sample is (N,)")
     return labels.astype(np.uint8)
 
 
@@ -75,8 +97,6 @@ def _by_value(labels: npt.NDArray[Any]) -> Labelled:
 
 def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
     names = tuple(map(str, classes))
-    if len(set(names)) != len(names):
-        raise DataError("classes", "a name stands there twice", "give each class a name of its own")
     if labels.dtype.kind != "U":
         values = labels.astype(np.int64)
         wrong = (values < 0) | (values >= len(names))
@@ -89,6 +109,6 @@ def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
         raise DataError(
             "labels",
             f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes",
-            "add it",
+            "add it to the classes, or correct the label",
         )
     return Labelled(values, names)

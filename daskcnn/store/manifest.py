@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ ATTRIBUTE = "daskcnn"
 MAX_CHUNK_BYTES = 128 << 20
 """A chunk is read whole, and copied once."""
 PARTS = ("train", "test")
+REMEDY = "make it again with `daskcnn data prepare` or `daskcnn.prepare`"
+"""How a user gets a data set that is whole."""
 _MOST_SOURCES = 10_000
 
 MOST_CLASSES = 1 << 16
@@ -244,11 +246,33 @@ def assemble(common: Mapping[str, Any], facts: Mapping[str, Sequence[ChunkFacts]
     if constant := [c for c, d in enumerate(deviation) if not d]:
         warn(f"{common['name']}: channel {', '.join(map(str, constant))} is the same in every training image")
     parts = {name: _part(found) for name, found in facts.items()}
-    manifest = Manifest.model_validate({**common, "mean": mean, "deviation": deviation, **parts})
-    check(manifest, manifest.name)
+    manifest = _of_fields({**common, "mean": mean, "deviation": deviation, **parts})
+    for problem in _problems(manifest):
+        raise DataError(manifest.name, problem.reason, problem.remedy)
     if unseen := unseen_classes(manifest):
         raise strangers(manifest.name, unseen)
     return manifest
+
+
+def draft_of(common: Mapping[str, Any], parts: Mapping[str, PartManifest]) -> Manifest:
+    """Return the manifest of a data set that is yet to be written: without statistics, counts and checksums.
+
+    Raises DataError for a field that is wrong, and for chunks that are too large.
+    """
+    nothing = (0.0,) * common["shape"][2]
+    draft = _of_fields({**common, "mean": nothing, "deviation": nothing, **parts})
+    for problem in _of_chunks(draft):
+        raise DataError(draft.name, problem.reason, problem.remedy)
+    return draft
+
+
+def _of_fields(fields: Mapping[str, Any]) -> Manifest:
+    try:
+        return Manifest.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(f"{where} = {first['input']!r:.60}", first["msg"]) from error
 
 
 def plain_colour(name: str) -> DataError:
@@ -281,62 +305,81 @@ def parse(attributes: Any, path: str) -> Manifest:
     """
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
-        raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
+        raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", REMEDY)
     body = stored["manifest"]
     if body.get("format") not in FORMATS:
-        raise DataError(path, f"format {body.get('format')!r:.80}, this version reads formats 1 and 2", remedy())
+        raise DataError(path, f"format {body.get('format')!r:.80}, this version reads formats 1 and 2", REMEDY)
     try:
         text = _canonical(body)
     except RecursionError:
-        raise DataError(path, "the manifest is nested too deeply", remedy(body.get("name"))) from None
+        raise DataError(path, "the manifest is nested too deeply", REMEDY) from None
     if stored.get("sha256") != sha256(text):
-        raise DataError(
-            path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", remedy(body.get("name"))
-        )
-    manifest = _validated(body, text, path)
+        raise DataError(path, f"the manifest does not match its checksum {stored.get('sha256')!r:.80}", REMEDY)
+    _refuse_excess(body, path)
+    del attributes, stored, body  # a manifest of many chunks is large, and now it is there as text
+    manifest = _validated(text, path)
     check(manifest, path)
     return manifest
 
 
-def _validated(body: dict[str, Any], text: bytes, path: str) -> Manifest:
-    """Return the manifest of this text. What could have an error for each of a million entries is refused before."""
+def _refuse_excess(body: dict[str, Any], path: str) -> None:
+    """Refuse what could have an error for each of a million entries."""
     known = [(body, Manifest.model_fields), *((body.get(name), PartManifest.model_fields) for name in PARTS)]
     for found, fields in known:
         if isinstance(found, dict) and (key := unknown_keys(found, fields)) is not None:
-            raise DataError(path, f"manifest, {key!r:.80}: unknown key", remedy(body.get("name")))
+            raise DataError(path, f"manifest, {key!r:.80}: unknown key", REMEDY)
     sources = body.get("sources")
     if isinstance(sources, dict) and len(sources) > _MOST_SOURCES:
         reason = f"manifest, {len(sources):,} sources: at most {_MOST_SOURCES:,}"
-        raise DataError(path, reason, remedy(body.get("name")))
+        raise DataError(path, reason, REMEDY)
+
+
+def _validated(text: bytes, path: str) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise DataError(
-            path, f"manifest, {where:.80} = {first['input']!r:.80}: {first['msg']}", remedy(body.get("name"))
-        ) from None
+        raise DataError(path, f"manifest, {where:.80} = {first['input']!r:.80}: {first['msg']}", REMEDY) from None
 
 
 def check(manifest: Manifest, path: str) -> None:
     """Raise DataError if the manifest contradicts itself, declares too much, or describes nothing to learn."""
     for problem in _problems(manifest):
-        raise DataError(path, problem, remedy(manifest.name))
+        raise DataError(path, problem.reason, REMEDY)
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
+class _Problem(NamedTuple):
+    """What is wrong with a manifest, and what who makes the data set can do about it."""
+
+    reason: str
+    remedy: str = REMEDY
+
+
+def _problems(manifest: Manifest) -> Iterator[_Problem]:
     classes, channels = len(manifest.classes), manifest.shape[2]
     least = 1 if manifest.labels == "several" else 2
     if not least <= classes <= MOST_CLASSES:
-        yield f"{classes} class names: between {least} and {MOST_CLASSES:,} are needed"
+        reason = f"{classes} class names: between {least} and {MOST_CLASSES:,} are needed"
+        yield _Problem(reason, "give samples of other classes too" if classes < least else "join some of the classes")
     deviations = len(manifest.deviation) if isinstance(manifest.deviation, tuple) else channels
     if min(manifest.shape) < 1 or len(manifest.mean) != channels or deviations != channels:
-        yield f"images of shape {manifest.shape} with {len(manifest.mean)} channel means, {deviations} deviations"
-    if manifest.chunk * manifest.sample_bytes > MAX_CHUNK_BYTES:
-        yield f"chunks of {manifest.chunk} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES} bytes"
+        yield _Problem(
+            f"images of shape {manifest.shape} with {len(manifest.mean)} channel means, {deviations} deviations"
+        )
+    yield from _of_chunks(manifest)
     for name in PARTS:
-        yield from _part_problems(name, manifest, classes)
-    yield from unlearnable(manifest)
+        yield from map(_Problem, _part_problems(name, manifest, classes))
+    for reason in unlearnable(manifest):
+        yield _Problem(reason, "give training samples that differ in their labels")
+
+
+def _of_chunks(manifest: Manifest) -> Iterator[_Problem]:
+    if manifest.chunk * manifest.sample_bytes > MAX_CHUNK_BYTES:
+        reason = (
+            f"chunks of {manifest.chunk:,} samples of shape {manifest.shape} are larger than {MAX_CHUNK_BYTES:,} bytes"
+        )
+        yield _Problem(reason, "give a smaller chunk")
 
 
 def unlearnable(manifest: Manifest) -> Iterator[str]:
@@ -371,12 +414,6 @@ def _part_problems(name: str, manifest: Manifest, classes: int) -> Iterator[str]
 
 def _disagree(labels: Labelling, counts: tuple[int, ...], samples: int) -> bool:
     return max(counts) > samples if labels == "several" else sum(counts) != samples
-
-
-def remedy(name: object = None) -> str:
-    """Return how a user gets a data set that is whole."""
-    known = isinstance(name, str) and len(name) <= 80
-    return f"make it again with `daskcnn data prepare {name if known else 'NAME'} --out PATH`"
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError
-from daskcnn.store.chunk_facts import Images
+from daskcnn.files import local_path
 from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.importer import Importer, Progress, Warn
@@ -83,16 +84,16 @@ def _importer(name: str) -> Importer:
 def _archive(importer: Importer, archive: str | Path | None, out: str, progress: Progress) -> Path | None:
     """Return the archive's path; without one, the importer's own download, next to `out`."""
     if archive is not None or not importer.takes_archive:
-        return None if archive is None else Path(archive).expanduser()
+        return None if archive is None else local_path(archive)
     if is_url(out):
         raise DataError(out, "an archive is downloaded next to local paths only", "get it first and give --archive")
-    return importer.fetch(Path(out).expanduser().parent, progress)
+    return importer.fetch(local_path(out).parent, progress)
 
 
 def _existing(out: str) -> Dataset | None:
     """Return the data set at `out`, None if nothing is there. Raises DataError for anything else."""
-    if not is_url(out) and not Path(out).expanduser().is_dir():
-        if Path(out).expanduser().exists():
+    if not is_url(out) and not local_path(out).is_dir():
+        if local_path(out).exists():
             raise DataError(out, "is a file, not a folder", "choose another --out")
         return None
     if Files.at(out).is_empty():
@@ -141,11 +142,7 @@ def chunk_for(samples: int, sample_bytes: int) -> int:
 def _ordered(source: Source, order: Order, seed: int) -> Source:
     if order == "stored":
         return source
-    train, test = (_shuffled(part, seed, salt) for salt, part in enumerate((source.train, source.test)))
-    return Source(source.name, source.classes, train, test, source.sources)
-
-
-def _shuffled(part: tuple[Images, Images], seed: int, salt: int) -> tuple[Images, Images]:
-    images, labels = part
-    order = shuffled_order(len(labels), seed, salt)
-    return images[order], labels[order]
+    orders = [shuffled_order(len(labels), seed, salt) for salt, (_, labels) in enumerate((source.train, source.test))]
+    train, test = ((x[at], y[at]) for (x, y), at in zip((source.train, source.test), orders, strict=True))
+    weights = None if source.weights is None else source.weights[orders[0]]
+    return replace(source, train=train, test=test, weights=weights)

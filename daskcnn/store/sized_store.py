@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zarr.abc.store import ByteRequest, RangeByteRequest, Store
+import numpy as np
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.storage import WrapperStore
 
 from daskcnn.errors import DataError
@@ -15,10 +17,54 @@ if TYPE_CHECKING:
     from zarr.core.buffer import Buffer, BufferPrototype
 
 _ROOM = 1 << 20
-"""What a chunk may have beside its numbers: checksums, lengths, an index of a shard."""
-_ZSTD, _GZIP, _ZLIB = b"\x28\xb5\x2f\xfd", b"\x1f\x8b", (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
+"""What a chunk may have beside its numbers: checksums, lengths."""
+_ENTRY = 16
+"""Bytes of a chunk's entry in the index of a shard: offset and length."""
+_NOT_THERE = 2**64 - 1
 _WIDEST = 1100
 """How many times larger than its bytes the content of gzip or zlib can be."""
+_GZIP_OR_ZLIB = 47
+_PIECE, _MOST_STREAMS = 1 << 20, 1 << 12
+_ZSTD, _SKIPPED = 0xFD2FB528, 0x184D2A5
+_MOST_BLOCK, _MOST_BLOCKS = 128 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the chunks of an array are packed into what a store keeps.
+
+    Attributes
+    ----------
+    chunk_bytes : of a decoded chunk
+    compressor : the codec that compresses chunks; None where none does
+    in_shard : chunks of a shard; 0: there are no shards
+    index_first : whether a shard begins with its index; otherwise it ends with it
+    index_checksum : bytes of the checksum behind the index
+    """
+
+    chunk_bytes: int
+    compressor: str | None = None
+    in_shard: int = 0
+    index_first: bool = False
+    index_checksum: int = 0
+
+    @property
+    def most(self) -> int:
+        """The most bytes that may be kept under one key."""
+        return max(1, self.in_shard) * (self.chunk_bytes + _ENTRY) + _ROOM
+
+    def chunks(self, stored: memoryview) -> Iterator[memoryview]:
+        """Yield the packed chunks in what is kept under a key: the one, or those of a shard by its index."""
+        if not self.in_shard:
+            yield stored
+            return
+        size = self.in_shard * _ENTRY
+        begin = 0 if self.index_first else len(stored) - size - self.index_checksum
+        if 0 <= begin <= len(stored) - size:  # zarr refuses a shard without an index
+            index = np.frombuffer(stored[begin : begin + size], "<u8").reshape(-1, 2)
+            for offset, length in index.tolist():
+                if offset != _NOT_THERE:
+                    yield stored[offset : offset + length]
 
 
 class SizedStore(WrapperStore[Store]):
@@ -27,26 +73,35 @@ class SizedStore(WrapperStore[Store]):
     Parameters
     ----------
     path : of the store, as messages name it
-    limit : bytes of a decoded chunk
+    packing : of the array in it
     """
 
-    def __init__(self, store: Store, path: str, limit: int) -> None:
+    def __init__(self, store: Store, path: str, packing: Packing) -> None:
         super().__init__(store)
-        self.path, self.limit = path, limit
+        self.path, self.packing = path, packing
 
     def _with_store(self, store: Store) -> SizedStore:
-        return type(self)(store, self.path, self.limit)
+        return type(self)(store, self.path, self.packing)
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         """Return what is stored under a key. Raises DataError for what is, or would unpack to, more than a chunk."""
-        most = self.limit + _ROOM
+        most = self.packing.most
         found = await super().get(key, prototype, byte_range or RangeByteRequest(0, most + 1))
         if found is None or key.endswith((".json", ".zarray", ".zattrs", ".zgroup")):
             return found
-        if (size := unpacked_size(memoryview(found.to_bytes()), most)) > most:
-            reason = f"a chunk of more bytes than its array says ({size:,} and more)"
-            raise DataError(f"{self.path}/{key}", reason, "the file is damaged, write the array anew")
+        stored = memoryview(found.to_bytes())
+        if len(stored) > most:
+            raise self._refusal(key, len(stored))
+        if not isinstance(byte_range, SuffixByteRequest):  # the index of a shard
+            most = self.packing.chunk_bytes + _ROOM
+            for chunk in self.packing.chunks(stored) if byte_range is None else (stored,):
+                if (size := unpacked_size(chunk, self.packing.compressor, most)) > most:
+                    raise self._refusal(key, size)
         return found
+
+    def _refusal(self, key: str, size: int) -> DataError:
+        reason = f"a chunk of more bytes than its array says ({size:,} and more)"
+        return DataError(f"{self.path}/{key}", reason, "the file is damaged, write the array anew")
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -55,41 +110,85 @@ class SizedStore(WrapperStore[Store]):
         return [await self.get(key, prototype, part) for key, part in key_ranges]
 
 
-def unpacked_size(data: bytes | memoryview, limit: int) -> int:
-    """Return how many bytes this unpacks to, as far as its head says; of gzip and zlib at most a little over `limit`.
+def unpacked_size(data: memoryview, compressor: str | None, limit: int) -> int:
+    """Return how many bytes this unpacks to at most; of what is beyond `limit` only that it is.
 
-    What has no such head counts as it is.
+    What its codec will refuse counts as it is.
     """
-    head = bytes(data[:32])
-    if head.startswith(_ZSTD):
-        return max(len(data), _zstd_size(head))
-    if head.startswith((_GZIP, *_ZLIB)):
+    if compressor in ("gzip", "zlib"):
         return len(data) if len(data) * _WIDEST <= limit else _inflated(data, limit)
-    if len(head) >= 16 and head[0] in (1, 2) and int.from_bytes(head[12:16], "little") == len(data):  # blosc
-        return max(len(data), int.from_bytes(head[4:8], "little"))
+    if compressor == "zstd":
+        return max(len(data), _zstd_size(data, limit))
+    if compressor == "lz4":
+        return max(len(data), int.from_bytes(data[:4], "little"))
+    if compressor == "blosc":
+        return max(len(data), int.from_bytes(data[4:8], "little"))
     return len(data)
 
 
-def _zstd_size(data: bytes) -> int:
-    """The content's size in the frame's head; 0 where it has none."""
-    if len(data) < 14:
-        return 0
-    head = data[4]
-    single, flag = head >> 5 & 1, head >> 6
-    at = 5 + (not single) + (0, 1, 2, 4)[head & 3]
-    size = (1 if single else 0, 2, 4, 8)[flag]
-    return int.from_bytes(data[at : at + size], "little") + (256 if flag == 1 else 0)
-
-
-def _inflated(data: bytes | memoryview, limit: int) -> int:
-    """Unpack in pieces, and stop beyond the limit."""
-    inflate = zlib.decompressobj(47)  # gzip or zlib, as the head says
-    size = 0
-    rest: bytes | memoryview = data
-    try:
-        while rest and size <= limit and not inflate.eof:
-            size += len(inflate.decompress(rest, 1 << 20))
-            rest = inflate.unconsumed_tail
-    except zlib.error:  # plain numbers that begin alike, or damage, which the codec will name
-        return len(data)
+def _zstd_size(data: memoryview, limit: int) -> int:
+    """The content of all frames: as their heads declare it, or by their blocks where they do not (RFC 8878)."""
+    size = at = 0
+    while at + 8 <= len(data) and size <= limit:
+        magic = int.from_bytes(data[at : at + 4], "little")
+        if magic >> 4 == _SKIPPED:
+            at += 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        elif magic == _ZSTD:
+            found, at = _frame(data, at + 4)
+            size += found
+        else:
+            break
     return size
+
+
+def _frame(data: memoryview, at: int) -> tuple[int, int]:
+    """The content of a frame whose descriptor is at this place, and where the frame ends."""
+    descriptor = data[at]
+    single, flag, checksum = descriptor >> 5 & 1, descriptor >> 6, descriptor >> 2 & 1
+    at += 1
+    most = _MOST_BLOCK if single else min(_MOST_BLOCK, _window(data[at]))
+    at += (not single) + (0, 1, 2, 4)[descriptor & 3]
+    field = (single, 2, 4, 8)[flag]
+    declared = int.from_bytes(data[at : at + field], "little") + (256 if flag == 1 else 0)
+    by_blocks, at = _blocks(data, at + field, most)
+    return declared if field else by_blocks, at + 4 * checksum
+
+
+def _window(exponent_and_mantissa: int) -> int:
+    base = 1 << 10 + (exponent_and_mantissa >> 3)
+    return base + (base >> 3) * (exponent_and_mantissa & 7)
+
+
+def _blocks(data: memoryview, at: int, most: int) -> tuple[int, int]:
+    """The most content that a frame's blocks can have, and where they end."""
+    size = 0
+    for _ in range(_MOST_BLOCKS):
+        head = int.from_bytes(data[at : at + 3], "little")
+        kind, length = head >> 1 & 3, head >> 3
+        size += length if kind < 2 else most  # as it is, one byte repeated; or compressed
+        at += 3 + (1 if kind == 1 else length)
+        if head & 1 or at + 3 > len(data):
+            return size, at
+    return 1 << 62, at  # no writer makes so many
+
+
+def _inflated(data: memoryview, limit: int) -> int:
+    """Unpack in pieces, all streams that follow one another, and stop beyond the limit."""
+    inflate, streams, size, at, rest = zlib.decompressobj(_GZIP_OR_ZLIB), 1, 0, 0, b""
+    try:
+        while size <= limit:
+            if not rest:
+                rest = bytes(data[at : at + _PIECE])
+                at += len(rest)
+            if inflate.eof:
+                rest = rest.lstrip(b"\0")  # padding, which gzip allows
+                inflate, streams = zlib.decompressobj(_GZIP_OR_ZLIB), streams + 1
+            if not rest and at >= len(data):
+                break
+            if streams > _MOST_STREAMS:
+                return 1 << 62  # no writer makes so many
+            size += len(inflate.decompress(rest, _PIECE))
+            rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
+    except zlib.error:  # damage, which the codec will name
+        pass
+    return max(size, len(data))

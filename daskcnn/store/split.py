@@ -22,22 +22,37 @@ def stratified(
     """Return a mask (N,) of `test` samples that hold every class in its proportion, within one sample.
 
     Every class keeps at least one sample outside, so a class of one sample is not in the mask. Where classes are too
-    small for that, the mask has fewer than `test` samples.
+    small for that, the mask has fewer than `test` samples. Where samples have several labels, each label keeps a
+    sample outside.
 
     Parameters
     ----------
-    labels : classes (N,), or rows (N, L) of several labels: samples with the same row count as one class
+    labels : classes (N,), or rows (N, L) of several labels: samples with the same row count as one class, and so do
+        those whose row no other sample has
     test : samples of the mask
     seed : of the draw
     keys : a number of each sample's own, (N,), that the draw follows from; its index if not given
     """
-    _, which, counts = np.unique(labels, axis=0, return_inverse=True, return_counts=True)
+    which, counts = _groups(labels)
     wanted = _shares(counts, test)
-    by_class = np.lexsort((sample_keys(len(labels) if keys is None else keys, seed, _SPLIT), which.reshape(-1)))
+    by_class = np.lexsort((sample_keys(len(labels) if keys is None else keys, seed, _SPLIT), which))
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     mask = np.zeros(len(labels), bool)
     mask[by_class] = place < np.repeat(wanted, counts)
+    if labels.ndim == 2:
+        for label in np.flatnonzero(labels.any(axis=0) & ~labels[~mask].any(axis=0)):
+            mask[np.flatnonzero(labels[:, label])[0]] = False
     return mask
+
+
+def _groups(labels: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The group of each sample, (N,), and the samples of each group."""
+    _, which, counts = np.unique(labels, axis=0, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)
+    if labels.ndim == 1:
+        return which, counts
+    _, which, counts = np.unique(np.where(counts[which] == 1, -1, which), return_inverse=True, return_counts=True)
+    return which.reshape(-1), counts
 
 
 def _shares(counts: npt.NDArray[np.int64], test: int) -> npt.NDArray[np.int64]:

@@ -17,7 +17,7 @@ import zarr
 from zarr.core.sync import sync as sync_store
 
 from daskcnn.errors import DataError
-from daskcnn.files import sync
+from daskcnn.files import local_path, sync
 from daskcnn.store.dataset import arrays_of
 from daskcnn.store.files import EMPTY_CHUNKS_TOO, Files, create_array, is_url
 from daskcnn.store.manifest import ATTRIBUTE, PARTS, Manifest, Source, chunks
@@ -94,7 +94,7 @@ def drafted(out: str, manifest: Manifest, on_part: Callable[[str], None] = lambd
             _clear(out)
             raise
         return
-    target = Path(out).expanduser().absolute()
+    target = local_path(out).absolute()
     try:
         with _temporary_sibling(target) as folder:
             draft = Draft(str(folder), manifest)

@@ -44,10 +44,16 @@ def pictures(images: Facts, count: int = 5, seed: int = 1) -> npt.NDArray[Any]:
     if images.dtype.kind == "f":
         numbers += rng.random(numbers.shape).astype(images.dtype)
     if images.nodata is not None:
-        numbers[rng.random(numbers.shape) < 0.1] = images.nodata
+        if abs(images.nodata) <= largest(images.dtype):
+            numbers[rng.random(numbers.shape) < 0.1] = images.nodata
         if images.dtype.kind == "f":
             numbers[rng.random(numbers.shape) < 0.1] = np.nan
     return numbers
+
+
+def largest(dtype: np.dtype[Any]) -> float:
+    """The largest number of a type."""
+    return float(np.finfo(dtype).max if dtype.kind == "f" else np.iinfo(dtype).max)
 
 
 def table(kind: str, layer: Any) -> dict[str, Any]:

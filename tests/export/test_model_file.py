@@ -94,7 +94,7 @@ def described(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any
 
 
 def more_kernels(layers: Spec) -> Spec:
-    return [layers[0] | {"kernels": 10**15}, *layers[1:]]
+    return [layers[0] | {"kernels": 10**9}, *layers[1:]]
 
 
 WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
@@ -113,6 +113,16 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "more layers": (described("layers", lambda v: [*v[:1], *v]), "its layers have"),
     "other layers of the size": (described("layers", lambda v: [v[0] | {"pad": 10**9}, *v[1:]]), "fit|have|takes"),
     "another number type": (described("dtype", lambda _: "float64"), "conv1/. is float32"),
+    "kernels beyond measure": (
+        described("layers", lambda v: [v[0] | {"kernels": 10**400}]),
+        "kernels = 1000.* at most",
+    ),
+    "a window beyond measure": (
+        described("layers", lambda v: [{"layer": "lrn", "size": 1 << 40}]),
+        "size = .* at most",
+    ),
+    "not a number": (described("layers", lambda v: [{"layer": "lrn", "alpha": float("nan")}, *v]), "alpha = nan"),
+    "a loss for other labels": (described("loss", lambda _: "sigmoid"), "safetensors: a damaged model .*'sigmoid'"),
     "no number type": (described("dtype", lambda _: "int8"), "dtype"),
     "another name": (lambda h: h.update({"x/w": h.pop("conv1/w")}), "conv1/w is missing"),
     "many values": (lambda h: h["__metadata__"].update(layers="[" + "1," * 60_000 + "1]"), "more than the 50,000"),

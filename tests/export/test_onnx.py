@@ -70,7 +70,15 @@ def test_number_types(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "nodata"),
-    [("uint8", 0), ("int16", -9999), ("float16", -9999), ("float32", 0.1), ("float64", -1e300), ("uint16", 0.5)],
+    [
+        ("uint8", 0),
+        ("int16", -9999),
+        ("float16", -9999),
+        ("float32", 0.1),
+        ("float64", -1e300),
+        ("uint16", 0.5),
+        ("float16", -99999),
+    ],
 )
 def test_pixels_without_data(dtype: str, nodata: float) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)))

@@ -77,7 +77,15 @@ def test_number_types(dtype: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "nodata"),
-    [("uint8", 0), ("int16", -9999), ("float16", -9999), ("float32", 0.1), ("float64", -1e300), ("uint16", 0.5)],
+    [
+        ("uint8", 0),
+        ("int16", -9999),
+        ("float16", -9999),
+        ("float32", 0.1),
+        ("float64", -1e300),
+        ("uint16", 0.5),
+        ("float16", -99999),
+    ],
 )
 def test_pixels_without_data(dtype: str, nodata: float, tmp_path: Path) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)), tmp_path)
@@ -203,6 +211,12 @@ def test_loading_needs_nothing_of_ours(tmp_path: Path) -> None:
 def test_names_that_python_cannot_import_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"--out {name}: no name that Python can import"):
         write_torch(classifier({"name": "5:7"}), "", tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["torch", "safetensors", "pathlib"])
+def test_a_module_that_would_import_itself_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"--out {name}.py: the module itself imports {name}"):
+        write_torch(classifier({"name": "5:7"}), "", tmp_path / f"{name}.py")
 
 
 def test_a_layer_without_converter_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -188,9 +188,13 @@ def test_a_class_of_which_only_test_samples_are_there(tmp_path: Path) -> None:
         ({"test_images": "t"}, "data.test_images and data.test_labels: one without the other"),
         ({"test_images": "t", "test_labels": "u", "test": 0.5}, "data.test and data.test_images: each says which"),
         ({"images": None}, "data.labels: goes with data.images"),
-        ({"images": None, "labels": None, "nodata": 0.0}, "data.nodata: goes with data.images"),
+        (
+            {"images": None, "labels": None, "nodata": 0.0},
+            "data.nodata: goes with data.images, arrays that are used in place; give nodata to",
+        ),
         ({"test": 1.5}, "data.test = 1.5: "),
         ({"scale": {"mean": [0.0], "deviation": [0.0]}}, "data.scale.deviation"),
+        ({"scale": {"mean": [1e300], "deviation": [1.0]}}, "data.scale.mean.0"),
     ],
 )
 def test_keys_that_contradict_each_other(data: dict[str, Any], told: str) -> None:

@@ -272,7 +272,7 @@ def test_other_data_than_the_job_wants_are_named(path: str, data: dict[str, Any]
 
 
 def test_an_empty_folder_is_no_data_set(tmp_path: Path) -> None:
-    assert "no data set here; make it again with" in refusal(tiny_job(str(tmp_path)), DataError)
+    assert "no data set here; check the path, or make a data set with" in refusal(tiny_job(str(tmp_path)), DataError)
 
 
 def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

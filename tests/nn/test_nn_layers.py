@@ -149,7 +149,9 @@ def test_l2_pool_has_no_gradient_at_zero() -> None:
     np.testing.assert_array_equal(dx, np.zeros((2, 2, 1, 1)))
 
 
-@pytest.mark.parametrize("layer", [LRN(), LRN(size=4, alpha=0.3, beta=0.5, k=2), LRN(size=9, alpha=2.0)])
+@pytest.mark.parametrize(
+    "layer", [LRN(), LRN(size=4, alpha=0.3, beta=0.5, k=2), LRN(size=9, alpha=2.0), LRN(size=1 << 31, alpha=1e9)]
+)
 def test_lrn_is_its_formula(layer: LRN, rng: np.random.Generator) -> None:
     x, C = values(rng, (2, 1, 3, 7)), 7
     y, _, _ = forward(layer, x)

@@ -149,6 +149,9 @@ def test_layers_from_data_are_named_by_kind_and_number() -> None:
         ({"layer": "conv", "kernels": True, "size": 3}, "kernels = True"),
         ({"layer": "dense", "units": 0}, r"layers\[0\]: units=0"),
         ({"layer": "maxpool", "size": 2, "stride": "2"}, "stride = '2': maxpool needs int"),
+        ({"layer": "conv", "kernels": 10**400, "size": 3}, "conv takes numbers of at most 2,147,483,648"),
+        ({"layer": "lrn", "alpha": float("nan")}, "alpha = nan: lrn takes numbers of at most"),
+        ({"layer": "lrn", "alpha": float("-inf")}, "alpha = -inf: lrn takes numbers of at most"),
         ({"layer": ["conv"]}, "there is none of this name"),
     ],
 )

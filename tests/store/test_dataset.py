@@ -367,7 +367,9 @@ def test_what_is_no_regular_file_is_not_opened(toy: str, key: str, kind: str) ->
 
 
 def test_what_is_not_there(tmp_path: Path, toy: str) -> None:
-    with pytest.raises(DataError, match=r"no data set here.*daskcnn data prepare NAME --out PATH"):
+    with pytest.raises(
+        DataError, match=r"no data set here; check the path, or make a data set with `daskcnn data prepare`"
+    ):
         open_dataset(str(tmp_path / "nothing.zarr"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(DataError, match="file"):
@@ -376,6 +378,10 @@ def test_what_is_not_there(tmp_path: Path, toy: str) -> None:
     (tmp_path / "old.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
     with pytest.raises(DataError, match="format 2, format 3 is needed"):
         open_dataset(str(tmp_path / "old.zarr"))
+    with pytest.raises(DataError, match=r"no-such-user/x: no data set here"):
+        open_dataset("~no-such-user/x")
+    with pytest.raises(DataError, match=r"images: a zarr array, not a data set; use it in place by data\.images"):
+        open_dataset(f"{toy}/train/images")
     shutil.rmtree(Path(toy, "test"))
     with pytest.raises(DataError, match="array test/images is missing"):
         open_dataset(toy)

@@ -156,7 +156,9 @@ def test_thousands_of_files_are_listed_in_order(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ([], "no images in it (names that end in .png, "),
-        (["a/1.txt", "2.png"], "no images in it"),
+        (["a/1.txt", "2.png"], "its images are in no folder of a class: 1 file (2.png); give a folder with"),
+        (["Train/a/1.png", "Test/a/2.png"], "its folders Test, Train are parts, not classes; name them train and test"),
+        (["training/a/1.png", "val/a/2.png"], "its folders training, val are parts, not classes"),
         (["a/1.png", "a/2.png"], "one class only ('a'); give a folder with a sub-folder of images for each class"),
         (["data/a/1.png", "data/b/2.png"], "one class only ('data')"),
         (["train/a/1.png", "test/a/1.png"], "one class only ('a')"),

@@ -9,11 +9,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numcodecs  # type: ignore[import-untyped] # it has no types
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import ZstdCodec
 
 from daskcnn.documents import BOUNDS
 from daskcnn.errors import DataError
@@ -190,11 +192,100 @@ def test_a_huge_array_of_nothing_takes_no_memory(tmp_path: Path) -> None:
 # --- chunks ---
 
 
-@pytest.mark.parametrize("packed", [lambda data: gzip.compress(data), lambda data: zlib.compress(data)])
-def test_what_would_unpack_to_more_than_its_array_says(packed: Callable[[bytes], bytes]) -> None:
-    assert unpacked_size(packed(bytes(50 << 20)), 1 << 20) > 1 << 20
-    assert unpacked_size(packed(bytes(50 << 20)), 1 << 20) < 3 << 20, "no more is unpacked than it takes to see"
-    assert unpacked_size(packed(bytes(1 << 20)), 2 << 20) <= 1 << 20
+@pytest.mark.parametrize(("codec", "pack"), [("gzip", gzip.compress), ("zlib", zlib.compress)])
+def test_what_would_unpack_to_more_than_its_array_says(codec: str, pack: Callable[[bytes], bytes]) -> None:
+    def size(content: bytes, limit: int) -> int:
+        return unpacked_size(memoryview(content), codec, limit)
+
+    assert size(pack(bytes(50 << 20)), 1 << 20) > 1 << 20
+    assert size(pack(bytes(50 << 20)), 1 << 20) < 3 << 20, "no more is unpacked than it takes to see"
+    assert size(pack(bytes(1 << 20)), 2 << 20) <= 1 << 20
+    assert size(pack(bytes(9)) + bytes(7) + pack(bytes(50 << 20)), 1 << 20) > 1 << 20, "in a stream behind another"
+    assert size(pack(b"") * 5000, 1 << 20) > 1 << 20, "very many streams"
+
+
+def zstd_without_size(content: int) -> bytes:
+    """A zstd frame of zeros that does not say how many, in blocks of one repeated byte (RFC 8878)."""
+    blocks = [((1 << 17) << 3 | 1 << 1).to_bytes(3, "little") + b"\0"] * (content >> 17)
+    last = (1 << 3 | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd" + bytes([0, 0x58]) + b"".join(blocks) + last
+
+
+def lz4_of_zeros(content: int) -> bytes:
+    """What numcodecs packs by lz4 begins with the size."""
+    return bytes(numcodecs.LZ4().encode(bytes(content)))
+
+
+@pytest.mark.parametrize(
+    ("codec", "packed"),
+    [
+        ("zstd", zstd_without_size(300 << 20)),
+        ("zstd", bytes.fromhex("502a4d1804000000") + b"skip" + zstd_without_size(300 << 20)),
+        ("zstd", bytes(numcodecs.Zstd().encode(bytes(9))) + zstd_without_size(300 << 20)),
+        ("lz4", lz4_of_zeros(300 << 20)),
+        ("blosc", bytes(numcodecs.Blosc("zstd").encode(bytes(300 << 20))) + b"behind"),
+        ("gzip", gzip.compress(bytes(9)) + gzip.compress(bytes(300 << 20))),
+    ],
+)
+def test_bombs_that_do_not_look_like_one(tmp_path: Path, codec: str, packed: bytes) -> None:
+    about = {"zarr_format": 2, "shape": [4, 8, 8, 1], "chunks": [4, 8, 8, 1], "dtype": "|u1", "fill_value": 0}
+    compressor = {"id": codec, "level": 1, "cname": "zstd", "clevel": 5, "shuffle": 1, "acceleration": 1}
+    wanted = {key: compressor[key] for key in numcodecs.get_codec({"id": codec}).get_config() if key in compressor}
+    (tmp_path / ".zarray").write_text(json.dumps(about | {"order": "C", "filters": None, "compressor": wanted}))
+    (tmp_path / "0.0.0.0").write_bytes(packed)
+    with pytest.raises(DataError, match="a chunk of more bytes than its array says"):  # before it is unpacked
+        open_images(str(tmp_path), "NHWC").read(0)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(1 << 20), np.random.default_rng(0).bytes(700_000)])
+def test_frames_of_zstd_are_as_large_as_what_they_hold(content: bytes) -> None:
+    packed = bytes(numcodecs.Zstd(level=3, checksum=True).encode(content)) if content else zstd_without_size(0)
+    assert unpacked_size(memoryview(packed), "zstd", 1 << 30) == max(len(packed), len(content) or 1)
+    assert unpacked_size(memoryview(packed[: len(packed) // 2]), "zstd", 1 << 30) >= 0, "a truncated one"
+
+
+@pytest.mark.parametrize("first", ["start", "end"])
+def test_a_bomb_among_the_chunks_of_a_shard(tmp_path: Path, first: Literal["start", "end"]) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (8, 8, 8, 1)).astype("uint8")
+    zstd = ZstdCodec(level=1)
+    shards: Any = {"shape": (8, 8, 8, 1), "index_location": first}
+    path = write_array(tmp_path / "x", x, 2, shards=shards, compressors=zstd)
+    array = open_images(path, "NHWC")
+    np.testing.assert_array_equal(array.stored[0:8], x)
+    np.testing.assert_array_equal(array.read(1), x[2:4])
+    file = Path(path, "c/0/0/0/0")
+    stored, bomb, index = file.read_bytes(), zstd_without_size(300 << 20), 4 * 16
+    begin = 0 if first == "start" else len(stored) - index - 4
+    entries = np.frombuffer(stored[begin : begin + index], "<u8").reshape(4, 2).copy()
+    at = len(stored) if first == "start" else begin
+    entries[1] = at, len(bomb)
+    packed = bytes(numcodecs.CRC32C(location="end").encode(entries.tobytes()))
+    file.write_bytes(packed + stored[index + 4 :] + bomb if first == "start" else stored[:begin] + bomb + packed)
+    for read in (lambda: array.read(1), lambda: array.stored[0:8]):
+        with pytest.raises(DataError, match="a chunk of more bytes than its array says"):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("codecs", "told"),
+    [
+        ([{"name": "bytes"}, {"name": "zstd"}, {"name": "gzip"}], "its codec zstd is followed by gzip"),
+        ([{"name": "bytes"}, {"name": "zstd"}, {"name": "numcodecs.crc32"}], "is followed by numcodecs.crc32"),
+    ],
+)
+def test_chunks_that_hide_what_they_unpack_to(tmp_path: Path, codecs: list[dict[str, str]], told: str) -> None:
+    arrays = tiles(tmp_path)
+    changed(Path(arrays.images), codecs=codecs)
+    assert told in refused(arrays.images)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zlib", "zstd", "blosc", "gzip"])
+@pytest.mark.parametrize("checksum", [False, True])
+def test_old_arrays_of_every_compressor_are_read(tmp_path: Path, codec: str, checksum: bool) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (40, 8, 8, 1)).astype("uint16")
+    filters = [numcodecs.Shuffle(2), *([numcodecs.CRC32()] if checksum else [])]
+    packing: Any = {"zarr_format": 2, "filters": filters, "compressors": numcodecs.get_codec({"id": codec})}
+    np.testing.assert_array_equal(open_images(write_array(tmp_path / "x", x, 10, **packing), "NHWC").read(1), x[10:20])
 
 
 @pytest.mark.parametrize("codec", ["zstd", "blosc", "gzip"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from pydantic import ValidationError
 
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, batches
@@ -198,6 +200,19 @@ def test_pieces_travel_and_come_in_any_order(tmp_path: Path, monkeypatch: pytest
     pieces = [pickle.loads(pickle.dumps(piece)) for piece in found.pieces()]  # noqa: S301
     assert [len(piece.chunks) for piece in pieces] == [3] * 5
     assert found.index([seen for piece in reversed(pieces) for seen in look(piece)]) == index_of(found)
+
+
+def test_an_index_with_many_wrong_entries_is_refused_by_the_first(tmp_path: Path) -> None:
+    index, file = index_of(outline(tiles(tmp_path))).model_dump(mode="json"), tmp_path / "index.json"
+    for field in ("images", "test_images", "mean", "deviation"):
+        file.write_text(json.dumps(index | {field: [None] * 1000}))
+        with pytest.raises(DataError, match="no index of an array") as caught:
+            read_index(file)
+        assert isinstance(caught.value.__cause__, ValidationError)
+        assert caught.value.__cause__.error_count() == 1, "each error takes memory"
+    file.write_text(json.dumps(index | {f"key{i}": 1 for i in range(1000)}))
+    with pytest.raises(DataError, match=r"no index of an array \('key0': unknown key\)"):
+        read_index(file)
 
 
 @pytest.mark.parametrize("damage", ["{}", "[]", "nothing", '{"format": 1, "identity": 7}'])

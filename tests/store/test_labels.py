@@ -21,6 +21,7 @@ from daskcnn.store.labels import numbered
         (np.array([True, False]), None, [1, 0], ("False", "True")),
         (np.array([1.0, 0.0, 2.0]), ["a", "b", "c"], [1, 0, 2], ("a", "b", "c")),
         (np.array([-1, 1]), None, [0, 1], ("-1", "1")),
+        (np.array([3, 1], object), None, [1, 0], ("1", "3")),
     ],
 )
 def test_one_class_a_sample(
@@ -41,9 +42,14 @@ def test_rows_are_several_labels() -> None:
     [
         (np.array([0, 1, 5]), ["a", "b"], "sample 2 has 5, which is none of 2 classes"),
         (np.array(["a", "z"]), ["a", "b"], "sample 1 has 'z', which is none of 2 classes"),
-        (np.array([0, 1]), ["a", "a"], "a name stands there twice"),
+        (np.array([0, 1]), ["a", "a"], "classes: 'a' stands there twice; give each class a name of its own"),
         (np.array([0.5, 1.0]), None, "float64"),
         (np.array([None, "a"], object), None, "object"),
+        (np.array([0.0, np.inf]), None, "float64 such as"),
+        (np.array([0, 2**70], object), None, "object such as"),
+        (np.array([[0, 1]]), ["a"], "1 names for labels with 2 columns; give a name for each column"),
+        (np.array([[0, 1]]), [], "0 names for labels with 2 columns"),
+        (np.array([[0, 1]]), ["a", "a"], "'a' stands there twice"),
         (np.array([[0, 2]]), None, "sample 0, column 1 has 2"),
         (np.zeros((2, 2, 2)), None, r"an array of shape \(2, 2, 2\)"),
         (np.zeros((2, 0)), None, r"an array of shape \(2, 0\)"),

@@ -17,7 +17,7 @@ from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, batches, normalise, open_dataset, verify
 from daskcnn.store.chunk_facts import Images, chunk_facts
 from daskcnn.store.facts import Facts
-from daskcnn.store.manifest import Source, describe
+from daskcnn.store.manifest import PartManifest, Source, describe, draft_of
 from daskcnn.store.moments import Moments
 from daskcnn.store.writer import write
 
@@ -193,3 +193,41 @@ def test_a_chunk_without_any_data_changes_nothing() -> None:
     none = chunk_facts(empty, labels, classes=2, nodata=0.5)
     assert facts.moments + none.moments == facts.moments
     assert none.moments + facts.moments == facts.moments
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pixels_too_large_to_compute_with_are_named(dtype: str) -> None:
+    images = tiles(dtype)
+    images[8, 1, 2, 3] = -3e38
+    with pytest.raises(DataError, match=r"sample 8, channel 3, pixel \(1, 2\) is -3\S*e\+38, more than 1e\+30 in size"):
+        chunk_facts(images[5:], np.zeros(55, np.uint8), classes=2, first=5)
+    marked = chunk_facts(images, np.zeros(60, np.uint8), classes=2, nodata=float(images[8, 1, 2, 3]))
+    assert marked.moments.counts == (720, 720, 720, 719, 720)
+    chunk_facts(np.clip(images, -1e30, 1e30), np.zeros(60, np.uint8), classes=2)
+
+
+def test_a_mark_for_no_data_that_the_type_has_no_room_for(tmp_path: Path) -> None:
+    images = tiles("float16")
+    images[3, 0, 0, 1] = np.nan
+    data = stored(tmp_path, in_classes(images), nodata=-99999.0)
+    assert np.isfinite(normalise(data, images)).all()
+    images[3, 0, 0, 1] = -np.inf
+    with pytest.raises(DataError, match=r"sample 3, channel 1, pixel .* is -inf; replace it"):
+        stored(tmp_path, in_classes(images), nodata=-99999.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nodata": float("nan")}, "nodata = nan: Input should be a finite number"),
+        ({"order": "random"}, "order = 'random': Input should be 'shuffled' or 'stored'"),
+        ({"name": ""}, "name = '': String should have at least 1 character"),
+        ({"chunk": -1}, "chunk = -1: Input should be greater than or equal to 1"),
+        ({"chunk": 10**8}, "chunks of 100,000,000 samples of shape .* are larger than .*; give a smaller chunk"),
+    ],
+)
+def test_fields_that_no_manifest_can_have(fields: dict[str, object], told: str) -> None:
+    common = {"name": "x", "classes": ("a", "b"), "shape": (3, 4, 1), "chunk": 5, "order": "stored", "seed": 0}
+    part = PartManifest(samples=9, class_counts=(5, 4), images=(), labels=())
+    with pytest.raises(DataError, match=told):
+        draft_of(common | {"sources": {}} | fields, {"train": part, "test": part})

@@ -45,6 +45,23 @@ def test_rows_of_labels_count_as_classes() -> None:
     assert [mask[:40].sum(), mask[40:60].sum(), mask[60:].sum()] == [10, 5, 5]
 
 
+@given(seed=st.integers(0, 99))
+def test_rows_that_no_other_sample_has_give_their_share_too(seed: int) -> None:
+    rows = (np.random.default_rng(seed).random((100, 30)) < 0.5).astype(np.uint8)
+    assert len(np.unique(rows, axis=0)) == 100
+    assert stratified(rows, 20, seed).sum() == 20
+
+
+@given(seed=st.integers(0, 99), rare=st.integers(1, 8))
+def test_every_label_keeps_a_sample_outside(seed: int, rare: int) -> None:
+    rows = (np.random.default_rng(seed).random((60, 12)) < 0.3).astype(np.uint8)
+    rows[:, 4] = 0
+    rows[:rare, 4] = 1
+    mask = stratified(rows, 55, seed)
+    assert mask.sum() >= 40
+    assert not (rows[mask].any(axis=0) & ~rows[~mask].any(axis=0)).any()
+
+
 @given(samples=st.integers(0, 200), seed=st.integers(0, 9))
 def test_an_order_is_a_permutation(samples: int, seed: int) -> None:
     assert sorted(shuffled_order(samples, seed, 0).tolist()) == list(range(samples))

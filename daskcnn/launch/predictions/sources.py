@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
+from daskcnn.files import local_path
 from daskcnn.launch.predict import pixels
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.facts import Facts
@@ -123,7 +124,7 @@ class StoreSource:
     @classmethod
     def at(cls, path: str, which: Which) -> StoreSource:
         """Return the data set at a path or URL. Raises DataError."""
-        path = path if is_url(path) else str(Path(path).expanduser().absolute())
+        path = path if is_url(path) else str(local_path(path).absolute())
         return cls(path, which, open_dataset(path).fingerprint)
 
     @property

@@ -104,12 +104,14 @@ def _window_sums(values: Array, before: int, size: int, out: Array, spare: Array
     Channels that do not exist count as 0. All three arrays are contiguous. All rows are summed as one long run of
     memory, which is wrong where a window reaches into the next row; those few channels are then summed again.
     """
-    C, after = values.shape[-1], size - 1 - before
+    C = values.shape[-1]
+    before, after = min(before, C - 1), min(size - 1 - before, C - 1)  # a window may be far wider than the channels
+    size = before + after + 1
     if size <= C:
         _runs(values.reshape(-1), size, out.reshape(-1), spare.reshape(-1), block, at=before)
     columns, sums = values.reshape(-1, C).T, out.reshape(-1, C).T
-    _edge(columns, sums, after, min(before, C), block)
-    _edge(columns[::-1], sums[::-1], before, min(after, C), block)
+    _edge(columns, sums, after, before, block)
+    _edge(columns[::-1], sums[::-1], before, after, block)
     return out
 
 

@@ -106,9 +106,8 @@ def _pair(images: tuple[Path, bytes], labels: tuple[Path, bytes]) -> tuple[Image
 
 
 def _idx(path: Path, content: bytes, item: tuple[int, ...]) -> Images:
-    """Return the array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32.
-
-    The data.
+    """Return the array of an IDX file: magic 0, 0, type 8 (uint8), dimensions; their sizes as big-endian uint32;
+    then the data.
     """
     dimensions = 1 + len(item)
     magic = bytes((0, 0, 8, dimensions))
