@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from loader import random_data
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import MEMORY, connect
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.spread import Spread
+from daskcnn.cluster.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
@@ -35,7 +35,7 @@ from daskcnn.launch.predictions.kept import KeptParts, identity
 from daskcnn.launch.predictions.rows import Columns
 from daskcnn.launch.predictions.sources import Part, StoreSource
 from daskcnn.launch.predictions.tables import write_table
-from daskcnn.launch.predictions.task import Task, predict_part
+from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 
@@ -44,11 +44,11 @@ PROCESSES = 2
 Timed = Callable[[], dict[str, float]]
 
 
-def task_of(path: str, model: str) -> Task:
+def task_of(path: str, model: str) -> PredictionTask:
     """The network, with first weights, and all training images."""
     source = StoreSource.at(path, "train")
     job, facts = resolve({"model": {"name": model}}), Facts.of(source.dataset)
-    return Task(Classifier(job, facts, initial_weights(job, facts)[1]), source)
+    return PredictionTask(Classifier(job, facts, initial_weights(job, facts)[1]), source)
 
 
 def forget() -> None:
@@ -58,7 +58,7 @@ def forget() -> None:
     CACHE.clear()
 
 
-def independent(number: int, task: Task, parts: list[Part], pipe: Any) -> None:
+def independent(number: int, task: PredictionTask, parts: list[Part], pipe: Any) -> None:
     """A process by itself: at every word from the pipe it predicts its parts, and answers."""
     predict_part(task, parts[0], "cpu", 1)
     pipe.send("ready")
@@ -70,7 +70,7 @@ def independent(number: int, task: Task, parts: list[Part], pipe: Any) -> None:
 
 
 @contextmanager
-def processes(task: Task) -> Iterator[Timed]:
+def processes(task: PredictionTask) -> Iterator[Timed]:
     """Two processes that know nothing of each other."""
     parts, context = task.source.parts(), get_context("spawn")
     os.environ.update(MEMORY | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
@@ -98,19 +98,18 @@ def processes(task: Task) -> Iterator[Timed]:
 
 
 @contextmanager
-def cluster(task: Task, folder: Path) -> Iterator[Timed]:
+def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
     """Two workers of a local cluster."""
     settings = Cluster(workers=Workers(cpu=PROCESSES))
     parts, source = task.source.parts(), task.source
     columns = Columns(source.key, False, task.classifier.classes, source.label_names)
     with connect(settings, server=False) as client:
         client.wait_for_workers(PROCESSES)
-        connection, rounds = Connection(client, lambda: None), iter(range(1_000_000))
+        rounds = iter(range(1_000_000))
 
         def predict(some: tuple[Part, ...], out: Path) -> KeptParts:
             kept = KeptParts(out, identity(task.classifier, source), len(task.classifier.classes))
-            spread = Spread(connection, settings, f"predict-{out.stem}", predict_part, task, print)
-            for part, found in spread.over(some):
+            for part, found in spread(client, partial(predict_part, task), some, settings, whole=True, warn=print):
                 kept.keep(part, found)
             return kept
 
