@@ -92,90 +92,87 @@ class _SpreadWorker:
     warned: bool = False
 
 
+@dataclass(eq=False)
 class _Spread:
     """Turns what the queue decides into tasks of Dask, and their futures into results."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        settings: Cluster,
-        function: Callable[..., Any],
-        queue: PartQueue[Any],
-        whole: bool,
-        submit: Submit,
-        warn: Callable[[str], None],
-    ) -> None:
-        self._connection, self._settings, self._function = connection, settings, function
-        self._queue, self._whole, self._submit, self._warn = queue, whole, submit, warn
-        self._name = f"{funcname(function).strip('_')}-{uuid4().hex}"
-        self._workers: dict[str, _SpreadWorker] = {}
-        self._ended: SimpleQueue[tuple[str, str, Pending[Any] | Future]] = SimpleQueue()
-        self._begun = self._alone = False
+    connection: Connection
+    settings: Cluster
+    function: Callable[..., Any]
+    queue: PartQueue[Any]
+    whole: bool
+    submit: Submit
+    warn: Callable[[str], None]
+    name: str = field(default_factory=lambda: uuid4().hex)
+    workers: dict[str, _SpreadWorker] = field(default_factory=dict)
+    ended: SimpleQueue[tuple[str, str, Pending[Any] | Future]] = field(default_factory=SimpleQueue)
+    begun: bool = False
+    alone: bool = False
 
     def over(self) -> Iterator[tuple[Any, Any]]:
         """Yield the parts with their results."""
         looked = float("-inf")
         try:
-            while not self._queue.over:
+            while not self.queue.over:
                 if time.monotonic() >= looked + LOOK:
                     self._look()
                     looked = time.monotonic()
-                for address, queued in self._queue.hand_out(time.monotonic()):
+                for address, queued in self.queue.hand_out(time.monotonic()):
                     self._send_part(address, queued)
                 yield from self._next()
         finally:
-            for worker in self._workers.values():
+            for worker in self.workers.values():
                 self._cancel(worker)
 
     def _look(self) -> None:
         """Give up workers that are gone or silent, and invite new ones."""
-        there = self._connection.workers()
-        for address in [a for a in self._workers if a not in there]:
+        there = self.connection.workers()
+        for address in [a for a in self.workers if a not in there]:
             self._lose(address, "connection lost")
-        for address in self._connection.silent(self._queue.quiet(time.monotonic(), self._settings.stall_timeout)):
-            self._lose(address, f"no answer, and no result for {self._settings.stall_timeout:g} s")
-        for member in self._queue.invite(advertised(there), time.monotonic()):
-            self._workers[member.address] = _SpreadWorker(member)
-        if not self._workers and not self._alone:
-            self._warn(f"no worker that computes is there; waiting {self._settings.wait:g} s for one")
-        self._alone = not self._workers
-        for address, worker in self._workers.items():
+        for address in self.connection.silent(self.queue.quiet(time.monotonic(), self.settings.stall_timeout)):
+            self._lose(address, f"no answer, and no result for {self.settings.stall_timeout:g} s")
+        for member in self.queue.invite(advertised(there), time.monotonic()):
+            self.workers[member.address] = _SpreadWorker(member)
+        if not self.workers and not self.alone:
+            self.warn(f"no worker that computes is there; waiting {self.settings.wait:g} s for one")
+        self.alone = not self.workers
+        for address, worker in self.workers.items():
             if worker.function is None and worker.sending is None:
                 self._send_function(address, worker)
-        if self._queue.deserted(time.monotonic(), self._settings.wait):
+        if self.queue.deserted(time.monotonic(), self.settings.wait):
             self._raise_deserted()
 
     def _raise_deserted(self) -> None:
-        waited = f"for {self._settings.wait:g} s"
-        if self._begun:
+        waited = f"for {self.settings.wait:g} s"
+        if self.begun:
             raise Lost("workers", f"none is left, {waited}", "start some")
-        address = self._connection.client.scheduler.address
-        raise ClusterError(f"scheduler {address}", f"has no worker that computes, {waited}", "start one")
+        value = f"scheduler {self.connection.client.scheduler.address}"
+        raise ClusterError(value, f"has no worker that computes, {waited}", "start one")
 
     def _send_function(self, address: str, worker: _SpreadWorker) -> None:
         """Send what all parts share. Nothing waits for it: a worker that hangs does not hold up the others."""
-        member, function = worker.member, self._function
-        bound = partial(function, kind=member.kind, threads=member.threads) if self._whole else function
-        client = self._connection.client
+        member, function = worker.member, self.function
+        bound = partial(function, kind=member.kind, threads=member.threads) if self.whole else function
+        client = self.connection.client
         worker.sending = begin(client, client.scatter([bound], workers=[address], hash=False, asynchronous=True))
         self._await(address, "", worker.sending)
 
     def _send_part(self, address: str, queued: QueuedPart[Any]) -> None:
-        worker = self._workers[address]
-        submit = partial(self._submit, resources=worker.member.resource) if self._whole else self._submit
-        key = f"{self._name}-{queued.number}-{queued.losses}"
-        future = submit(self._connection.client, worker.function, queued.part, key, address)
+        worker = self.workers[address]
+        submit = partial(self.submit, resources=worker.member.resource) if self.whole else self.submit
+        key = f"{funcname(self.function).strip('_')}-{self.name}-{queued.number}-{queued.losses}"
+        future = submit(self.connection.client, worker.function, queued.part, key, address)
         worker.futures[future.key] = queued.number, future
         self._await(address, future.key, future)
 
     def _next(self) -> Iterator[tuple[Any, Any]]:
         """Wait a moment for what ends next, and yield it if it is a part's result."""
-        self._connection.heed()
+        self.connection.heed()
         try:
-            address, key, ended = self._ended.get(timeout=TURN)
+            address, key, ended = self.ended.get(timeout=TURN)
         except Empty:
             return
-        worker = self._workers.get(address)
+        worker = self.workers.get(address)
         if worker is None:
             return
         if ended is worker.sending:
@@ -193,10 +190,10 @@ class _Spread:
         assert sending is not None, "it has ended"
         if (error := sending.exception()) is None:
             (worker.function,) = sending.result()
-            self._queue.ready(address)
-            self._begun = True
+            self.queue.ready(address)
+            self.begun = True
         elif not worker.warned:
-            self._warn(f"worker {address} cannot be used now ({type(error).__name__}: {error})")
+            self.warn(f"worker {address} cannot be used now ({type(error).__name__}: {error})")
             worker.warned = True
 
     def _fetch(self, address: str, future: Future) -> None:
@@ -209,7 +206,7 @@ class _Spread:
         elif future.status != "finished":
             self._lose(address, f"its task is {future.status}")
         else:
-            client = self._connection.client
+            client = self.connection.client
             self._await(address, future.key, begin(client, client.gather(future, asynchronous=True)))
 
     def _fetched(
@@ -220,22 +217,22 @@ class _Spread:
             return
         number, future = worker.futures.pop(key)
         future.release()
-        yield self._queue.done(address, number, time.monotonic()), fetched.result()
+        yield self.queue.done(address, number, time.monotonic()), fetched.result()
 
     def _await(self, address: str, key: str, call: Pending[Any] | Future) -> None:
-        call.add_done_callback(lambda ended: self._ended.put((address, key, ended)))
+        call.add_done_callback(lambda ended: self.ended.put((address, key, ended)))
 
     def _lose(self, address: str, why: str) -> None:
         """Give up a worker. Its parts are done by others."""
-        worker = self._workers.pop(address)
-        self._warn(f"worker {worker.member.name} ({address}) is lost: {why}; others do its part")
+        worker = self.workers.pop(address)
+        self.warn(f"worker {worker.member.name} ({address}) is lost: {why}; others do its part")
         self._cancel(worker)
-        self._queue.lose(address)
+        self.queue.lose(address)
 
     def _cancel(self, worker: _SpreadWorker) -> None:
         if worker.sending is not None:
             worker.sending.cancel()
         if worker.futures:
-            self._connection.client.cancel([future for _, future in worker.futures.values()])
+            self.connection.client.cancel([future for _, future in worker.futures.values()])
         if worker.function is not None:
             worker.function.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import dask
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, Future, default_client
+from distributed import Client, Future
 
 from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.connect import present_client
 from daskcnn.cluster.spread import spread, submit_part
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
@@ -91,7 +92,7 @@ def prepare(
     """
     out = str(store)
     refuse_occupied(out)
-    client = client or _present_client()
+    client = client or present_client()
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
         plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
@@ -115,13 +116,6 @@ def _taking_place(out: str) -> Iterator[None]:
     except Occupied:
         refuse_occupied(out)
         raise
-
-
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,28 +276,16 @@ class _ArrayWriter:
 
 
 def _submit_block(client: Client, function: Future, work: _BlockWork, key: str, worker: str) -> Future:
-    """Send a block to be written; of a Dask array its part of the graph goes along.
+    """Send a block to be written; of a Dask array its part of the graph goes along, and nothing else of the array.
 
     Blocks may have tasks in common. Those may go elsewhere once the worker that they were first meant for is lost.
     """
     block = work.block
     if not block.sliced:
         return submit_part(client, function, work, key, worker)
-    without = _BlockWork(
-        work.number,
-        SampleBlock(block.lo, block.hi, None, True),
-        _bare(work.source),
-        work.places,
-        work.folder,
-        work.nodata,
-    )
+    without = replace(work, block=replace(block, data=None), source=replace(work.source, what=None))
     written = dask.delayed(partial(_write_block, without), pure=False)(block.data, dask_key_name=key)
     return client.compute(written, workers=[worker], allow_other_workers=True)
-
-
-def _bare(source: ImageSource) -> ImageSource:
-    """The source without its array, which a task that is given its data does not need."""
-    return ImageSource(None, source.shape, source.dtype, source.layout)
 
 
 def _beside(out: str) -> str:
