@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,7 @@ from loader import random_data
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import MEMORY, connect
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.spread import Spread
+from daskcnn.cluster.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
@@ -105,12 +105,11 @@ def cluster(task: PredictionTask, folder: Path) -> Iterator[Timed]:
     columns = Columns(source.key, False, task.classifier.classes, source.label_names)
     with connect(settings, server=False) as client:
         client.wait_for_workers(PROCESSES)
-        connection, rounds = Connection(client, lambda: None), iter(range(1_000_000))
+        rounds = iter(range(1_000_000))
 
         def predict(some: tuple[Part, ...], out: Path) -> KeptParts:
             kept = KeptParts(out, identity(task.classifier, source), len(task.classifier.classes))
-            spread = Spread(connection, settings, f"predict-{out.stem}", predict_part, task, print)
-            for part, found in spread.over(some):
+            for part, found in spread(client, partial(predict_part, task), some, settings, whole=True, warn=print):
                 kept.keep(part, found)
             return kept
 

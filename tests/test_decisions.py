@@ -36,7 +36,6 @@ ALLOWED = {
     ("cluster/layers/driver.py", "self.settings.stall_timeout"): "who has been silent is named; the coordinator asked",
     ("cluster/layers/transfers.py", "session_at(context).replica.job.cluster.stall_timeout"): LIMIT,
     ("cluster/server/hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
-    ("cluster/spread.py", "self._settings.stall_timeout"): "work outside of a run, which no coordinator decides",
     ("sim/measured.py", "workload.rule.barrier"): "reads logs: where a gap comes from, nothing follows from it",
 }
 """What is left, and why. This list only gets shorter."""

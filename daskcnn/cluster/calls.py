@@ -62,7 +62,7 @@ def ask_workers(
     the worker. Raises OSError where the scheduler is gone.
     """
     options = {"on_error": "return", "asynchronous": True}
-    begun = {a: _begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
+    begun = {a: begin(client, client.run(function, *arguments, workers=[a], **options)) for a in workers}
     waiting = _wait(begun.values(), within, check)
     ended = {a: _result(pending, a) for a, pending in begun.items() if pending not in waiting}
     return Answers(
@@ -91,7 +91,7 @@ def answer_to(client: Client, call: Awaitable[Any], *, within: float = SCHEDULER
 
     Raises Unanswered, what the call raises, and what `check` raises.
     """
-    pending = _begin(client, call)
+    pending = begin(client, call)
     if _wait([pending], within, check):
         address = client.scheduler.address
         raise Unanswered(
@@ -113,7 +113,9 @@ def answer_of_actor(answer: Any, *, within: float, check: Check = no_check) -> A
                 raise Unanswered(f"no answer within {within:g} s") from error
 
 
-def _begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
+def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
+    """Begin a call, which is a coroutine, on the client's event loop. Raises ConnectionError where it is closed."""
+
     async def awaited() -> Any:
         return await call
 

@@ -9,9 +9,19 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.calls import answer_to, ask_scheduler, silent_among
+from daskcnn.cluster.calls import Check, answer_to, ask_scheduler, no_check, silent_among
 from daskcnn.cluster.members import present
 from daskcnn.errors import Interrupted, Lost
+
+
+def heed_signals(interrupted: Callable[[], int | None]) -> Check:
+    """Return a check that raises Interrupted after a signal. interrupted: gives its number, None before it came."""
+
+    def heed() -> None:
+        if (signum := interrupted()) is not None:
+            raise Interrupted(f"interrupted by signal {signum}", signum)
+
+    return heed
 
 
 class Connection:
@@ -19,20 +29,19 @@ class Connection:
 
     Parameters
     ----------
-    interrupted : gives the number of the signal that came, if one did.
+    heed : called now and then while it waits; may raise, as after a signal
     """
 
-    def __init__(self, client: Client, interrupted: Callable[[], int | None]) -> None:
-        self.client, self._interrupted = client, interrupted
+    def __init__(self, client: Client, heed: Check) -> None:
+        self.client, self._heed = client, heed
 
     def heed(self) -> None:
-        """Raise Interrupted after a signal."""
-        if (signum := self._interrupted()) is not None:
-            raise Interrupted(f"interrupted by signal {signum}", signum)
+        """Raise what there is to heed, such as Interrupted."""
+        self._heed()
 
     def ignore_signals(self) -> None:
         """Let nothing interrupt from now on, so that the run's end is finished and kept."""
-        self._interrupted = lambda: None
+        self._heed = no_check
 
     def workers(self) -> dict[str, dict[str, Any]]:
         """The scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from daskcnn.cluster.calls import ask_workers
-from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.connection import Connection, heed_signals
 from daskcnn.cluster.dispatch import Dispatch
 from daskcnn.cluster.members import Members
 from daskcnn.cluster.protocol import Calibration
@@ -74,7 +74,7 @@ class RunContext:
         ----------
         interrupted : gives the number of the signal that came, if one did.
         """
-        connection, cluster = Connection(client, interrupted), job.cluster
+        connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
         workers = RunWorkers(connection, members, emit)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         calibrations = dict[str, Calibration]()

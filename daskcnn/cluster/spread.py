@@ -1,235 +1,238 @@
-"""Many small tasks over the workers of a cluster: a few at a time on each, and again where a worker is lost.
+"""A function over many parts of work, on the cluster's workers or in this process: a few at a time on each worker.
 
-Each worker has a seat: its copy of what all tasks share, and the items that it works on. An item goes to the first
-worker that has room, so fast workers get more of them. Workers that come later get a seat too.
+A part goes to one worker. The function, with all that its calls share, is sent once to each worker. Workers that come
+later help, and the parts of a worker that dies or falls silent are done by others: `part_queue` decides which.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future as Pending
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+from uuid import uuid4
 
-from distributed import Future
+from dask.utils import funcname
+from distributed import Client, Future
 
-from daskcnn.cluster.calls import TURN, answer_to
+from daskcnn.cluster.calls import TURN, Check, begin, no_check
 from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.members import Member, advertised, chosen, missing_members
-from daskcnn.errors import Lost, UserError
+from daskcnn.cluster.members import Member, advertised
+from daskcnn.cluster.part_queue import PartQueue, QueuedPart
+from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster
 
-DEPTH = 2
-"""Items that a worker has: one that it works on, and one so that it need not wait for the driver."""
 LOOK = 2.0  # seconds between two looks at which workers there are
-ARRIVE = 60.0  # seconds within which what is sent to a worker, or fetched from it, arrives
-ATTEMPTS = 3
-"""Workers that may be lost with an item, until the item is held to be the cause."""
 
-T = TypeVar("T", bound=Hashable)
-
-
-@dataclass(eq=False)
-class _Seat(Generic[T]):
-    """A worker: what all tasks share, as it has it, and what it works on, by key."""
-
-    member: Member
-    shared: Future
-    under_way: dict[Any, tuple[T, Future]] = field(default_factory=dict)
-    heard: float = field(default_factory=time.monotonic)
+T = TypeVar("T")
+Submit = Callable[..., Future]
+"""Sends a part: to the client, with the function as the worker has it, the part, a new key, and the address."""
 
 
-class Spread(Generic[T]):
-    """Calls `function(shared, item, kind, threads)` for every item, on workers of this kind with these threads.
+def spread(
+    client: Client | None,
+    function: Callable[..., Any],
+    parts: Iterable[T],
+    settings: Cluster | None = None,
+    *,
+    whole: bool = False,
+    submit: Submit | None = None,
+    check: Check = no_check,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[T, Any]]:
+    """Yield each part with `function(part)`, in the order in which they are done.
+
+    Parts are drawn as workers have room for them, so they may be made one by one.
 
     Parameters
     ----------
-    connection : to the cluster
+    client : of the cluster; None to call the function in this process, one part after the other
     settings : which workers to use, how long to wait for some, and after what silence one counts as lost
-    name : of the tasks, as the dashboard shows them
-    shared : what every task is given
-    say : is told about lost workers
+    whole : whether a part takes a whole worker. The function is then given the worker's `kind` and `threads` too.
+    submit : sends a part to a worker; `submit_part` if not given
+    check : called now and then while it waits; may raise
+    warn : is told about lost workers
+
+    Raises
+    ------
+    ClusterError : where no worker comes
+    Lost : where no worker is left, the scheduler is gone, or several workers are lost over one part
+    Exception : what the function or `check` raises; what is in flight then is cancelled
     """
+    if client is None:
+        for part in parts:
+            check()
+            yield part, function(part)
+        return
+    settings = settings or Cluster()
+    queue = PartQueue(parts, settings.workers.given, whole=whole)
+    yield from _Spread(Connection(client, check), settings, function, queue, whole, submit or submit_part, warn).over()
 
-    def __init__(
-        self,
-        connection: Connection,
-        settings: Cluster,
-        name: str,
-        function: Callable[[Any, T, Any, int], Any],
-        shared: Any,
-        say: Callable[[str], None],
-    ) -> None:
-        self._connection, self._settings, self._name = connection, settings, name
-        self._function, self._shared, self._say = function, shared, say
-        self._done: SimpleQueue[Future] = SimpleQueue()
-        self._seats: dict[str, _Seat[T]] = {}
-        self._again: deque[T] = deque()
-        self._losses: Counter[T] = Counter()
-        self._serial = count()
-        self._alone_since: float | None = None
 
-    def over(self, items: Iterable[T]) -> Iterator[tuple[T, Any]]:
-        """Yield each item with its result, in the order in which they come.
+def submit_part(client: Client, function: Future, part: Any, key: str, worker: str, **options: Any) -> Future:
+    """Send a part to a worker, which is given the function's value."""
+    return client.submit(_call, function, part, key=key, workers=[worker], pure=False, **options)
 
-        Items are taken from the iterable as workers have room for them. Raises what a task raises, Lost where no
-        worker is left, and what the connection raises on a signal.
-        """
-        source, looked = iter(items), -LOOK
+
+def _call(function: Callable[[T], Any], part: T) -> Any:
+    return function(part)
+
+
+@dataclass(eq=False)
+class _SpreadWorker:
+    """A worker: the function on its way there, then as it has it; and the futures of its parts, with their numbers."""
+
+    member: Member
+    sending: Pending[Any] | None = None
+    function: Future | None = None
+    futures: dict[str, tuple[int, Future]] = field(default_factory=dict)
+    warned: bool = False
+
+
+@dataclass(eq=False)
+class _Spread:
+    """Turns what the queue decides into tasks of Dask, and their futures into results."""
+
+    connection: Connection
+    settings: Cluster
+    function: Callable[..., Any]
+    queue: PartQueue[Any]
+    whole: bool
+    submit: Submit
+    warn: Callable[[str], None]
+    name: str = field(default_factory=lambda: uuid4().hex)
+    workers: dict[str, _SpreadWorker] = field(default_factory=dict)
+    ended: SimpleQueue[tuple[str, str, Pending[Any] | Future]] = field(default_factory=SimpleQueue)
+    begun: bool = False
+    alone: bool = False
+
+    def over(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the parts with their results."""
+        looked = float("-inf")
         try:
-            while True:
+            while not self.queue.over:
                 if time.monotonic() >= looked + LOOK:
                     self._look()
                     looked = time.monotonic()
-                if self._fill(source) and not any(seat.under_way for seat in self._seats.values()):
-                    return
+                for address, queued in self.queue.hand_out(time.monotonic()):
+                    self._send_part(address, queued)
                 yield from self._next()
         finally:
-            self._give_up()
+            for worker in self.workers.values():
+                self._cancel(worker)
 
     def _look(self) -> None:
-        """Take away the seats of workers that are gone or silent, and give seats to new ones."""
-        there = self._connection.workers()
-        for address in [a for a in self._seats if a not in there]:
+        """Give up workers that are gone or silent, and invite new ones."""
+        there = self.connection.workers()
+        for address in [a for a in self.workers if a not in there]:
             self._lose(address, "connection lost")
-        self._drop_silent()
-        for member in self._candidates(there):
-            self._seat(member)
-        if self._seats:
-            self._alone_since = None
-            return
-        self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
-        if time.monotonic() > self._alone_since + self._settings.wait:
-            raise Lost("workers", f"none is left, for {self._settings.wait:g} s", "start some")
+        for address in self.connection.silent(self.queue.quiet(time.monotonic(), self.settings.stall_timeout)):
+            self._lose(address, f"no answer, and no result for {self.settings.stall_timeout:g} s")
+        for member in self.queue.invite(advertised(there), time.monotonic()):
+            self.workers[member.address] = _SpreadWorker(member)
+        if not self.workers and not self.alone:
+            self.warn(f"no worker that computes is there; waiting {self.settings.wait:g} s for one")
+        self.alone = not self.workers
+        for address, worker in self.workers.items():
+            if worker.function is None and worker.sending is None:
+                self._send_function(address, worker)
+        if self.queue.deserted(time.monotonic(), self.settings.wait):
+            self._raise_deserted()
 
-    def _candidates(self, there: Mapping[str, Mapping[str, Any]]) -> list[Member]:
-        found, wanted = advertised(there), self._settings.workers
-        if not any(m.kind != "ps" for m in found):
-            return []
-        usable = [m for m in found if m.kind != "ps"]
-        if not missing_members(found, wanted):
-            usable = list(chosen(found, wanted).workers)
-        have = Counter(seat.member.kind for seat in self._seats.values())
-        more = []
-        for member in usable:
-            limit = wanted.given.get(member.kind, 0) if wanted.given else len(usable)
-            if member.address not in self._seats and have[member.kind] < limit:
-                have[member.kind] += 1
-                more.append(member)
-        return more
+    def _raise_deserted(self) -> None:
+        waited = f"for {self.settings.wait:g} s"
+        if self.begun:
+            raise Lost("workers", f"none is left, {waited}", "start some")
+        value = f"scheduler {self.connection.client.scheduler.address}"
+        raise ClusterError(value, f"has no worker that computes, {waited}", "start one")
 
-    def _seat(self, member: Member) -> None:
-        """Send a worker what the tasks share. One that cannot be reached is tried again at the next look."""
-        client = self._connection.client
-        options = {"workers": [member.address], "hash": False, "asynchronous": True}
+    def _send_function(self, address: str, worker: _SpreadWorker) -> None:
+        """Send what all parts share. Nothing waits for it: a worker that hangs does not hold up the others."""
+        member, function = worker.member, self.function
+        bound = partial(function, kind=member.kind, threads=member.threads) if self.whole else function
+        client = self.connection.client
+        worker.sending = begin(client, client.scatter([bound], workers=[address], hash=False, asynchronous=True))
+        self._await(address, "", worker.sending)
+
+    def _send_part(self, address: str, queued: QueuedPart[Any]) -> None:
+        worker = self.workers[address]
+        submit = partial(self.submit, resources=worker.member.resource) if self.whole else self.submit
+        key = f"{funcname(self.function).strip('_')}-{self.name}-{queued.number}-{queued.losses}"
+        future = submit(self.connection.client, worker.function, queued.part, key, address)
+        worker.futures[future.key] = queued.number, future
+        self._await(address, future.key, future)
+
+    def _next(self) -> Iterator[tuple[Any, Any]]:
+        """Wait a moment for what ends next, and yield it if it is a part's result."""
+        self.connection.heed()
         try:
-            call = client.scatter([self._shared], **options)
-            (shared,) = answer_to(client, call, within=ARRIVE, check=self._connection.heed)
-        except (UserError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # Dask has a different one for every moment at which a worker may go
-            self._say(f"warning: worker {member.address} cannot be used now ({type(error).__name__}: {error})")
-            return
-        self._seats[member.address] = _Seat(member, shared)
-
-    def _fill(self, source: Iterator[T]) -> bool:
-        """Give each seat what it has room for, in turns. Returns whether there is nothing left to give."""
-        for _ in range(DEPTH):
-            for seat in self._seats.values():
-                if len(seat.under_way) >= DEPTH:
-                    continue
-                try:
-                    item = self._again.popleft() if self._again else next(source)
-                except StopIteration:
-                    return True
-                self._submit(seat, item)
-        return False
-
-    def _submit(self, seat: _Seat[T], item: T) -> None:
-        member, key = seat.member, f"{self._name}-{next(self._serial)}"
-        if not seat.under_way:
-            seat.heard = time.monotonic()
-        future = self._connection.client.submit(
-            self._function,
-            seat.shared,
-            item,
-            member.kind,
-            member.threads,
-            key=key,
-            workers=[member.address],
-            resources=member.resource,
-            allow_other_workers=False,
-            pure=False,
-        )
-        seat.under_way[key] = item, future
-        future.add_done_callback(self._done.put)
-
-    def _next(self) -> Iterator[tuple[T, Any]]:
-        """Yield what has come, at most one; a signal is heeded meanwhile."""
-        self._connection.heed()
-        try:
-            future = self._done.get(timeout=TURN)
+            address, key, ended = self.ended.get(timeout=TURN)
         except Empty:
             return
-        seat = next((seat for seat in self._seats.values() if future.key in seat.under_way), None)
-        if seat is None:
-            return  # of a worker that counts as lost
+        worker = self.workers.get(address)
+        if worker is None:
+            return
+        if ended is worker.sending:
+            self._sent(address, worker)
+        elif key not in worker.futures:
+            return  # of before the worker was lost and came again
+        elif isinstance(ended, Future):
+            self._fetch(address, ended)
+        else:
+            yield from self._fetched(address, worker, key, ended)
+
+    def _sent(self, address: str, worker: _SpreadWorker) -> None:
+        """The worker has the function, and is ready; or that has failed, and is tried again at the next look."""
+        sending, worker.sending = worker.sending, None
+        assert sending is not None, "it has ended"
+        if (error := sending.exception()) is None:
+            (worker.function,) = sending.result()
+            self.queue.ready(address)
+            self.begun = True
+        elif not worker.warned:
+            self.warn(f"worker {address} cannot be used now ({type(error).__name__}: {error})")
+            worker.warned = True
+
+    def _fetch(self, address: str, future: Future) -> None:
+        """Fetch the result of a task that has ended. Raises what the task raised."""
         if future.status == "error":
-            self._raise_or_lose(seat, future)
-            return
-        if future.status != "finished":
-            self._lose(seat.member.address, f"its task is {future.status}")
-            return
-        try:
-            result = answer_to(
-                self._connection.client,
-                self._connection.client.gather(future, asynchronous=True),
-                within=ARRIVE,
-                check=self._connection.heed,
-            )
-        except UserError:
-            raise
-        except Exception as error:  # cancelled, or gone before its result was fetched
-            self._lose(seat.member.address, f"its result is gone ({type(error).__name__})")
-            return
-        item, _ = seat.under_way.pop(future.key)
-        seat.heard = time.monotonic()
-        yield item, result
+            error = future.exception()
+            if type(error).__module__.partition(".")[0] != "distributed":
+                raise error
+            self._lose(address, type(error).__name__)  # one of Dask's own means that the worker is gone
+        elif future.status != "finished":
+            self._lose(address, f"its task is {future.status}")
+        else:
+            client = self.connection.client
+            self._await(address, future.key, begin(client, client.gather(future, asynchronous=True)))
 
-    def _raise_or_lose(self, seat: _Seat[T], future: Future) -> None:
-        """A task that failed: an error of its own is raised; one of Dask's means that the worker is gone."""
-        error = future.exception(timeout=ARRIVE)
-        if type(error).__module__.partition(".")[0] != "distributed":
-            raise error
-        self._lose(seat.member.address, type(error).__name__)
+    def _fetched(
+        self, address: str, worker: _SpreadWorker, key: str, fetched: Pending[Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        if (error := fetched.exception()) is not None:
+            self._lose(address, f"its result is gone ({type(error).__name__})")
+            return
+        number, future = worker.futures.pop(key)
+        future.release()
+        yield self.queue.done(address, number, time.monotonic()), fetched.result()
 
-    def _drop_silent(self) -> None:
-        """Lose the workers that have been silent for too long and do not answer."""
-        limit = time.monotonic() - self._settings.stall_timeout
-        quiet = [a for a, seat in self._seats.items() if seat.under_way and seat.heard < limit]
-        for address in self._connection.silent(quiet) if quiet else ():
-            self._lose(address, f"no answer, and no result for {self._settings.stall_timeout:g} s")
+    def _await(self, address: str, key: str, call: Pending[Any] | Future) -> None:
+        call.add_done_callback(lambda ended: self.ended.put((address, key, ended)))
 
     def _lose(self, address: str, why: str) -> None:
-        """Take away a worker's seat. What it worked on is done again by others."""
-        seat = self._seats.pop(address)
-        self._say(f"warning: worker {seat.member.name} ({address}) is lost: {why}; others do its part")
-        for item, future in seat.under_way.values():
-            future.cancel()
-            self._losses[item] += 1
-            self._again.append(item)
-            if self._losses[item] >= ATTEMPTS:
-                raise Lost(
-                    f"{item}",
-                    f"{ATTEMPTS} workers were lost that had this part",
-                    "look at their logs; do they have enough memory?",
-                )
+        """Give up a worker. Its parts are done by others."""
+        worker = self.workers.pop(address)
+        self.warn(f"worker {worker.member.name} ({address}) is lost: {why}; others do its part")
+        self._cancel(worker)
+        self.queue.lose(address)
 
-    def _give_up(self) -> None:
-        for seat in self._seats.values():
-            for _, future in seat.under_way.values():
-                future.cancel()
-            seat.shared.release()
+    def _cancel(self, worker: _SpreadWorker) -> None:
+        if worker.sending is not None:
+            worker.sending.cancel()
+        if worker.futures:
+            self.connection.client.cancel([future for _, future in worker.futures.values()])
+        if worker.function is not None:
+            worker.function.release()

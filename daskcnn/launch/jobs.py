@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, default_client
+from distributed import Client
 
+from daskcnn.cluster.connect import present_client
 from daskcnn.errors import JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import resolve
@@ -97,7 +98,7 @@ def train(
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
-    client = client or _default_client()
+    client = client or present_client()
     with with_own_data(raw, data, client) as tables:
         if resume is not None and data is not None:  # all but the place of the data is as it was
             tables["data"] = {"path": tables["data"]["path"]}
@@ -117,13 +118,6 @@ def _finished(run: Path, summary: dict[str, Any]) -> Result:
     """The result of a run that has trained to its end before."""
     epochs = [event.record() for event in RunDirectory.open(run).events() if isinstance(event, EpochEnded)]
     return Result(run, summary, epochs, load(run))
-
-
-def _default_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)

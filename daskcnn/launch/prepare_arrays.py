@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import dask
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, Future, default_client
+from distributed import Client, Future
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.streaming import stream
+from daskcnn.cluster.connect import present_client
+from daskcnn.cluster.spread import spread, submit_part
 from daskcnn.files import local_path
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
@@ -92,12 +93,12 @@ def prepare(
     """
     out = str(store)
     refuse_occupied(out)
-    client = client or _present_client()
+    client = client or present_client()
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
         plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
         draft = stack.enter_context(drafted(out, plan.draft))
-        writer = _ArrayWriter(samples, plan, draft, progress, check)
+        writer = _ArrayWriter(samples, plan, draft, progress, check, warn)
         facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
         manifest = assemble(plan.common, facts, warn=warn)
         draft.finish(manifest)
@@ -118,13 +119,6 @@ def _taking_place(out: str) -> Iterator[None]:
         raise
 
 
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _BlockWork:
     """Pass 1 of a block: what it is called, where it comes from, and where its samples go."""
@@ -135,6 +129,9 @@ class _BlockWork:
     places: Places
     folder: str
     nodata: float | None
+
+    def __str__(self) -> str:
+        return f"images {self.block.lo} to {self.block.hi - 1}"
 
 
 def _write_block(work: _BlockWork, data: Any = None) -> None:
@@ -147,25 +144,26 @@ def _write_block(work: _BlockWork, data: Any = None) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BucketWork:
-    """Pass 2 of a bucket: its chunks, with their labels and weights, written to the draft."""
+    """Pass 2 of a bucket: its chunks, with their labels and weights."""
 
     part: str
     bucket: Bucket
     ranges: tuple[tuple[int, int, int], ...]
     labels: npt.NDArray[Any]
     weights: npt.NDArray[np.float32] | None
-    folder: str
-    draft: Draft
+
+    def __str__(self) -> str:
+        return f"{self.part} samples from {self.bucket.lo} to {self.bucket.hi - 1} of all"
 
 
-def _write_bucket(work: _BucketWork) -> list[tuple[int, ChunkFacts]]:
-    manifest, lo = work.draft.manifest, work.bucket.lo
-    images = read_bucket(work.folder, work.bucket, manifest.shape, np.dtype(manifest.dtype))
+def _write_bucket(work: _BucketWork, *, folder: str, draft: Draft) -> list[tuple[int, ChunkFacts]]:
+    manifest, lo = draft.manifest, work.bucket.lo
+    images = read_bucket(folder, work.bucket, manifest.shape, np.dtype(manifest.dtype))
     found = []
     for index, begin, end in work.ranges:
         cut = slice(begin - lo, end - lo)
         weights = None if work.weights is None else work.weights[cut]
-        found.append((index, _write_chunk(work.draft, work.part, index, images[cut], work.labels[cut], weights)))
+        found.append((index, _write_chunk(draft, work.part, index, images[cut], work.labels[cut], weights)))
     return found
 
 
@@ -189,10 +187,16 @@ class _ArrayWriter:
     """Writes the samples to a draft, and gives the facts of the chunks of each part in their order."""
 
     def __init__(
-        self, samples: ArraySamples, plan: Arrangement, draft: Draft, progress: Progress, check: Check
+        self,
+        samples: ArraySamples,
+        plan: Arrangement,
+        draft: Draft,
+        progress: Progress,
+        check: Check,
+        warn: Warn,
     ) -> None:
         self._samples, self._plan, self._draft = samples, plan, draft
-        self._progress, self._check = progress, check
+        self._progress, self._check, self._warn = progress, check, warn
         places = np.concatenate(plan.places)
         self._inverse = np.argsort(places, kind="stable")
         self._labels = np.concatenate([part.labels for part in samples.given])[self._inverse]
@@ -244,20 +248,22 @@ class _ArrayWriter:
                 mine = places[block.lo : block.hi]
                 works.append(_BlockWork(total, block, part.images, mine, folder, self._plan.nodata))
                 total += 1
-        results = stream(client, _write_block, works, submit=_submit_block, check=self._check)
+        results = spread(client, _write_block, works, submit=_submit_block, check=self._check, warn=self._warn)
         for done, _ in enumerate(results):
             self._progress("read images", done + 1, total)
         return [work.places for work in works]
 
     def _buckets(self, folder: str, places: list[Places], client: Client | None) -> dict[str, list[ChunkFacts]]:
-        works = list(self._bucket_works(folder, places))
+        works = list(self._bucket_works(places))
+        write = partial(_write_bucket, folder=folder, draft=self._draft)
         found: dict[str, dict[int, ChunkFacts]] = {name: {} for name in PARTS}
-        for done, (work, facts) in enumerate(stream(client, _write_bucket, works, check=self._check)):
+        results = spread(client, write, works, check=self._check, warn=self._warn)
+        for done, (work, facts) in enumerate(results):
             found[work.part].update(facts)
             self._progress("write chunks", done + 1, len(works))
         return {name: [chunk for _, chunk in sorted(facts.items())] for name, facts in found.items()}
 
-    def _bucket_works(self, folder: str, places: list[Places]) -> Iterator[_BucketWork]:
+    def _bucket_works(self, places: list[Places]) -> Iterator[_BucketWork]:
         chunk_bytes = self._plan.chunk * self._samples.given[0].images.sample_bytes
         each = max(1, BUCKET_BYTES // chunk_bytes)
         for name in PARTS:
@@ -267,30 +273,20 @@ class _ArrayWriter:
             for group, bucket in zip(groups, buckets(places, edges), strict=True):
                 lo, hi = bucket.lo, bucket.hi
                 weights = self._weights_of(name, lo, hi)
-                yield _BucketWork(name, bucket, group, self._labels[lo:hi], weights, folder, self._draft)
+                yield _BucketWork(name, bucket, group, self._labels[lo:hi], weights)
 
 
-def _submit_block(
-    client: Client, function: Callable[[_BlockWork], None], work: _BlockWork, workers: list[str]
-) -> Future:
-    """Send a block to be written; of a Dask array its part of the graph goes along."""
+def _submit_block(client: Client, function: Future, work: _BlockWork, key: str, worker: str) -> Future:
+    """Send a block to be written; of a Dask array its part of the graph goes along, and nothing else of the array.
+
+    Blocks may have tasks in common. Those may go elsewhere once the worker that they were first meant for is lost.
+    """
     block = work.block
     if not block.sliced:
-        return client.submit(function, work, pure=False, workers=workers)
-    without = _BlockWork(
-        work.number,
-        SampleBlock(block.lo, block.hi, None, True),
-        _bare(work.source),
-        work.places,
-        work.folder,
-        work.nodata,
-    )
-    return client.compute(dask.delayed(partial(_write_block, without), pure=False)(block.data), workers=workers)
-
-
-def _bare(source: ImageSource) -> ImageSource:
-    """The source without its array, which a task that is given its data does not need."""
-    return ImageSource(None, source.shape, source.dtype, source.layout)
+        return submit_part(client, function, work, key, worker)
+    without = replace(work, block=replace(block, data=None), source=replace(work.source, what=None))
+    written = dask.delayed(partial(_write_block, without), pure=False)(block.data, dask_key_name=key)
+    return client.compute(written, workers=[worker], allow_other_workers=True)
 
 
 def _beside(out: str) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, default_client
+from distributed import Client
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connect import connect, present_client
 from daskcnn.cluster.sight import require_sight
-from daskcnn.cluster.streaming import stream
+from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
 from daskcnn.launch.training import Signals
@@ -103,14 +103,7 @@ def prepare_folder(
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
     request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
-    return prepare(request, client=client or _present_client(), say=lambda _: None, quiet=True)
-
-
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
+    return prepare(request, client=client or present_client(), say=lambda _: None, quiet=True)
 
 
 def prepare(
@@ -183,16 +176,21 @@ class _Workers:
             with connect(self.cluster or Cluster(), self.check, self.say, server=False) as client:
                 yield client
 
+    def warn(self, message: str) -> None:
+        """Say what is wrong, and goes on all the same."""
+        self.say(f"warning: {message}")
+
     def over(
         self, client: Client | None, function: Callable[[Any], Any], items: Sequence[Any], what: str
     ) -> Iterator[tuple[Any, Any]]:
         """Yield each item with what the function makes of it, and show how far it is, counted in images."""
         total = sum(len(item.piece.samples) for item in items)
+        found = spread(client, function, items, self.cluster, check=self.check, warn=self.warn)
         with nullcontext() if self.quiet else Counter(what, total) as counter:
-            for item, found in stream(client, function, items, check=self.check):
+            for item, made in found:
                 if counter is not None:
                     counter.add(len(item.piece.samples))
-                yield item, found
+                yield item, made
 
 
 @dataclass
@@ -228,7 +226,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             told = _told(listing, found.bad)
             if not request.skip_bad:
                 raise DataError(listing.root, _count(listing, found.bad), f"{_REMEDY}:\n{told}")
-            workers.say(f"warning: {listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
+            workers.warn(f"{listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
         refuse_occupied(request.out)

@@ -190,7 +190,14 @@ def _indexed(
 ) -> Dataset:
     """The arrays that the job uses in place, read once by the workers unless that was done before."""
     beside = resume / INDEX if resume is not None else None
-    return indexed(job, progress=shown(say), client=client, beside=beside, check=check)
+    return indexed(
+        job,
+        progress=shown(say),
+        client=client,
+        beside=beside,
+        check=check,
+        warn=lambda message: say(f"warning: {message}"),
+    )
 
 
 def check_place(job: Job, resume: Path | None) -> None:

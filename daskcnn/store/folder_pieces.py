@@ -48,6 +48,9 @@ class PieceWork:
     piece: ChunkFiles
     files: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.piece}, {self.files[0]} to {self.files[-1]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
@@ -100,6 +103,9 @@ class Repacked:
     piece: ChunkFiles
     test: npt.NDArray[np.bool_]
     rows: Indices
+
+    def __str__(self) -> str:
+        return str(self.piece)
 
 
 def repack_piece(job: Repacked, *, source: Draft, target: Draft) -> ChunkFacts:

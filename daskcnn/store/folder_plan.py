@@ -42,6 +42,9 @@ class ChunkFiles:
     samples: Indices
     labels: Indices
 
+    def __str__(self) -> str:
+        return f"chunk {self.index} of the {self.part} part"
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -78,6 +78,9 @@ class IndexWork:
     counted: tuple[npt.NDArray[np.bool_] | None, ...]
     nodata: float | None
 
+    def __str__(self) -> str:
+        return f"chunks {self.chunks[0]} to {self.chunks[-1]} of {self.array.path}"
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkSeen:

@@ -22,7 +22,7 @@ from dask.task_spec import Alias
 from distributed.protocol import deserialize, serialize
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.connection import Connection, heed_signals
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.dispatch import Bundle, Dispatch
 from daskcnn.cluster.groups.tasks import GroupMeeting
@@ -227,7 +227,7 @@ class ConnectionHere(Connection):
     """The workers stay as they are. members : those of the run."""
 
     def __init__(self, client: Any, interrupted: Callable[[], int | None], members: Members) -> None:
-        super().__init__(client, interrupted)
+        super().__init__(client, heed_signals(interrupted))
         self._addresses = [member.address for member in (*members.workers, members.server)]
 
     def workers(self) -> dict[str, dict[str, Any]]:

@@ -42,21 +42,23 @@ DONE: list[Part] = []
 
 
 class SpreadHere:
-    """Does what tasks do here, one item after the other; task and results travel as they would between processes."""
+    """Does what tasks do here, one part after the other; all travels as it would between processes."""
 
     stop_after: int | None = None
     stop: Exception = Lost("the cluster is gone")
 
-    def __init__(self, connection: Any, settings: Any, name: str, function: Any, shared: Any, say: Any) -> None:
-        self._function, self._shared = function, pickle.loads(pickle.dumps(shared))  # noqa: S301
-
-    def over(self, items: Iterable[Part]) -> Iterator[tuple[Part, Any]]:
-        for number, item in enumerate(reversed(list(items))):  # they come in any order
-            if number == self.stop_after:
-                raise self.stop
-            there = pickle.loads(pickle.dumps(item))  # noqa: S301
-            DONE.append(item)
-            yield item, pickle.loads(pickle.dumps(self._function(self._shared, there, "cpu", 2)))  # noqa: S301
+    @classmethod
+    def over(
+        cls, client: None, function: Any, parts: Iterable[Part], settings: Any, **options: Any
+    ) -> Iterator[tuple[Part, Any]]:
+        assert options["whole"]
+        function = pickle.loads(pickle.dumps(function))  # noqa: S301
+        for number, part in enumerate(reversed(list(parts))):  # they come in any order
+            if number == cls.stop_after:
+                raise cls.stop
+            there = pickle.loads(pickle.dumps(part))  # noqa: S301
+            DONE.append(part)
+            yield part, pickle.loads(pickle.dumps(function(there, kind="cpu", threads=2)))  # noqa: S301
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(whole, "connect", lambda *_, **__: nullcontext())
     monkeypatch.setattr(whole, "wait_for_members", lambda *_, **__: _NoMembers)
     monkeypatch.setattr(whole, "check_versions", lambda *_: None)
-    monkeypatch.setattr(whole, "Spread", SpreadHere)
+    monkeypatch.setattr(whole, "spread", SpreadHere.over)
     monkeypatch.setattr(sources, "_LEAST_BYTES", 1)
     monkeypatch.setattr(SpreadHere, "stop_after", None)
     monkeypatch.setattr(SpreadHere, "stop", Lost("the cluster is gone"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,31 @@ def test_workers_write_the_same(tmp_path: Path, reference: Dataset, client: Clie
     images = SOURCES[source](tmp_path)
     found = prepare(images, labels, tmp_path / "out.zarr", classes=NAMES, seed=3, name="tiles", client=client)
     assert found.fingerprint == reference.fingerprint
+
+
+def _fatal_once(images: Any, mark: Path, block_info: Any) -> Any:
+    """The images; the process ends the first time that it is asked for the second chunk."""
+    if block_info[0]["chunk-location"][0] == 1 and not mark.exists():
+        mark.touch()
+        os._exit(1)
+    return images
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_pieces")
+def test_a_worker_that_dies_loses_no_block(tmp_path: Path, reference: Dataset) -> None:
+    """Chunks are larger than blocks: blocks wait for a task that was meant for the worker."""
+    images = da.from_array(IMAGES, chunks=(60, 5, 6, 3))
+    fatal = images.map_blocks(_fatal_once, tmp_path / "died", dtype=images.dtype, meta=images._meta)
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        options: dict[str, Any] = {"classes": NAMES, "seed": 3, "name": "tiles", "client": client}
+        found = prepare(fatal, LABELS, tmp_path / "out.zarr", **options)
+    assert found.fingerprint == reference.fingerprint
+    assert (tmp_path / "died").exists()
 
 
 def test_the_shuffle_is_exact_and_labels_and_weights_follow(tmp_path: Path) -> None:

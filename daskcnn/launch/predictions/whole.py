@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from daskcnn.cluster.admission import check_versions
 from daskcnn.cluster.connect import connect
-from daskcnn.cluster.connection import Connection
+from daskcnn.cluster.connection import heed_signals
 from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.spread import Spread
+from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
@@ -97,15 +98,21 @@ def _predict(
             stack.enter_context(signals.installed())
             signals.polled = True
             client = stack.enter_context(connect(settings, signals.check, say, server=False))
-            connection = Connection(client, lambda: signals.first)
             settle = settings.settle if settings.scheduler or settings.scheduler_file else 0.0
             members = wait_for_members(client, settings.workers, settings.wait, signals.check, say=say, settle=settle)
             check_versions(client, members.workers, signals.check)
-            name = f"predict-{time.time_ns():x}"
-            spread = Spread(connection, settings, name, predict_part, task, say)
+            found = spread(
+                client,
+                partial(predict_part, task),
+                left,
+                settings,
+                whole=True,
+                check=heed_signals(lambda: signals.first),
+                warn=lambda message: say(f"warning: {message}"),
+            )
             with counter:
-                for part, found in spread.over(left):
-                    kept.keep(part, found)
+                for part, rows in found:
+                    kept.keep(part, rows)
                     counter.add(len(part))
     except (Interrupted, Lost) as error:
         raise type(error)(*_told(error)) from error
