@@ -7,9 +7,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from daskcnn.errors import DataError
 from daskcnn.job.resolve import parse_job
 from daskcnn.job.sources import parse_value
 from daskcnn.launch.array_files import opened
+from daskcnn.launch.names import path_of
 from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.prepare_folder import Request
 from daskcnn.launch.prepare_folder import prepare as prepare_images
@@ -50,8 +52,8 @@ def prepare_array_files(
     **options: Any,
 ) -> str:
     """Write a data set from array files of NumPy; returns what was done."""
-    path = out or f"data/{name or 'arrays'}.zarr"
-    names = None if classes is None else [each.strip() for each in classes.split(",")]
+    path = out or path_of(name or "arrays")
+    names = None if classes is None else _class_names(classes)
     with ExitStack() as stack:
         pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
         factors = None if weights is None else stack.enter_context(opened(weights))
@@ -67,6 +69,13 @@ def prepare_array_files(
             **options,
         )
     return f"wrote {path}: {summary_of(dataset)}"
+
+
+def _class_names(listed: str) -> list[str]:
+    names = [each.strip() for each in listed.split(",")]
+    if not all(names):
+        raise DataError(f"--classes {listed}", "a name is empty", "write NAME,NAME with one comma between two names")
+    return names
 
 
 def prepare_folder(
@@ -89,7 +98,7 @@ def prepare_folder(
     given = {key: value for key, value in raw.items() if value is not None}
     cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or Path(path).expanduser().absolute().name or "images"
-    request = Request(path, out or f"data/{name}.zarr", Appearance(size, fit, grey), **options)
+    request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
     return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import dask
 import numpy as np
@@ -17,8 +17,10 @@ from distributed import Client, Future, default_client
 
 from daskcnn.cluster.calls import Check, no_check
 from daskcnn.cluster.streaming import stream
+from daskcnn.errors import DataError
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
+from daskcnn.launch.names import check_name, name_of
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -90,17 +92,33 @@ def prepare(
     ((8, 8, 12), ('field', 'forest'), 80)
     """
     out = str(store)
+    _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
     refuse_occupied(out)
     client = client or _present_client()
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
-        plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
+        plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
         draft = stack.enter_context(drafted(out, plan.draft))
         writer = _ArrayWriter(samples, plan, draft, progress, check)
         facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
         manifest = assemble(plan.common, facts, warn=warn)
         draft.finish(manifest)
     return open_dataset(out)
+
+
+def _check_options(*, order: Any, seed: Any, nodata: Any, name: Any, chunk: Any) -> None:
+    """Raise DataError for an option that cannot be, before any image is read."""
+    if order not in get_args(Order):
+        raise DataError(f"order={order!r}", "unknown", f"use one of {', '.join(get_args(Order))}")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r}", "a whole number of 0 or more is needed", "give one")
+    if nodata is not None and not (isinstance(nodata, int | float | np.number) and np.isfinite(nodata)):
+        remedy = "give one such as -9999; NaN stands for no data too as soon as one is given"
+        raise DataError(f"nodata={nodata!r}", "a finite number is needed", remedy)
+    if chunk is not None and (not isinstance(chunk, int | np.integer) or chunk < 1):
+        raise DataError(f"chunk={chunk!r}", "a whole number of 1 or more is needed", "give one, or leave it out")
+    if name is not None:
+        check_name(name)
 
 
 def _computing(client: Client | None) -> AbstractContextManager[object]:
@@ -138,7 +156,7 @@ class _BlockWork:
 
 def _write_block(work: _BlockWork, data: Any = None) -> None:
     block = work.block
-    images = work.source.at_rest(np.asarray(data)) if data is not None else block.read(work.source)
+    images = block.at_rest(work.source, data) if data is not None else block.read(work.source)
     missing = missing_pixels(images, work.nodata)
     check_finite(images, missing, where="images", first=block.lo)
     write_block(work.folder, work.number, images, work.places)

@@ -19,6 +19,7 @@ from daskcnn.cluster.sight import require_sight
 from daskcnn.cluster.streaming import stream
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
+from daskcnn.launch.names import check_name, name_of
 from daskcnn.launch.training import Signals
 from daskcnn.show.counter import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
@@ -145,8 +146,8 @@ def check_request(request: Request) -> None:
         )
     if request.test is not None and not 0 < request.test < 1:
         raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
-    if request.name is not None and (not request.name or escaped(request.name) != request.name):
-        raise DataError(f"name={request.name!r}", "a name has printable characters", "give another --name")
+    if request.name is not None:
+        check_name(request.name)
 
 
 @contextmanager
@@ -243,7 +244,7 @@ def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
     test = TEST if request.test is None else request.test
     size = int(np.prod(shape))
     plan = plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
-    name = request.name or escaped(Path(request.out.rstrip("/")).stem) or "images"
+    name = request.name or name_of(request.out)
     return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
 
 
