@@ -13,9 +13,10 @@ from typing import Any, TypeAlias, get_args
 import dask
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, Future, default_client
+from distributed import Client, Future
 
 from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.given_client import given_or_default
 from daskcnn.cluster.streaming import stream
 from daskcnn.errors import DataError
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
@@ -94,7 +95,7 @@ def prepare(
     out = str(store)
     _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
     refuse_occupied(out)
-    client = client or _present_client()
+    client = given_or_default(client)
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
         plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
@@ -133,13 +134,6 @@ def _taking_place(out: str) -> Iterator[None]:
     except Occupied:
         refuse_occupied(out)
         raise
-
-
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
