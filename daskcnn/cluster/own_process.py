@@ -1,4 +1,4 @@
-"""Workers in this process: a cluster of one, for fits that are not worth processes of their own, and a client."""
+"""A cluster of one worker in this process, for fits that are not worth processes of their own."""
 
 from __future__ import annotations
 
@@ -15,17 +15,6 @@ from distributed import Client, Scheduler, SpecCluster, Worker
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import RESOURCES
-
-
-def lend_client(client: Client) -> None:
-    """Let the workers of the cluster that are in this process use this client, where they have none.
-
-    A task that handles an actor needs a client. Dask would start one, and make it the default of the whole process.
-    """
-    for worker in list(Worker._instances):
-        lent = worker._client
-        if (lent is None or lent.status != "running") and worker.scheduler.address == client.scheduler.address:
-            worker._client = client
 
 
 @dataclass

@@ -22,7 +22,7 @@ from daskcnn.cluster.admission import admit
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.own_process import lend_client
+from daskcnn.cluster.lent_client import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
