@@ -69,6 +69,7 @@ def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Ite
             name=NAME,
             chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
             client=client,
+            warn=lambda _: None,  # an estimator takes what it is given
         )
         yield
     finally:

@@ -36,7 +36,7 @@ def prepare(
         order=order,
         seed=seed,
         progress=shown(say),
-        warn=lambda message: say(f"warning: {message}"),
+        warn=_warning(say),
     )
 
 
@@ -65,7 +65,7 @@ def prepare_array_files(
             weights=factors,
             name=name,
             progress=shown(say),
-            warn=lambda message: say(f"warning: {message}"),
+            warn=_warning(say),
             **options,
         )
     return f"wrote {path}: {summary_of(dataset)}"
@@ -99,7 +99,12 @@ def prepare_folder(
     cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or Path(path).expanduser().absolute().name or "images"
     request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
-    return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
+    dataset = prepare_images(request, cluster=cluster, say=say, warn=_warning(say), handle_signals=True)
+    return f"wrote {request.out}: {summary_of(dataset)}"
+
+
+def _warning(say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda message: say(f"warning: {message}")
 
 
 def verify(path: str) -> str:

@@ -22,6 +22,7 @@ from daskcnn.errors import DataError
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
 from daskcnn.launch.names import check_name, name_of
+from daskcnn.show import stderr
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -55,7 +56,7 @@ def prepare(
     chunk: int | None = None,
     client: Client | None = None,
     progress: Progress = _silent,
-    warn: Warn = _silent,
+    warn: Warn = stderr.warn,
     check: Check = no_check,
 ) -> Dataset:
     """Write images and labels as a data set that a job can train on, and return it.
@@ -78,7 +79,8 @@ def prepare(
     name : of the data set. Default: the store's name
     chunk : samples of a chunk, the unit that is read. Default: by the number of samples and their size
     client : of a cluster. Default: the present one, if there is one
-    progress, warn, check : called with stage, done and total; with a warning; and now and then
+    progress, check : called with stage, done and total; and now and then
+    warn : called with a warning. Default: a line on stderr
 
     Raises
     ------

@@ -22,6 +22,7 @@ from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
 from daskcnn.launch.names import check_name, name_of
 from daskcnn.launch.training import Signals
+from daskcnn.show import stderr
 from daskcnn.show.counter import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -77,6 +78,7 @@ def prepare_folder(
     skip_bad: bool = False,
     name: str | None = None,
     client: Client | None = None,
+    warn: Say = stderr.warn,
 ) -> Dataset:
     """Write the images of a folder with a sub-folder for each class as a data set, and open it.
 
@@ -94,6 +96,7 @@ def prepare_folder(
     name : of the data set. Default: the store's name
     client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
         started.
+    warn : called with what was left out. Default: a line on stderr
 
     Raises
     ------
@@ -105,7 +108,7 @@ def prepare_folder(
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
     request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
-    return prepare(request, client=given_or_default(client), say=lambda _: None, quiet=True)
+    return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
 def prepare(
@@ -114,6 +117,7 @@ def prepare(
     cluster: Cluster | None = None,
     client: Client | None = None,
     say: Say,
+    warn: Say,
     quiet: bool = False,
     handle_signals: bool = False,
 ) -> Dataset:
@@ -124,10 +128,10 @@ def prepare(
     if request.test is not None and listing.test is not None:
         raise DataError(f"test={request.test}", f"{listing.root} has train/ and test/ of its own", "leave it out")
     for note in listing.notes:
-        say(f"warning: {listing.root}: {note}")
+        warn(f"{listing.root}: {note}")
     with ExitStack() as stack:
         check = stack.enter_context(_interruptible()) if handle_signals else no_check
-        _write(request, listing, _Workers(cluster, client, check, say, quiet))
+        _write(request, listing, _Workers(cluster, client, check, say, warn, quiet))
     return open_dataset(request.out)
 
 
@@ -165,6 +169,7 @@ class _Workers:
     client: Client | None
     check: Check
     say: Say
+    warn: Say
     quiet: bool
 
     @contextmanager
@@ -223,14 +228,14 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             told = _told(listing, found.bad)
             if not request.skip_bad:
                 raise DataError(listing.root, _count(listing, found.bad), f"{_REMEDY}:\n{told}")
-            workers.say(f"warning: {listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
+            workers.warn(f"{listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
         refuse_occupied(request.out)
         raise DataError(request.out, "was written to meanwhile", "choose another --out") from None
 
 
-_REMEDY = "mend or remove them, or leave them out with --skip-bad"
+_REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
 
 
 def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:

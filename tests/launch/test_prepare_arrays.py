@@ -230,6 +230,15 @@ def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_channel_that_is_the_same_everywhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    images = IMAGES * np.array([1, 0, 1], np.uint16)
+    prepare(images, LABELS, tmp_path / "a.zarr", warn=told.append)
+    assert told == ["a: channel 1 is the same in every training image"]
+    prepare(images, LABELS, tmp_path / "b.zarr")
+    assert capsys.readouterr().err == "warning: b: channel 1 is the same in every training image\n"
+
+
 def test_labels_are_judged_before_an_image_is_read(tmp_path: Path) -> None:
     """Of a large array that would be after hours of writing."""
     unreadable = da.from_array(IMAGES, chunks=60).map_blocks(_fail, dtype=IMAGES.dtype, meta=IMAGES[:0])
