@@ -148,7 +148,7 @@ def main() -> None:
     print(text)
     if args.json:
         args.json.write_text(f"{text}\n")
-    if found.get("ratio", RATIO) < RATIO or found["peak_mb"] * 1e6 >= MEMORY:
+    if (not args.broken and found["ratio"] < RATIO) or found["peak_mb"] * 1e6 >= MEMORY:
         raise SystemExit(1)
 
 
@@ -157,7 +157,7 @@ def measure_broken(folder: Path, rounds: int) -> dict[str, Any]:
 
     The seconds are those of the whole command.
     """
-    taken: dict[str, list[dict[str, Any]]] = {"good": [], "left out": [], "refused": []}
+    taken: dict[str, list[dict[str, Any]]] = {"good": [], "broken": [], "refused": []}
     broken = folder / "class-07" / "broken.jpg"
     for turn in range(rounds):
         for kind in taken if turn % 2 == 0 else reversed(taken):
@@ -172,7 +172,8 @@ def measure_broken(folder: Path, rounds: int) -> dict[str, Any]:
                 broken.unlink(missing_ok=True)
             print(kind, taken[kind][-1], flush=True)
     seconds = {kind: median(t["seconds"] for t in turns) for kind, turns in taken.items()}
-    return {"rounds": taken, "seconds": seconds, "peak_mb": peak(taken.values())}
+    ratio = round(seconds["broken"] / seconds["good"], 2)
+    return {"rounds": taken, "seconds": seconds, "ratio": ratio, "peak_mb": peak(taken.values())}
 
 
 def peak(rounds: Iterable[Sequence[dict[str, Any]]]) -> float:

@@ -15,6 +15,7 @@ from distributed import Client, Scheduler, SpecCluster, Worker
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import RESOURCES
+from daskcnn.cluster.worker_log import quiet_refusals
 
 
 @dataclass
@@ -40,6 +41,7 @@ class SharedCluster:
     def _started(self) -> Client:
         if self._client is None or self._client.status != "running" or self._process != os.getpid():
             # a process that was forked has none of the threads of the cluster that it remembers
+            quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
             worker = {

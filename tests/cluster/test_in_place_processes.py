@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from daskcnn.launch.evaluate import evaluate
 from daskcnn.store.array_index import INDEX, read_index
 from daskcnn.store.in_place import Arrays, outline
 from tests.cluster.cluster_jobs import addresses_of, local_cluster
-from tests.store.arrays_in_place import index_of, tiles
+from tests.store.arrays_in_place import index_of, tiles, write_array
 
 pytestmark = pytest.mark.cluster
 NOBODY = 65534
@@ -81,3 +83,20 @@ def test_storage_of_one_process_alone_is_not_seen_by_the_workers(client: Client,
         daskcnn.train(client, job_on(arrays, tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
     np.testing.assert_array_equal(zarr.open_array(arrays.labels, mode="r")[:5], 0)
+
+
+def test_a_refusal_is_told_in_a_line_and_not_by_tracebacks_of_workers(tmp_path: Path) -> None:
+    images = np.ones((100, 8, 8, 2), np.float32)
+    images[63, 1, 2, 1] = np.nan
+    paths = write_array(tmp_path / "x", images, 10), write_array(tmp_path / "y", np.arange(100) % 5, 100)
+    flags = [f"--set=data.{key}='{path}'" for key, path in zip(("images", "labels"), paths, strict=True)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "daskcnn.run", *flags, "--set=data.validation=8", "--workers", "cpu=1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert "error: " in ended.stderr.splitlines()[-1]
+    assert "sample 63, channel 1, pixel (1, 2) is nan; set nodata" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr

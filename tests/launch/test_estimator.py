@@ -180,6 +180,19 @@ def _fail(block: Any) -> Any:
     raise AssertionError("an image was read")
 
 
+def test_a_refusal_is_told_once(images: np.ndarray, y: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    """Dask logs what a task raises with its traceback; a bug's stays."""
+    broken = images.astype(np.float32)
+    broken[3] = np.nan
+    with pytest.raises(daskcnn.errors.DataError, match="sample 3, channel 0"):
+        small().fit(da.from_array(broken, chunks=10), y)
+    assert "Compute Failed" not in caplog.text
+    unreadable = da.from_array(images, chunks=10).map_blocks(_fail, dtype=images.dtype, meta=images[:0])
+    with pytest.raises(AssertionError, match="an image was read"):
+        small().fit(unreadable, y)
+    assert "Compute Failed" in caplog.text
+
+
 def test_numbers_of_numpy_s_are_numbers(images: np.ndarray, y: np.ndarray) -> None:
     """As a search over `np.arange` sets them."""
     fitted = small(epochs=np.int64(2), batch_size=np.int32(8), lr=np.float32(0.5)).fit(images, y)
