@@ -6,16 +6,33 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import dask
-from distributed import Client, Scheduler, SpecCluster, Worker
+from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import RESOURCES
 from daskcnn.cluster.worker_log import quiet_refusals
+
+R = TypeVar("R")
+
+
+def apart_from_tasks(function: Callable[[], R]) -> R:
+    """Call the function, on a thread of its own where this one runs a task of Dask's.
+
+    In a task every client takes the task's worker for one of its own cluster's, and sends data there.
+    """
+    try:
+        get_worker()
+    except ValueError:
+        return function()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 @dataclass

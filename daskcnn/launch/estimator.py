@@ -17,7 +17,7 @@ from dask.base import is_dask_collection
 from distributed import Client
 
 from daskcnn.cluster.given_client import checked_client
-from daskcnn.cluster.own_process import SHARED
+from daskcnn.cluster.own_process import SHARED, apart_from_tasks
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.estimator_data import (
@@ -41,7 +41,7 @@ from daskcnn.launch.scikit import (
     require_fitted,
 )
 from daskcnn.launch.trained_model import TrainedModel
-from daskcnn.launch.training import train_job
+from daskcnn.launch.training import Result, train_job
 from daskcnn.training.trained_network import Classifier
 
 _NEVER = 1e9
@@ -137,11 +137,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         sample_weight : (N,) what each sample's loss counts for; None: all alike.
         """
         samples = self._samples(X, y, sample_weight)
-        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
-            path = new_path(str(self.data_dir or folder))
-            job = self._job(samples, path, Path(folder))  # what is wrong with it is said before samples are written
-            with stored(samples, path, seed=job.train.seed, client=client):
-                result = train_job(job, client=client, on_event=self.on_event)
+        result = self._trained(samples) if self.client is not None else apart_from_tasks(lambda: self._trained(samples))
         self.model_: TrainedModel = result.model
         self.history_ = result.history
         self.summary_ = result.summary
@@ -165,6 +161,13 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         images = as_images(X, self.image_shape_)
         validation = held_out(len(y), self.validation_fraction)
         return OwnData(images, labels, class_names(self.classes_), weights, validation)
+
+    def _trained(self, samples: OwnData) -> Result:
+        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
+            path = new_path(str(self.data_dir or folder))
+            job = self._job(samples, path, Path(folder))  # what is wrong with it is said before samples are written
+            with stored(samples, path, seed=job.train.seed, client=client):
+                return train_job(job, client=client, on_event=self.on_event)
 
     def _job(self, samples: OwnData, path: str, folder: Path) -> Job:
         """The job of a fit on the data set at this path. Raises JobError."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from daskcnn.errors import DataError
-from daskcnn.job.resolve import parse_job
-from daskcnn.job.sources import parse_value
+from daskcnn.job.tables import Cluster
 from daskcnn.launch.array_files import opened
 from daskcnn.launch.names import path_of
 from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
@@ -85,18 +84,11 @@ def prepare_folder(
     size: tuple[int, int],
     fit: Fit,
     grey: bool,
+    cluster: Cluster | None,
     say: Callable[[str], None],
-    scheduler: str | None = None,
-    scheduler_file: str | None = None,
-    workers: str | None = None,
-    wait: str | None = None,
     **options: Any,
 ) -> str:
     """Write the images of a folder where workers can read them; returns what was done."""
-    raw: dict[str, Any] = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers}
-    raw |= {} if wait is None else {"wait": parse_value(wait)}
-    given = {key: value for key, value in raw.items() if value is not None}
-    cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or Path(path).expanduser().absolute().name or "images"
     request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
     dataset = prepare_images(request, cluster=cluster, say=say, warn=_warning(say), handle_signals=True)
