@@ -246,7 +246,7 @@ def test_images_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
         ({"size": (0, 4)}, "size 0x4: an image has 1 to"),
         ({"size": (1 << 20, 1 << 20)}, "size 1048576x1048576: an image has 1 to"),
         ({"test": 1.0}, "test=1.0: a share between 0 and 1 is needed"),
-        ({"name": "a\nb"}, "name='a\\nb': a name has printable characters"),
+        ({"name": "a\nb"}, "name='a\\nb': a name has one printable character"),
     ],
 )
 def test_wrong_requests(folder: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
