@@ -315,7 +315,7 @@ def client() -> Iterator[Client]:
     """Two threads in this process."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
         yield client
 
