@@ -2,16 +2,17 @@
 
 What there is for use from Python; each name is imported when it is first used:
 
-CNNClassifier  a network as an estimator of scikit-learn's kind
-train          train a job on a cluster
-prepare        write images and labels as a data set
-plan           say what a job would do
-load           load a trained network
-TrainedModel   a trained network: predictions, layers, weights
-Result         what `train` returns
-Job            a job's tables
-Stop           raised by a function that is told a run's events, to end the run
-errors, events modules: what a user can mend; the events of a run
+CNNClassifier   a network as an estimator of scikit-learn's kind
+train           train a job on a cluster
+prepare         write images and labels as a data set
+prepare_folder  write a folder of image files as a data set
+plan            say what a job would do
+load            load a trained network
+TrainedModel    a trained network: predictions, layers, weights
+Result          what `train` returns
+Job             a job's tables
+Stop            raised by a function that is told a run's events, to end the run
+errors, events  modules: what a user can mend; the events of a run
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.cli.run import FLAGS
-from daskcnn.job.tables import description_of
+from daskcnn.cli.run import cluster_options
 from daskcnn.launch import prepare as data_sets
+from daskcnn.launch.cluster_flags import cluster_of
 from daskcnn.launch.show_data import show_data
 from daskcnn.show.data_text import readable_dataset
 from daskcnn.show.stderr import say
@@ -35,14 +35,6 @@ def out_options(function: Any) -> Any:
         verbose,
     ):
         function = option(function)
-    return function
-
-
-def cluster_options(function: Any) -> Any:
-    """Add the options of every command that works on a cluster and has no job."""
-    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
-        key, metavar = FLAGS[flag]
-        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
     return function
 
 
@@ -124,12 +116,22 @@ def _size(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
 @click.option("--name", help="Name of the data set.  [default: that of the store]")
 @cluster_options
 @out_options
-def folder(path: str, out: str | None, verbose: bool, **options: Any) -> None:
+def folder(
+    path: str,
+    out: str | None,
+    scheduler: str | None,
+    scheduler_file: str | None,
+    workers: str | None,
+    wait: str | None,
+    verbose: bool,
+    **options: Any,
+) -> None:
     """Prepare the images in the folder PATH, which has a sub-folder for each class.
 
     Images are decoded by the workers of a cluster: the scheduler's, or a local one.
     """
-    tell(data_sets.prepare_folder(path, out=out, **options, say=say))
+    flags = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers, "wait": wait}
+    tell(data_sets.prepare_folder(path, out=out, cluster=cluster_of(flags), **options, say=say))
 
 
 @data.command(cls=Command)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.run import cluster_options
+from daskcnn.job.tables import Cluster
 from daskcnn.launch import predict as predicting
+from daskcnn.launch.cluster_flags import cluster_of
 from daskcnn.launch.predictions.sources import Which as Part
-from daskcnn.launch.predictions.whole import Where, predict_whole
+from daskcnn.launch.predictions.whole import predict_whole
 from daskcnn.launch.trained_run import Which
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_predictions, readable_table
@@ -23,9 +25,7 @@ from daskcnn.show.trained_text import readable_predictions, readable_table
 @click.option("--top", type=click.IntRange(1), help="Number of classes to print.  [default: 3]")
 @click.option("--out", metavar="FILE", help="Write all predictions to a .csv, .parquet or .zarr, over a cluster.")
 @click.option("--part", type=click.Choice(["train", "test", "all"]), help="Of a data set.  [default: test]")
-@click.option("--scheduler", metavar="ADDRESS", help="The cluster for --out.  [default: a local one]")
-@click.option("--scheduler-file", metavar="FILE", help="The file to which the scheduler wrote its address.")
-@click.option("--workers", metavar="cpu=N,gpu=N", help="Workers to use.  [default: all]")
+@cluster_options
 @click.option("--skip-bad", is_flag=True, help="Pass over files that cannot be read; they have no prediction.")
 @as_json
 @verbose
@@ -36,26 +36,25 @@ def predict(
     top: int | None,
     out: str | None,
     part: Part | None,
-    scheduler: str | None,
-    scheduler_file: str | None,
-    workers: str | None,
     skip_bad: bool,
     as_json: bool,
-    **_: Any,
+    verbose: bool,
+    **cluster: str | None,
 ) -> None:
     """Print the likeliest classes of image files by RUN's network, or predict all of DATA into a table.
 
     RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors. DATA are image files;
     with --out also a prepared data set or a folder of images. The same command goes on with what an earlier one did.
+    Without a scheduler a local cluster starts.
     """
     if out is not None:
         if top is not None:
             raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
-        where = Where(scheduler, scheduler_file, workers)
-        done = predict_whole(run, data, out, which=checkpoint, part=part, where=where, skip_bad=skip_bad, say=say)
+        there = cluster_of(cluster) or Cluster()
+        done = predict_whole(run, data, out, which=checkpoint, part=part, cluster=there, skip_bad=skip_bad, say=say)
         tell(json.dumps(done, indent=2) if as_json else readable_table(done))
         return
-    if part or scheduler or scheduler_file or workers or skip_bad:
-        raise click.UsageError("--part, --scheduler, --scheduler-file, --workers and --skip-bad need --out")
+    if part or skip_bad or any(cluster.values()):
+        raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
     result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))

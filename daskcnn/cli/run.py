@@ -55,6 +55,14 @@ def job_flags(function: Any) -> Any:
     return function
 
 
+def cluster_options(function: Any) -> Any:
+    """Add the options of every command that works on a cluster and has no job."""
+    for flag in ("workers", "wait", "scheduler-file", "scheduler"):
+        key, metavar = FLAGS[flag]
+        function = click.option(f"--{flag}", metavar=metavar, help=description_of(key))(function)
+    return function
+
+
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags

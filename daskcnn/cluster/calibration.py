@@ -13,6 +13,7 @@ from daskcnn.cluster.session.tasks import calibrate
 from daskcnn.errors import Interrupted, Lost, UserError, told
 from daskcnn.events import CalibratedWorker, Warned
 from daskcnn.job.network import replica_bytes
+from daskcnn.store.array_index import ArrayChanged
 from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact
 
 
@@ -27,11 +28,11 @@ def submit_calibration(context: RunContext, worker: str) -> Future:
 def calibrated(context: RunContext, worker: str, future: Future, at: float) -> Fact:
     """Take the result of a worker's calibration; the context knows it from then on.
 
-    Raises NotYet, and WorkersLost, ServerLost, Lost or Interrupted where that is found meanwhile.
+    Raises NotYet, and WorkersLost, ServerLost, Lost, Interrupted or ArrayChanged where that is found meanwhile.
     """
     try:
         found = context.results.fetch(future)
-    except (NotYet, WorkersLost, ServerLost, Lost, Interrupted):
+    except (NotYet, WorkersLost, ServerLost, Lost, Interrupted, ArrayChanged):
         raise
     except UserError as error:
         return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)

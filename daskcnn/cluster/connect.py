@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 
 import dask
-from distributed import Client, Nanny, Scheduler, Security, SpecCluster, default_client
+from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 from distributed.comm.addressing import get_address_host_port, normalize_address
 from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
@@ -26,14 +26,6 @@ from daskcnn.job.tables import Cluster
 
 TRY = 2.0  # seconds of one attempt to connect
 _MOST_BYTES = 1 << 20  # of a scheduler's file, which lists its workers
-
-
-def present_client() -> Client | None:
-    """The client that this process uses by default, if it has one."""
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Workers in this process: a cluster of one, for fits that are not worth processes of their own, and a client."""
+"""A cluster of one worker in this process, for fits that are not worth processes of their own."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import dask
-from distributed import Client, Scheduler, SpecCluster, Worker
+from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
 
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.members import RESOURCES
+from daskcnn.cluster.worker_log import quiet_refusals
+
+R = TypeVar("R")
 
 
-def lend_client(client: Client) -> None:
-    """Let the workers of the cluster that are in this process use this client, where they have none.
+def apart_from_tasks(function: Callable[[], R]) -> R:
+    """Call the function, on a thread of its own where this one runs a task of Dask's.
 
-    A task that handles an actor needs a client. Dask would start one, and make it the default of the whole process.
+    In a task every client takes the task's worker for one of its own cluster's, and sends data there.
     """
-    for worker in list(Worker._instances):
-        lent = worker._client
-        if (lent is None or lent.status != "running") and worker.scheduler.address == client.scheduler.address:
-            worker._client = client
+    try:
+        get_worker()
+    except ValueError:
+        return function()
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 @dataclass
@@ -51,6 +58,7 @@ class SharedCluster:
     def _started(self) -> Client:
         if self._client is None or self._client.status != "running" or self._process != os.getpid():
             # a process that was forked has none of the threads of the cluster that it remembers
+            quiet_refusals()
             settings = {"distributed.worker.profile.enabled": False, "distributed.scheduler.allowed-failures": 0}
             nowhere = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
             worker = {

@@ -6,12 +6,15 @@ import logging
 import signal
 from typing import Any
 
+from daskcnn.cluster.worker_log import quiet_refusals
+
 
 def dask_setup(worker: Any) -> None:
     """Called by Dask in the worker's process. The nanny, in the driver, still ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.getLogger("distributed.worker").addFilter(worth_a_line)
+    quiet_refusals()
 
 
 def worth_a_line(record: logging.LogRecord) -> bool:

@@ -13,7 +13,19 @@ from daskcnn.errors import DataError
 from daskcnn.launch.array_sources import ImageSource, Layout, labels_of
 from daskcnn.store.buckets import Places
 from daskcnn.store.labels import Labelled, numbered
-from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of, sha256
+from daskcnn.store.manifest import (
+    MAX_CHUNK_BYTES,
+    PARTS,
+    Manifest,
+    Order,
+    PartManifest,
+    chunks,
+    draft_of,
+    sha256,
+    strangers,
+    unlearnable,
+    unseen_classes,
+)
 from daskcnn.store.prepare import chunk_for
 from daskcnn.store.split import shuffled_order, stratified
 
@@ -55,6 +67,15 @@ class ArraySamples:
         tests = sum(int(part.mask.sum()) for part in self.given)
         return tests if name == "test" else sum(len(part.images) for part in self.given) - tests
 
+    def class_counts(self, name: str) -> tuple[int, ...]:
+        """Samples of a part by class, or by label."""
+        picked = [part.labels[part.mask == (name == "test")] for part in self.given]
+        labels = np.concatenate(picked)
+        counts = (
+            labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
+        )
+        return tuple(counts.tolist())
+
 
 def samples_of(
     images: Any,
@@ -68,7 +89,9 @@ def samples_of(
     """Return what was given to `prepare` as samples. Raises DataError for what does not belong together."""
     source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
     _check_lengths("labels", len(found.values), source)
-    if isinstance(test, tuple):
+    if isinstance(test, tuple | list):
+        if len(test) != 2:
+            raise DataError("test", f"{len(test)} things", "give a fraction, a number, or the pair (images, labels)")
         other, answers = ImageSource.of(test[0], layout), numbered(labels_of(test[1]), classes or found.classes)
         _check_lengths("labels of the test part", len(answers.values), other)
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
@@ -91,19 +114,23 @@ def _check_lengths(what: str, found: int, source: ImageSource) -> None:
         raise DataError(what, f"{found:,} for {len(source):,} images", "give one for each image")
 
 
-def _test_count(test: float | int, samples: int) -> int:
-    count = round(test * samples) if isinstance(test, float) else test
-    if not (0 < test < 1 if isinstance(test, float) else 0 < test < samples):
-        raise DataError(f"test={test}", "no part of the samples", "give a fraction between 0 and 1, or a number")
-    return max(1, count)
+def _test_count(test: Any, samples: int) -> int:
+    share, number = isinstance(test, float | np.floating), isinstance(test, int | np.integer)
+    if not (share and 0 < test < 1) and not (number and not isinstance(test, bool) and 0 < test < samples):
+        remedy = "give a fraction between 0 and 1, a whole number of samples, or the pair (images, labels)"
+        raise DataError(f"test={test!s:.40}", "no part of the samples", remedy)
+    return max(1, round(test * samples) if share else int(test))
 
 
 def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None:
     """The weights of all samples, divided by the mean over the training samples."""
     if weights is None:
         return None
-    found = np.asarray(labels_of(weights), np.float64)
+    found = labels_of(weights, "weights")
+    if found.dtype.kind not in "buif" or found.ndim > 1:
+        raise DataError("weights", f"{found.dtype} of shape {found.shape}", "give one number for each image")
     _check_lengths("weights", found.size, part.images)
+    found = found.astype(np.float64)
     if wrong := np.flatnonzero(~(np.isfinite(found) & (found >= 0))).tolist():
         raise DataError("weights", f"sample {wrong[0]} has {found[wrong[0]]}", "give finite weights of 0 or more")
     mean = found[~part.mask].mean()
@@ -139,10 +166,15 @@ class Arrangement:
 def arranged(
     samples: ArraySamples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
 ) -> Arrangement:
-    """Return where every sample goes, in chunks of this size or of the usual one."""
+    """Return where every sample goes, in chunks of this size or of the usual one.
+
+    Raises DataError where nothing could be learnt from the labels, and for chunks that are too large.
+    """
     source = samples.given[0].images
     counts = {part: samples.count(part) for part in PARTS}
     chunk = chunk or chunk_for(counts["train"], source.sample_bytes)
+    if chunk * source.sample_bytes > MAX_CHUNK_BYTES:
+        raise DataError(f"chunk={chunk}", f"a chunk has at most {MAX_CHUNK_BYTES:,} bytes", "give fewer samples")
     several = samples.given[0].labels.ndim == 2
     common: dict[str, Any] = {
         "name": name,
@@ -157,11 +189,22 @@ def arranged(
         "sources": {"labels": sha256(np.concatenate([part.labels for part in samples.given]))},
     }
     weights = ("",) if samples.weights is not None else ()
-    unknown: dict[str, Any] = {"class_counts": (), "images": (), "labels": ()}
-    train = PartManifest.model_construct(samples=counts["train"], weights=weights, **unknown)
-    test = PartManifest.model_construct(samples=counts["test"], **unknown)
+    unknown: dict[str, Any] = {"images": (), "labels": ()}
+    train = PartManifest.model_construct(
+        samples=counts["train"], class_counts=samples.class_counts("train"), weights=weights, **unknown
+    )
+    test = PartManifest.model_construct(samples=counts["test"], class_counts=samples.class_counts("test"), **unknown)
     draft = draft_of(common, {"train": train, "test": test})
+    _check_labels(draft)
     return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
+
+
+def _check_labels(draft: Manifest) -> None:
+    """Raise DataError where nothing could be learnt from the labels, before any image is read."""
+    for problem in unlearnable(draft):
+        raise DataError("labels", problem, "give training samples of two classes or more")
+    if unseen := unseen_classes(draft):
+        raise strangers(draft.name, unseen)
 
 
 def _places(samples: ArraySamples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:

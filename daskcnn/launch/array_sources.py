@@ -39,7 +39,17 @@ class SampleBlock:
 
     def read(self, source: ImageSource) -> npt.NDArray[Any]:
         """Return the block's images (hi - lo, H, W, C) in the type that they are kept in."""
-        return source.at_rest(np.asarray(self.data if self.sliced else self.data[self.lo : self.hi]))
+        return self.at_rest(source, self.data if self.sliced else self.data[self.lo : self.hi])
+
+    def at_rest(self, source: ImageSource, data: Any) -> npt.NDArray[Any]:
+        """Return what was read of the block in the same way. Raises DataError where the source has said otherwise."""
+        found = np.asarray(data)
+        images = source.at_rest(found)
+        if images.shape != (self.hi - self.lo, *source.shape[1:]) or not np.can_cast(found.dtype, source.dtype):
+            said = f"{source.dtype} {(self.hi - self.lo, *source.shape[1:])}"
+            reason = f"samples {self.lo} to {self.hi - 1} are {found.dtype} {images.shape}, the array says {said}"
+            raise DataError("images", reason, "correct what makes the array, or its dtype and chunks")
+        return images
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +74,7 @@ class ImageSource:
         """Return the images as a source. Raises DataError for what cannot be images."""
         what = _unwrapped(images)
         if isinstance(what, dask.array.Array) and np.isnan(what.shape).any():
-            what = what.compute_chunk_sizes()
+            what = what.copy().compute_chunk_sizes()  # it changes the array
         shape = tuple(map(int, what.shape))
         if layout not in get_args(Layout):
             raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
@@ -134,9 +144,14 @@ def _unwrapped(images: Any) -> Any:
     """The array inside of an xarray DataArray; anything else as it is. A lazy DataArray reads itself slice by slice."""
     if hasattr(images, "dims") and hasattr(images, "variable"):
         return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
-    if not (hasattr(images, "shape") and hasattr(images, "dtype")):
-        return np.asarray(images)
-    return images
+    return images if hasattr(images, "shape") and hasattr(images, "dtype") else _as_array("images", images)
+
+
+def _as_array(what: str, given: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise DataError(what, f"no array ({error!s:.120})", "give an array, one entry for each sample") from error
 
 
 @dataclass(frozen=True)
@@ -166,10 +181,10 @@ def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def labels_of(labels: Any) -> npt.NDArray[Any]:
-    """Return labels as an array in memory, whatever they are in."""
+def labels_of(labels: Any, what: str = "labels") -> npt.NDArray[Any]:
+    """Return labels as an array in memory, whatever they are in. Raises DataError where they are no array."""
     if isinstance(labels, dask.array.Array):
         return np.asarray(labels.compute())
     if isinstance(labels, zarr.Array):
         return np.asarray(labels[:])
-    return np.asarray(getattr(labels, "values", labels))
+    return _as_array(what, getattr(labels, "values", labels))

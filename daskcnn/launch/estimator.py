@@ -16,9 +16,10 @@ import zarr
 from dask.base import is_dask_collection
 from distributed import Client
 
-from daskcnn.cluster.own_process import SHARED
+from daskcnn.cluster.given_client import checked_client
+from daskcnn.cluster.own_process import SHARED, apart_from_tasks
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import LAYER
+from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.estimator_data import (
     as_images,
     checked_weights,
@@ -26,11 +27,12 @@ from daskcnn.launch.estimator_data import (
     encode_labels,
     held_out,
     image_shape_of,
+    plain_number,
     stored_dtype,
     suitable_layers,
 )
 from daskcnn.launch.listener import OnEvent
-from daskcnn.launch.own_data import OwnData, stored
+from daskcnn.launch.own_data import OwnData, new_path, stored
 from daskcnn.launch.scikit import (
     BaseEstimator,
     ClassifierMixin,
@@ -41,6 +43,9 @@ from daskcnn.launch.scikit import (
 from daskcnn.launch.trained_model import TrainedModel
 from daskcnn.launch.training import Result, train_job
 from daskcnn.training.trained_network import Classifier
+
+_NEVER = 1e9
+"""Epochs between two checkpoints of a fit: there is one at its end."""
 
 
 class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
@@ -132,10 +137,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         sample_weight : (N,) what each sample's loss counts for; None: all alike.
         """
         samples = self._samples(X, y, sample_weight)
-        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
-            seed = _seed(self.random_state)
-            with stored(samples, str(self.data_dir or folder), seed=seed, client=client) as path:
-                result = self._trained(samples, path, seed, client, Path(folder))
+        result = self._trained(samples) if self.client is not None else apart_from_tasks(lambda: self._trained(samples))
         self.model_: TrainedModel = result.model
         self.history_ = result.history
         self.summary_ = result.summary
@@ -160,17 +162,25 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         validation = held_out(len(y), self.validation_fraction)
         return OwnData(images, labels, class_names(self.classes_), weights, validation)
 
-    def _trained(self, samples: OwnData, path: str, seed: int, client: Client, folder: Path) -> Result:
-        tables = self._tables(samples, seed)
-        tables["data"]["path"] = path
-        tables["run"]["dir"] = str(self.run_dir or folder / "runs")
+    def _trained(self, samples: OwnData) -> Result:
+        with self._cluster() as client, TemporaryDirectory(prefix="daskcnn-") as folder:
+            path = new_path(str(self.data_dir or folder))
+            job = self._job(samples, path, Path(folder))  # what is wrong with it is said before samples are written
+            with stored(samples, path, seed=job.train.seed, client=client):
+                return train_job(job, client=client, on_event=self.on_event)
+
+    def _job(self, samples: OwnData, path: str, folder: Path) -> Job:
+        """The job of a fit on the data set at this path. Raises JobError."""
+        places = {"data": {"path": path}, "run": {"dir": str(self.run_dir or folder / "runs")}}
+        tables = merged(self._tables(samples, _seed(self.random_state)), places)
         if self.warm_start and hasattr(self, "model_"):
             tables["model"]["from"] = str(self.model_.kept_in(folder / "before"))
-        return train_job(resolve(merged(tables, self.job or {})), client=client, on_event=self.on_event)
+        return resolve(merged(tables, self.job or {}))
 
     def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
         """The tables of the fit's job, but for its places."""
-        train = {"strategy": self.strategy, "epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
+        numbers = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
+        train = {"strategy": self.strategy, **{key: plain_number(value) for key, value in numbers.items()}}
         if self.client is None and self.strategy != LAYER:
             train["partition"] = "udpa"  # one worker has all samples
         return {
@@ -179,7 +189,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             "train": {**train, "seed": seed},
             "cluster": {"settle": 0.0},
             # nothing goes on with a fit that was cut short
-            "run": {} if self.run_dir is not None else {"checkpoint_every": float(self.epochs), "keep": 1},
+            "run": {} if self.run_dir is not None else {"checkpoint_every": _NEVER, "keep": 1},
         }
 
     def _network(self, classes: int) -> dict[str, Any]:
@@ -195,7 +205,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     @contextmanager
     def _cluster(self) -> Iterator[Client]:
-        with SHARED.client() if self.client is None else nullcontext(self.client) as client:
+        with SHARED.client() if self.client is None else nullcontext(checked_client(self.client)) as client:
             yield client
 
     # --- predicting ---
@@ -257,6 +267,8 @@ def _array_of(X: Any) -> Any:
         X = X.data
     if is_dask_collection(X) and hasattr(X, "to_dask_array"):
         return X.to_dask_array(lengths=True)
+    if is_dask_collection(X) and np.isnan(X.shape).any():
+        return X.copy().compute_chunk_sizes()  # it changes the array
     return X
 
 

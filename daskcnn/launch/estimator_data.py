@@ -131,3 +131,8 @@ def suitable_layers(shape: ImageShape, classes: int) -> list[dict[str, Any]] | N
         return None
     conv = {"layer": "conv", "kernels": 32, "size": 3, "pad": 1}
     return [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]
+
+
+def plain_number(value: Any) -> Any:
+    """A number of NumPy's, such as a search over `np.arange` sets, as one of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -9,10 +9,10 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.connect import present_client
-from daskcnn.errors import JobError
+from daskcnn.cluster.given_client import given_or_default
+from daskcnn.errors import DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
-from daskcnn.job.resolve import resolve
+from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
@@ -94,11 +94,14 @@ def train(
     ('stopped', 1)
     """
     raw = _tables(job)
+    _check_pair(data)
+    client = given_or_default(client)
+    if resume is None:
+        parse_job(raw)  # what is wrong with it is said before the data are written
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
-    client = client or present_client()
     with with_own_data(raw, data, client) as tables:
         if resume is not None and data is not None:  # all but the place of the data is as it was
             tables["data"] = {"path": tables["data"]["path"]}
@@ -111,7 +114,16 @@ def train(
 def _tables(job: JobTables | None) -> dict[str, Any]:
     if isinstance(job, Job):
         return job.model_dump(exclude_unset=True, by_alias=True)
-    return read_job_file(job) if isinstance(job, str | Path) else dict(job or {})
+    if isinstance(job, str | Path):
+        return read_job_file(job)
+    if job is not None and not isinstance(job, Mapping):
+        raise JobError([f"job = {job!r:.60}: no job; give its tables, a daskcnn.Job, or the path of a job file"])
+    return dict(job or {})
+
+
+def _check_pair(data: Any) -> None:
+    if data is not None and not (isinstance(data, tuple | list) and len(data) == 2):
+        raise DataError("data", f"{type(data).__name__} instead of a pair", "give (images, labels)")
 
 
 def _finished(run: Path, summary: dict[str, Any]) -> Result:

@@ -45,13 +45,17 @@ class OwnData:
     validation: int
 
 
+def new_path(folder: str) -> str:
+    """The path of a data set that is not there yet, in this folder or at this URL."""
+    return f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
+
+
 @contextmanager
-def stored(data: OwnData, folder: str, *, seed: int, client: Client | None) -> Iterator[str]:
-    """The path of a data set of these samples, in this folder or at this URL, as long as the context lasts.
+def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Iterator[None]:
+    """Write a data set of these samples to this path, and remove it again when the context ends.
 
     All samples are in its training part. A data set has a test part: here it is the first sample, once more.
     """
-    path = f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
     first = data.images[:1], data.labels[:1]
     try:
         prepare(
@@ -65,8 +69,9 @@ def stored(data: OwnData, folder: str, *, seed: int, client: Client | None) -> I
             name=NAME,
             chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
             client=client,
+            warn=lambda _: None,  # an estimator takes what it is given
         )
-        yield path
+        yield
     finally:
         _remove(path)
 

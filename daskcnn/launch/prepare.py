@@ -6,10 +6,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from daskcnn.errors import DataError
 from daskcnn.files import local_path
-from daskcnn.job.resolve import parse_job
-from daskcnn.job.sources import parse_value
+from daskcnn.job.tables import Cluster
 from daskcnn.launch.array_files import opened
+from daskcnn.launch.names import path_of
 from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.prepare_folder import Request
 from daskcnn.launch.prepare_folder import prepare as prepare_images
@@ -34,7 +35,7 @@ def prepare(
         order=order,
         seed=seed,
         progress=shown(say),
-        warn=lambda message: say(f"warning: {message}"),
+        warn=_warning(say),
     )
 
 
@@ -50,8 +51,8 @@ def prepare_array_files(
     **options: Any,
 ) -> str:
     """Write a data set from array files of NumPy; returns what was done."""
-    path = out or f"data/{name or 'arrays'}.zarr"
-    names = None if classes is None else [each.strip() for each in classes.split(",")]
+    path = out or path_of(name or "arrays")
+    names = None if classes is None else _class_names(classes)
     with ExitStack() as stack:
         pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
         factors = None if weights is None else stack.enter_context(opened(weights))
@@ -63,10 +64,17 @@ def prepare_array_files(
             weights=factors,
             name=name,
             progress=shown(say),
-            warn=lambda message: say(f"warning: {message}"),
+            warn=_warning(say),
             **options,
         )
     return f"wrote {path}: {summary_of(dataset)}"
+
+
+def _class_names(listed: str) -> list[str]:
+    names = [each.strip() for each in listed.split(",")]
+    if not all(names):
+        raise DataError(f"--classes {listed}", "a name is empty", "write NAME,NAME with one comma between two names")
+    return names
 
 
 def prepare_folder(
@@ -76,21 +84,19 @@ def prepare_folder(
     size: tuple[int, int],
     fit: Fit,
     grey: bool,
+    cluster: Cluster | None,
     say: Callable[[str], None],
-    scheduler: str | None = None,
-    scheduler_file: str | None = None,
-    workers: str | None = None,
-    wait: str | None = None,
     **options: Any,
 ) -> str:
     """Write the images of a folder where workers can read them; returns what was done."""
-    raw: dict[str, Any] = {"scheduler": scheduler, "scheduler_file": scheduler_file, "workers": workers}
-    raw |= {} if wait is None else {"wait": parse_value(wait)}
-    given = {key: value for key, value in raw.items() if value is not None}
-    cluster = parse_job({"cluster": given}).cluster if given else None
     name = options.get("name") or local_path(path).absolute().name or "images"
-    request = Request(path, out or f"data/{name}.zarr", Appearance(size, fit, grey), **options)
-    return f"wrote {request.out}: {summary_of(prepare_images(request, cluster=cluster, say=say, handle_signals=True))}"
+    request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
+    dataset = prepare_images(request, cluster=cluster, say=say, warn=_warning(say), handle_signals=True)
+    return f"wrote {request.out}: {summary_of(dataset)}"
+
+
+def _warning(say: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda message: say(f"warning: {message}")
 
 
 def verify(path: str) -> str:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import dask
 import numpy as np
@@ -16,11 +16,14 @@ import numpy.typing as npt
 from distributed import Client, Future
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import present_client
+from daskcnn.cluster.given_client import given_or_default
 from daskcnn.cluster.spread import spread, submit_part
+from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
+from daskcnn.launch.names import check_name, name_of
+from daskcnn.show import stderr
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -54,7 +57,7 @@ def prepare(
     chunk: int | None = None,
     client: Client | None = None,
     progress: Progress = _silent,
-    warn: Warn = _silent,
+    warn: Warn = stderr.warn,
     check: Check = no_check,
 ) -> Dataset:
     """Write images and labels as a data set that a job can train on, and return it.
@@ -77,7 +80,8 @@ def prepare(
     name : of the data set. Default: the store's name
     chunk : samples of a chunk, the unit that is read. Default: by the number of samples and their size
     client : of a cluster. Default: the present one, if there is one
-    progress, warn, check : called with stage, done and total; with a warning; and now and then
+    progress, check : called with stage, done and total; and now and then
+    warn : called with a warning. Default: a line on stderr
 
     Raises
     ------
@@ -92,17 +96,33 @@ def prepare(
     ((8, 8, 12), ('field', 'forest'), 80)
     """
     out = str(store)
+    _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
     refuse_occupied(out)
-    client = client or present_client()
+    client = given_or_default(client)
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
-        plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
+        plan = arranged(samples, name or name_of(out), order, seed, nodata, chunk)
         draft = stack.enter_context(drafted(out, plan.draft))
         writer = _ArrayWriter(samples, plan, draft, progress, check, warn)
         facts = writer.directly() if samples.in_memory else writer.through_buckets(out, client)
         manifest = assemble(plan.common, facts, warn=warn)
         draft.finish(manifest)
     return open_dataset(out)
+
+
+def _check_options(*, order: Any, seed: Any, nodata: Any, name: Any, chunk: Any) -> None:
+    """Raise DataError for an option that cannot be, before any image is read."""
+    if order not in get_args(Order):
+        raise DataError(f"order={order!r}", "unknown", f"use one of {', '.join(get_args(Order))}")
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise DataError(f"seed={seed!r}", "a whole number of 0 or more is needed", "give one")
+    if nodata is not None and not (isinstance(nodata, int | float | np.number) and np.isfinite(nodata)):
+        remedy = "give one such as -9999; NaN stands for no data too as soon as one is given"
+        raise DataError(f"nodata={nodata!r}", "a finite number is needed", remedy)
+    if chunk is not None and (not isinstance(chunk, int | np.integer) or chunk < 1):
+        raise DataError(f"chunk={chunk!r}", "a whole number of 1 or more is needed", "give one, or leave it out")
+    if name is not None:
+        check_name(name)
 
 
 def _computing(client: Client | None) -> AbstractContextManager[object]:
@@ -136,7 +156,7 @@ class _BlockWork:
 
 def _write_block(work: _BlockWork, data: Any = None) -> None:
     block = work.block
-    images = work.source.at_rest(np.asarray(data)) if data is not None else block.read(work.source)
+    images = block.at_rest(work.source, data) if data is not None else block.read(work.source)
     missing = missing_pixels(images, work.nodata)
     check_finite(images, missing, where="images", first=block.lo)
     write_block(work.folder, work.number, images, work.places)

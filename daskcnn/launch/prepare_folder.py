@@ -14,12 +14,15 @@ import numpy.typing as npt
 from distributed import Client
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import connect, present_client
+from daskcnn.cluster.connect import connect
+from daskcnn.cluster.given_client import given_or_default
 from daskcnn.cluster.sight import require_sight
 from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
+from daskcnn.launch.names import check_name, name_of
 from daskcnn.launch.training import Signals
+from daskcnn.show import stderr
 from daskcnn.show.counter import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
@@ -75,6 +78,7 @@ def prepare_folder(
     skip_bad: bool = False,
     name: str | None = None,
     client: Client | None = None,
+    warn: Say = stderr.warn,
 ) -> Dataset:
     """Write the images of a folder with a sub-folder for each class as a data set, and open it.
 
@@ -92,6 +96,7 @@ def prepare_folder(
     name : of the data set. Default: the store's name
     client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
         started.
+    warn : called with what was left out. Default: a line on stderr
 
     Raises
     ------
@@ -103,7 +108,7 @@ def prepare_folder(
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
     request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
-    return prepare(request, client=client or present_client(), say=lambda _: None, quiet=True)
+    return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
 def prepare(
@@ -112,6 +117,7 @@ def prepare(
     cluster: Cluster | None = None,
     client: Client | None = None,
     say: Say,
+    warn: Say,
     quiet: bool = False,
     handle_signals: bool = False,
 ) -> Dataset:
@@ -122,10 +128,10 @@ def prepare(
     if request.test is not None and listing.test is not None:
         raise DataError(f"test={request.test}", f"{listing.root} has train/ and test/ of its own", "leave it out")
     for note in listing.notes:
-        say(f"warning: {listing.root}: {note}")
+        warn(f"{listing.root}: {note}")
     with ExitStack() as stack:
         check = stack.enter_context(_interruptible()) if handle_signals else no_check
-        _write(request, listing, _Workers(cluster, client, check, say, quiet))
+        _write(request, listing, _Workers(cluster, client, check, say, warn, quiet))
     return open_dataset(request.out)
 
 
@@ -138,8 +144,8 @@ def check_request(request: Request) -> None:
         )
     if request.test is not None and not 0 < request.test < 1:
         raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
-    if request.name is not None and (not request.name or escaped(request.name) != request.name):
-        raise DataError(f"name={request.name!r}", "a name has printable characters", "give another --name")
+    if request.name is not None:
+        check_name(request.name)
 
 
 @contextmanager
@@ -163,6 +169,7 @@ class _Workers:
     client: Client | None
     check: Check
     say: Say
+    warn: Say
     quiet: bool
 
     @contextmanager
@@ -175,10 +182,6 @@ class _Workers:
         else:
             with connect(self.cluster or Cluster(), self.check, self.say, server=False) as client:
                 yield client
-
-    def warn(self, message: str) -> None:
-        """Say what is wrong, and goes on all the same."""
-        self.say(f"warning: {message}")
 
     def over(
         self, client: Client | None, function: Callable[[Any], Any], items: Sequence[Any], what: str
@@ -233,7 +236,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
         raise DataError(request.out, "was written to meanwhile", "choose another --out") from None
 
 
-_REMEDY = "mend or remove them, or leave them out with --skip-bad"
+_REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
 
 
 def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
@@ -241,7 +244,7 @@ def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
     test = TEST if request.test is None else request.test
     size = int(np.prod(shape))
     plan = plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
-    name = request.name or escaped(Path(request.out.rstrip("/")).stem) or "images"
+    name = request.name or name_of(request.out)
     return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
 
 

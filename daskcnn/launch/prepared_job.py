@@ -13,7 +13,7 @@ from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import Data, Job
-from daskcnn.launch.fine_tuning import Start, names_network, read_trained, start_of, with_network
+from daskcnn.launch.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout
 from daskcnn.nn.losses import USUAL
@@ -115,26 +115,12 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
 
     begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
     """
-    job, trained, start = on_data(job, dataset.name), None, None
-    if job.model.from_ is not None and (begins or not names_network(job)):
-        trained = read_trained(job.model.from_)
-        job = with_network(job, trained, dataset)
-    problems = []
-    samples = training_samples(job, dataset)
-    if samples < 1:
-        problems.append(
-            f"data.validation = {job.data.validation}: leaves nothing of {len(dataset.train)} training samples; "
-            "lower it"
-        )
-    elif (job.train.increments or 1) > samples:
-        problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
-    problems += _labels_misfit(job, dataset)
+    job, trained = _with_trained(on_data(job, dataset.name), dataset, begins=begins)
+    problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset)]
+    layout, start = None, None
     try:
         layout, weights = initial_weights(job, dataset)
-        if (most := weights.size) < job.cluster.ps_shards:
-            problems.append(f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {most} numbers; lower it")
-        problems += _uncuttable(job, dataset)
-        _check_workspace(job, dataset)
+        problems += [*_uncuttable(job, dataset, weights.size), *_too_little_workspace(job, dataset)]
         start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
         problems += error.problems
@@ -142,11 +128,33 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         problems.append(f"model: {error}")
     except MemoryError as error:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
-    if problems:
+    if problems or layout is None:
         raise JobError(problems)
+    return Prepared(_with_loss(job, dataset), dataset, layout, start)
+
+
+def _with_trained(job: Job, dataset: Dataset, *, begins: bool) -> tuple[Job, Pretrained | None]:
+    """The trained weights that the job names, if they are needed, and the job with their network if it names none."""
+    if job.model.from_ is None or not (begins or not names_network(job)):
+        return job, None
+    trained = read_trained(job.model.from_)
+    return with_network(job, trained, dataset), trained
+
+
+def _with_loss(job: Job, dataset: Dataset) -> Job:
+    """The job with the usual loss of the data set's labels where it names none."""
     loss = job.train.loss or USUAL[dataset.labels]
-    job = job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
-    return Prepared(job, dataset, layout, start)
+    return job.model_copy(update={"train": job.train.model_copy(update={"loss": loss})})
+
+
+def _too_few_samples(job: Job, dataset: Dataset) -> Iterator[str]:
+    """What the job makes of fewer training samples than it needs."""
+    samples = training_samples(job, dataset)
+    if samples < 1:
+        total = len(dataset.train)
+        yield f"data.validation = {job.data.validation}: leaves nothing of {total} training samples; lower it"
+    elif (job.train.increments or 1) > samples:
+        yield f"train.increments = {job.train.increments}: more than {samples} training samples; lower it"
 
 
 def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
@@ -164,9 +172,12 @@ def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
     return problems
 
 
-def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:
-    """Layers that look at a whole minibatch, where it is cut."""
-    layers = network_of(job, dataset).layers if job.train.sub_batches > 1 else ()
+def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
+    """Cuts that the network does not allow: of its numbers over shards, of a minibatch, of a layer's samples."""
+    if numbers < job.cluster.ps_shards:
+        yield f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {numbers} numbers; lower it"
+    network = network_of(job, dataset)
+    layers = network.layers if job.train.sub_batches > 1 else ()
     if names := [name for name, layer in layers if layer.mixes_samples]:
         yield (
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
@@ -174,18 +185,18 @@ def _uncuttable(job: Job, dataset: Dataset) -> Iterator[str]:
         )
     if job.train.first_conv == "samples":
         try:
-            samples_first(stages_of(network_of(job, dataset)))
+            samples_first(stages_of(network))
         except ValueError as reason:
             yield f"train.first_conv = 'samples': {reason}; use 'kernels'"
 
 
-def _check_workspace(job: Job, dataset: Dataset) -> None:
-    """Plan every convolution, so that one that cannot fit is refused here. Raises ValueError."""
+def _too_little_workspace(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Convolutions that cannot be planned: each is, so that one that cannot fit is refused here."""
     for name, spec in conv_specs(job, dataset):
         try:
             plan(spec, planning_device(job))
         except ValueError as error:
-            raise ValueError(f"layer {name}: {error} (train.workspace_mib, train.batch_size)") from error
+            yield f"model: layer {name}: {error} (train.workspace_mib, train.batch_size)"
 
 
 def planning_device(job: Job) -> Device:

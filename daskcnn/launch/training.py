@@ -22,7 +22,7 @@ from daskcnn.cluster.admission import admit
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.own_process import lend_client
+from daskcnn.cluster.lent_client import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
@@ -149,6 +149,7 @@ def train_job(
             stack.enter_context(signals.installed())
         check_place(job, resume)
         in_place = job.data.in_place
+        stack.enter_context(_forgetting_what_changed(job))
         dataset = outlined(job) if in_place else _found(job, say)
         signals.polled = True
         begins = not has_checkpoint(resume)
@@ -183,6 +184,16 @@ def train_job(
 
 def _found(job: Job, say: Callable[[str], None]) -> Dataset:
     return find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+
+
+@contextmanager
+def _forgetting_what_changed(job: Job) -> Iterator[None]:
+    """Drop the cached index of arrays that turn out not to be what it says: the next run reads them anew."""
+    try:
+        yield
+    except ArrayChanged:
+        forget(job)
+        raise
 
 
 def _indexed(
@@ -322,8 +333,6 @@ def _train(
         status = STATUS.get(type(error), "failed")
         reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
         _finish(recorder, status, reached, recorder.seconds, None)
-        if isinstance(error, ArrayChanged):
-            forget(job)
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
         elif isinstance(error, UserError) and strategy:

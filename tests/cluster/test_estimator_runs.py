@@ -89,3 +89,15 @@ def test_two_workers_train_to_the_same_weights_as_the_command(tmp_path: Path) ->
         fitted = estimator.fit(images, labels)
     assert [worker["samples"] for worker in fitted.summary_["workers"]] == [405, 405]
     np.testing.assert_array_equal(by_command(fitted, tmp_path, 2), fitted.model_.vector)
+
+
+def test_a_fit_in_a_task_has_its_own_cluster() -> None:
+    """As joblib's backend `dask` and searches on a cluster have it."""
+    X, y = np.random.default_rng(0).normal(size=(20, 4, 4)), np.arange(20) % 2
+    estimator = daskcnn.CNNClassifier(model=[{"layer": "dense"}], epochs=1)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        there = client.submit(lambda: estimator.fit(X, y).model_.vector).result()
+    np.testing.assert_array_equal(there, estimator.fit(X, y).model_.vector)

@@ -167,7 +167,7 @@ def one_process() -> Iterator[Client]:
         yield client
 
 
-def trained(client: Client, folder: Path, strategy: str) -> Result:
+def trained(client: Client, folder: Path, strategy: str, **cluster: Any) -> Result:
     data = tiny_data(folder, train=200)
     train: dict[str, Any] = {"epochs": 2, "batch_size": 20, "strategy": strategy, "threads": 1}
     if strategy == "groups":
@@ -175,7 +175,7 @@ def trained(client: Client, folder: Path, strategy: str) -> Result:
     if strategy in (LAYER, "groups"):
         train["kernel_shares"] = "speeds"
     model = {"layers": LAYERS, "dtype": "float64"}
-    job = tiny_job(data, train=train, cluster={"settle": 0.0}, run={"dir": str(folder / "runs")})
+    job = tiny_job(data, train=train, cluster={"settle": 0.0, **cluster}, run={"dir": str(folder / "runs")})
     return daskcnn.train(client, job | {"model": model})
 
 
@@ -184,7 +184,7 @@ STRATEGIES = [*RULES, LAYER, "groups"]
 
 def check(result: Result) -> None:
     assert result.summary["status"] == "done"
-    assert [w["samples"] > 0 for w in result.summary["workers"]]
+    assert min(w["samples"] for w in result.summary["workers"]) > 0
     messages = [e.message for e in RunDirectory.open(result.run).events() if isinstance(e, Warned)]
     assert sum("2 workers are taken as CPU workers" in (m or "") for m in messages) == 1
 
@@ -215,8 +215,20 @@ def test_a_notebook_s_cluster_trains(tmp_path: Path, strategy: str) -> None:
         check(trained(client, tmp_path, strategy))
 
 
-def test_a_run_on_workers_of_this_process_leaves_no_default_client(one_process: Client, tmp_path: Path) -> None:
-    trained(one_process, tmp_path, "bsp")
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_run_on_workers_of_this_process_leaves_no_default_client(
+    one_process: Client, tmp_path: Path, shards: int
+) -> None:
+    trained(one_process, tmp_path, "bsp", ps_shards=shards)
     assert dask.config.get("scheduler", None) is None
     with pytest.raises(ValueError, match="No clients found"):
         default_client()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_run_goes_on_its_own_cluster_whichever_is_the_default_one(
+    one_process: Client, tmp_path: Path, shards: int
+) -> None:
+    with cluster(1, 1, processes=False) as other, Client(other, set_as_default=True) as default:
+        check(trained(one_process, tmp_path, "bsp", ps_shards=shards))
+        assert default_client() is default

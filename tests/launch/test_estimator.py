@@ -164,6 +164,51 @@ def test_a_job_s_tables_are_laid_over(images: np.ndarray, y: np.ndarray) -> None
 def test_a_wrong_job_is_told_in_its_words(images: np.ndarray, y: np.ndarray) -> None:
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.strategy = 'sgwuu'"):
         small(strategy="sgwuu").fit(images, y)
+    with pytest.raises(daskcnn.errors.JobError) as caught:
+        small(epochs=0, lr="fast").fit(images, y)
+    assert len(caught.value.problems) == 2
+
+
+def test_a_wrong_job_is_told_before_an_image_is_read(images: np.ndarray, y: np.ndarray) -> None:
+    """Of a large array that would be after hours of writing."""
+    unreadable = da.from_array(images, chunks=10).map_blocks(_fail, dtype=images.dtype, meta=images[:0])
+    with pytest.raises(daskcnn.errors.JobError, match=r"train\.strategy = 'sgwuu'"):
+        small(strategy="sgwuu").fit(unreadable, y)
+
+
+def _fail(block: Any) -> Any:
+    raise AssertionError("an image was read")
+
+
+def test_a_refusal_is_told_once(images: np.ndarray, y: np.ndarray, caplog: pytest.LogCaptureFixture) -> None:
+    """Dask logs what a task raises with its traceback; a bug's stays."""
+    broken = images.astype(np.float32)
+    broken[3] = np.nan
+    with pytest.raises(daskcnn.errors.DataError, match="sample 3, channel 0"):
+        small().fit(da.from_array(broken, chunks=10), y)
+    assert "Compute Failed" not in caplog.text
+    unreadable = da.from_array(images, chunks=10).map_blocks(_fail, dtype=images.dtype, meta=images[:0])
+    with pytest.raises(AssertionError, match="an image was read"):
+        small().fit(unreadable, y)
+    assert "Compute Failed" in caplog.text
+
+
+def test_numbers_of_numpy_s_are_numbers(images: np.ndarray, y: np.ndarray) -> None:
+    """As a search over `np.arange` sets them."""
+    fitted = small(epochs=np.int64(2), batch_size=np.int32(8), lr=np.float32(0.5)).fit(images, y)
+    train = fitted.model_.job.train
+    assert (train.epochs, train.batch_size, train.lr) == (2, 8, 0.5)
+
+
+def test_dask_arrays_of_unknown_length(images: np.ndarray, y: np.ndarray) -> None:
+    """As they are after samples were picked by a condition."""
+    X, labels = da.from_array(images, chunks=10), da.from_array(y, chunks=10)
+    known = da.from_array(np.arange(len(y)) >= 4, chunks=10)
+    picked = X[known]
+    fitted = small().fit(picked, labels[known])
+    np.testing.assert_array_equal(fitted.model_.vector, small().fit(images[4:], y[4:]).model_.vector)
+    np.testing.assert_array_equal(fitted.predict(picked).compute(), fitted.predict(images[4:]))
+    assert np.isnan(picked.shape[0]), "the user's array is left as it was"
 
 
 def test_a_warm_start_goes_on_from_the_weights_of_the_fit_before(images: np.ndarray, y: np.ndarray) -> None:

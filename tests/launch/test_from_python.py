@@ -227,6 +227,9 @@ def test_dir_lists_what_there_is_and_imports_nothing() -> None:
     assert set(daskcnn.__all__) <= set(told[0].split())
     assert told[1] == "False False"
     assert all(getattr(daskcnn, name) is not None for name in daskcnn.__all__)
+    told_of = [line.split("  ")[0] for line in str(daskcnn.__doc__).splitlines()]
+    listed = {name for line in told_of for name in line.replace(",", " ").split()}
+    assert set(daskcnn.__all__) <= listed, "each is in the package's own description"
     with pytest.raises(AttributeError, match="nothing"):
         _ = daskcnn.nothing
 
@@ -277,3 +280,30 @@ def test_a_run_on_arrays_goes_on_where_they_are_given_again(
     job |= {"data": {}, "train": {"epochs": 30}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
     stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
     assert daskcnn.train(client, resume=stopped.run, data=(own, labels)).summary["status"] == "done"
+
+
+def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:
+    unreadable = da.from_array(own, chunks=20).map_blocks(_fail, dtype=own.dtype, meta=own[:0])
+    with pytest.raises(daskcnn.errors.JobError, match=r"train\.epoch: unknown key"):
+        daskcnn.train(client, {"train": {"epoch": 3}}, data=(unreadable, labels))
+
+
+def _fail(block: Any) -> Any:
+    raise AssertionError("an image was read")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"client": "job.toml"}, r"client='job.toml': not a client of Dask; give a distributed\.Client, or none"),
+        ({"job": 3}, "job = 3: no job; give its tables"),
+        ({"job": {"data": 3}, "data": ([], [])}, "data = 3"),
+        ({"job": {"model": 3}, "init": "x"}, "model = 3"),
+        ({"job": {"train": {"seed": "a"}}, "data": ([], [])}, r"train\.seed = 'a'"),
+        ({"data": np.zeros((3, 4, 4, 1))}, r"data: ndarray instead of a pair; give \(images, labels\)"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_arguments_that_are_something_else(arguments: dict[str, Any], told: str) -> None:
+    with pytest.raises(daskcnn.errors.UserError, match=told):
+        daskcnn.train(**arguments)

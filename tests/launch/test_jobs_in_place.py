@@ -12,8 +12,7 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
-from daskcnn.cluster.session import session as session_module
-from daskcnn.errors import ClusterError, DataError, JobError
+from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import dry_run
@@ -120,15 +119,20 @@ def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client,
         assert train_job(resolve(raw), client=client).summary["status"] == "done", "its index was forgotten"
 
 
-def test_a_worker_that_may_not_read_is_named(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(*_: Any) -> Any:
-        raise DataError("x", "cannot be read (Permission denied)", "check the path and its permissions")
-
-    monkeypatch.setattr(session_module, "opened", closed)
-    raw = job_on(tiles(tmp_path), tmp_path / "runs")
-    with pytest.raises(ClusterError, match=r"worker .*0.* does not see the data set: x: cannot be read \(Permission"):
-        train_job(resolve(raw), client=client)
-    assert not (tmp_path / "runs").exists()
+def test_an_array_that_has_changed_before_a_run_is_read_anew_by_the_next(client: Client, tmp_path: Path) -> None:
+    arrays = tiles(tmp_path)
+    raw = job_on(arrays, tmp_path / "runs")
+    # the index of a storage that says nothing of versions stays in the cache
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("daskcnn.store.in_place.storage_version", lambda files: "")
+        indexed(resolve(raw), progress=lambda *_: None)
+        images = zarr.open_array(arrays.images, mode="r+")
+        images[:] = np.asarray(images[:]) + 1
+        with pytest.raises(DataError, match=r"samples \d+ to \d+ \(chunk \d+\) have changed since"):
+            train_job(resolve(raw), client=client)
+        assert not (tmp_path / "runs").exists(), "the workers are asked before the run begins"
+        CACHE.clear()
+        assert train_job(resolve(raw), client=client).summary["status"] == "done", "its index was forgotten"
 
 
 def test_pixels_that_are_no_numbers_are_found_before_training(client: Client, tmp_path: Path) -> None:

@@ -476,7 +476,9 @@ def test_an_output_is_never_replaced(run: Path, store: str) -> None:
         (["--out", "none/p.csv"], "there is no folder none"),
         (["--out", "p.csv", "--workers", "two"], "write cpu=2, gpu=1 or cpu=2,gpu=1"),
         (["--out", "p.csv", "--top", "3"], "--top"),
+        (["--out", "p.csv", "--wait", "soon"], "cluster.wait = 'soon'"),
         (["--part", "test"], "need --out"),
+        (["--wait", "3"], "need --out"),
         (["--skip-bad"], "need --out"),
     ],
 )

@@ -20,6 +20,8 @@ from distributed import Client, LocalCluster
 from daskcnn.errors import DataError
 from daskcnn.launch import prepare_arrays
 from daskcnn.launch.array_files import opened
+from daskcnn.launch.names import path_of
+from daskcnn.launch.prepare import prepare_array_files
 from daskcnn.launch.prepare_arrays import prepare
 from daskcnn.store import Dataset, verify
 
@@ -189,9 +191,16 @@ def _with(value: float) -> npt.NDArray[np.float32]:
     return images
 
 
+def _other_than_said(what: str) -> Any:
+    """A Dask array whose blocks have another shape, or another type, than it says."""
+    change = {"shape": lambda block: block[:, :2], "type": lambda block: block / 3}[what]
+    said = np.empty((0,) * 4, IMAGES.dtype)
+    return da.from_array(IMAGES, chunks=(60, 5, 6, 3)).map_blocks(change, dtype=IMAGES.dtype, meta=said)
+
+
 BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "lengths": (lambda: (IMAGES, LABELS[:-1]), {}, "labels: 229 for 230 images; give one for each image"),
-    "one class": (lambda: (IMAGES, LABELS * 0), {}, "between 2 and"),
+    "one class": (lambda: (IMAGES, LABELS * 0), {}, "labels: train: every sample is of one class .*; give training"),
     "one of two classes": (lambda: (IMAGES, LABELS * 0), {"classes": ["a", "b"]}, "every sample is of one class"),
     "only in test": (
         lambda: (IMAGES, LABELS % 2),
@@ -209,8 +218,30 @@ BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "infinite": (lambda: (_with(np.inf), LABELS), {"nodata": 0.0}, "sample 41, channel 2, .* is inf; replace it"),
     "test share": (lambda: (IMAGES, LABELS), {"test": 1.5}, "test=1.5: no part of the samples"),
     "test count": (lambda: (IMAGES, LABELS), {"test": 230}, "test=230: no part of the samples"),
+    "test of one sample in words": (lambda: (IMAGES, LABELS), {"test": "0.2"}, "test=0.2: no part of the samples"),
+    "test of a truth value": (lambda: (IMAGES, LABELS), {"test": True}, "test=True: no part of the samples"),
+    "test of three": (lambda: (IMAGES, LABELS), {"test": (IMAGES, LABELS, LABELS)}, r"test: 3 things; give a fraction"),
+    "chunk": (lambda: (IMAGES, LABELS), {"chunk": -1}, "chunk=-1: a whole number of 1 or more is needed"),
+    "large chunk": (lambda: (IMAGES, LABELS), {"chunk": 10**9}, "chunk=1000000000: a chunk has at most"),
+    "order": (lambda: (IMAGES, LABELS), {"order": "random"}, "order='random': unknown; use one of shuffled, stored"),
+    "seed": (lambda: (IMAGES, LABELS), {"seed": "x"}, "seed='x': a whole number"),
+    "nodata": (lambda: (IMAGES, LABELS), {"nodata": float("nan")}, "nodata=nan: a finite number is needed; give one"),
+    "name": (lambda: (IMAGES, LABELS), {"name": "a\x1b[1m"}, "name='a.*: a name has one printable character"),
+    "lists of several lengths": (lambda: ([[1, 2], [3]], LABELS), {}, "images: no array"),
+    "an array that is not what it says": (
+        lambda: (_other_than_said("shape"), LABELS),
+        {},
+        "samples 0 to 59 are uint16",
+    ),
+    "an array of another type": (lambda: (_other_than_said("type"), LABELS), {}, "are float64 .* says uint16"),
     "layout": (lambda: (IMAGES, LABELS), {"layout": "CHWN"}, "layout='CHWN'"),
     "weights' length": (lambda: (IMAGES, LABELS), {"weights": [1.0]}, "weights: 1 for 230 images"),
+    "weights' shape": (
+        lambda: (IMAGES, LABELS),
+        {"weights": np.ones((230, 1))},
+        r"weights: float64 of shape \(230, 1\)",
+    ),
+    "weights' type": (lambda: (IMAGES, LABELS), {"weights": ["x"] * 230}, "weights: <U1 of shape"),
     "weight": (lambda: (IMAGES, LABELS), {"weights": -np.arange(230)}, "weights: sample 1 has -1.0"),
     "plain": (lambda: (IMAGES * 0, LABELS), {}, "the same plain colour"),
 }
@@ -223,6 +254,43 @@ def test_what_cannot_be_trained_on_is_refused_and_leaves_nothing(tmp_path: Path,
     with pytest.raises(DataError, match=words):
         prepare(images, labels, tmp_path / "x.zarr", **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_channel_that_is_the_same_everywhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    images = IMAGES * np.array([1, 0, 1], np.uint16)
+    prepare(images, LABELS, tmp_path / "a.zarr", warn=told.append)
+    assert told == ["a: channel 1 is the same in every training image"]
+    prepare(images, LABELS, tmp_path / "b.zarr")
+    assert capsys.readouterr().err == "warning: b: channel 1 is the same in every training image\n"
+
+
+def test_labels_are_judged_before_an_image_is_read(tmp_path: Path) -> None:
+    """Of a large array that would be after hours of writing."""
+    unreadable = da.from_array(IMAGES, chunks=60).map_blocks(_fail, dtype=IMAGES.dtype, meta=IMAGES[:0])
+    with pytest.raises(DataError, match="every sample is of one class"):
+        prepare(unreadable, LABELS * 0, tmp_path / "x.zarr")
+    with pytest.raises(DataError, match="the test part has samples of 3, the training part has none"):
+        prepare(unreadable, np.minimum(LABELS, 2), tmp_path / "x.zarr", test=(unreadable, LABELS), classes="0123")
+
+
+def _fail(block: Any) -> Any:
+    raise AssertionError("an image was read")
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "..", ""])
+def test_a_name_that_is_no_file_s_needs_an_output(name: str) -> None:
+    assert path_of("tiles") == "data/tiles.zarr"
+    with pytest.raises(DataError, match="the name of no file; say with --out"):
+        path_of(name)
+
+
+def test_an_empty_name_among_the_classes_is_a_slip(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", IMAGES)
+    file = str(tmp_path / "x.npy")
+    out = str(tmp_path / "o.zarr")
+    with pytest.raises(DataError, match=r"--classes a,,b: a name is empty"):
+        prepare_array_files(images=file, labels=file, weights=None, classes="a,,b", out=out, name=None, say=print)
 
 
 @pytest.mark.parametrize("source", ["dask", "dask of unknown length"])

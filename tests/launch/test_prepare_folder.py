@@ -171,7 +171,8 @@ def test_bad_images_are_listed_and_refused(spoilt: Path, tmp_path: Path) -> None
     with pytest.raises(DataError) as caught:
         prepare_folder(spoilt, tmp_path / "out.zarr", size=SIZE)
     head, *lines = str(caught.value).splitlines()
-    assert head == f"{spoilt}: 9 of 69 images cannot be used; mend or remove them, or leave them out with --skip-bad:"
+    remedy = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
+    assert head == f"{spoilt}: 9 of 69 images cannot be used; {remedy}:"
     reasons = dict(line.strip().split(": ", 1) for line in lines)
     assert reasons.keys() == {
         *(f"rose/{index}0-{kind}.png" for index, kind in enumerate(BAD)),
@@ -196,6 +197,16 @@ def test_without_its_bad_images_it_is_the_folder_without_them(
     assert skipped.manifest == good.manifest
     if kind == "local":
         assert os.listdir(tmp_path / "skipped") == ["x.zarr"]
+
+
+def test_what_is_left_out_is_told(spoilt: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From Python too: by a function of the user's, or else on stderr."""
+    told: list[str] = []
+    prepare_folder(spoilt, tmp_path / "a.zarr", size=SIZE, skip_bad=True, warn=told.append)
+    assert capsys.readouterr().err == ""
+    assert any("9 of 69 images cannot be used and are left out:" in warning for warning in told)
+    prepare_folder(spoilt, tmp_path / "b.zarr", size=SIZE, skip_bad=True)
+    assert capsys.readouterr().err.count("warning: ") == len(told)
 
 
 def test_of_very_many_bad_images_fifty_are_shown(folder: Path, tmp_path: Path) -> None:
@@ -235,7 +246,7 @@ def test_images_that_are_all_the_same_are_refused(tmp_path: Path) -> None:
         ({"size": (0, 4)}, "size 0x4: an image has 1 to"),
         ({"size": (1 << 20, 1 << 20)}, "size 1048576x1048576: an image has 1 to"),
         ({"test": 1.0}, "test=1.0: a share between 0 and 1 is needed"),
-        ({"name": "a\nb"}, "name='a\\nb': a name has printable characters"),
+        ({"name": "a\nb"}, "name='a\\nb': a name has one printable character"),
     ],
 )
 def test_wrong_requests(folder: Path, tmp_path: Path, options: dict[str, Any], words: str) -> None:
@@ -280,7 +291,7 @@ def test_a_signal_leaves_nothing_behind(
     monkeypatch.setattr(launch, "decode_piece", interrupted)
     out = str(tmp_path / "out.zarr") if kind == "local" else "memory://interrupted/x.zarr"
     with pytest.raises(UserError, match="interrupted by signal 2; nothing was written") as caught:
-        prepare(Request(str(folder), out, Appearance(SIZE)), say=lambda _: None, quiet=True, handle_signals=True)
+        prepare(Request(str(folder), out, Appearance(SIZE)), say=print, warn=print, quiet=True, handle_signals=True)
     assert caught.value.exit_code == 130
     assert left_behind(tmp_path) == []
     assert kind == "local" or Files.at(out).is_empty()
@@ -304,7 +315,7 @@ def client() -> Iterator[Client]:
     """Two threads in this process."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
         yield client
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from distributed import Actor
 
+from daskcnn.cluster.lent_client import lent_client
 from daskcnn.cluster.server.link import ServerLink
 from daskcnn.cluster.server.ranges import Cast, RangeAt, RangeLines, use_memory_again
 from daskcnn.errors import PushRefused
@@ -197,7 +198,8 @@ class ServerAt:
 
     def actor(self) -> Any:
         """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
-        return Actor(ServerActor, self.address, self.key)
+        with lent_client():
+            return Actor(ServerActor, self.address, self.key)
 
     def link(self, *, wire: str, stopped: Callable[[], bool]) -> ServerLink:
         """A worker's connection to it."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
 from distributed import Actor, Client, Future
 
+from daskcnn.cluster.lent_client import bound_to
 from daskcnn.cluster.lost import WorkersLost
 from daskcnn.cluster.members import Member
 from daskcnn.cluster.run_context import RunContext
@@ -120,11 +122,10 @@ def _running(context: RunContext, futures: Sequence[Future], hosts: Sequence[str
 
 def _called_through(client: Client, actor: Any) -> Any:
     """The handle of an actor, whose calls go through this client: Dask takes the default one, if there is any."""
-    if isinstance(actor, Actor):
-        actor._client = None
-        with client.as_current():
-            actor._try_bind_worker_client()
-    return actor
+    if not isinstance(actor, Actor):
+        return actor
+    with bound_to(client):
+        return copy(actor)  # a handle is bound to a client when it is made
 
 
 def _start_ranges(

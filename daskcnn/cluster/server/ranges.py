@@ -14,6 +14,7 @@ from distributed import Actor, get_worker
 from distributed.protocol import to_serialize
 
 from daskcnn.arrays import keep_freed_memory, release_freed_memory
+from daskcnn.cluster.lent_client import lent_client
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
 from daskcnn.ps.half import cast
@@ -113,7 +114,8 @@ class RangeAt:
 
     def actor(self) -> Any:
         """A handle of the actor. Raises OSError where Dask's scheduler does not answer."""
-        return Actor(RangeActor, self.address, self.key)
+        with lent_client():
+            return Actor(RangeActor, self.address, self.key)
 
 
 class RangeLines:

@@ -16,7 +16,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
 from daskcnn.job.tables import Job
 from daskcnn.store import BatchPlan
-from daskcnn.store.array_index import ArrayIndex
+from daskcnn.store.array_index import ArrayChanged, ArrayIndex
 from daskcnn.training.exchange import ReplicaExchange
 from daskcnn.training.replica import Replica
 
@@ -105,11 +105,17 @@ def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -
     Parameters
     ----------
     index : of arrays in place, as the driver has it; None before it was made
+
+    Raises
+    ------
+    ArrayChanged : that chunk is not what the index says. No worker would find it otherwise.
     """
     try:
         dataset = opened(job.data, index)
         if job.data.in_place:
             dataset.train.read(0, 1)
+    except ArrayChanged:
+        raise
     except DataError as error:
         return str(error)
     found = dataset.fingerprint

@@ -30,7 +30,8 @@ def device_problem(kind: str) -> str | None:
 def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
     """Measure this worker with the real shapes, through the code of training. `index`: of arrays in place.
 
-    Raises ClusterError where it has not the device that it advertises, or does not see the very data set.
+    Raises ClusterError where it has not the device that it advertises, or does not see the very data set; ArrayChanged
+    where arrays in place are not what the index says.
     """
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from daskcnn.cluster.connection import heed_signals
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
-from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
 from daskcnn.launch.predictions.kept import KeptParts, identity
 from daskcnn.launch.predictions.rows import Columns, Predicted
@@ -33,20 +31,6 @@ Say = Callable[[str], None]
 _MOST_TOLD = 10  # files that could not be read, by name
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The cluster to predict on, as flags have it; a local one by default."""
-
-    scheduler: str | None = None
-    scheduler_file: str | None = None
-    workers: str | None = None
-
-    def settings(self) -> Cluster:
-        """Return the job's table for it. Raises JobError."""
-        given = {"scheduler": self.scheduler, "scheduler_file": self.scheduler_file, "workers": self.workers}
-        return resolve({"cluster": {key: value for key, value in given.items() if value is not None}}).cluster
-
-
 def predict_whole(
     run: str,
     data: Sequence[str],
@@ -54,7 +38,7 @@ def predict_whole(
     *,
     which: WhichCheckpoint,
     part: Which | None,
-    where: Where,
+    cluster: Cluster,
     skip_bad: bool,
     say: Say,
 ) -> dict[str, Any]:
@@ -64,7 +48,6 @@ def predict_whole(
     """
     target = Path(out)
     check_table(target)
-    settings = where.settings()
     classifier = load_classifier(run, which, say)
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
     parts = source.parts()
@@ -75,7 +58,7 @@ def predict_whole(
     if done:
         say(f"going on: {done:,} of {samples:,} samples are predicted already")
     if left:
-        _predict(PredictionTask(classifier, source), left, kept, settings, Counter("predict", samples, done), say)
+        _predict(PredictionTask(classifier, source), left, kept, cluster, Counter("predict", samples, done), say)
     bad = _write(target, _columns(classifier, source), samples, kept, parts)
     kept.remove()
     _tell_bad(bad, say)
