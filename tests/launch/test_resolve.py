@@ -255,7 +255,7 @@ def test_all_that_does_not_fit_comes_at_once(path: str) -> None:
 
 
 def test_a_network_too_large_for_this_machine_is_a_problem_of_the_job(path: str) -> None:
-    layers = [{"layer": "dense", "units": 1000}, {"layer": "dense", "units": 10**12}, *LAYERS[-1:]]
+    layers = [{"layer": "dense", "units": 1000}, {"layer": "dense", "units": 2**31}, *LAYERS[-1:]]
     assert "more than this machine has; choose a smaller network" in refusal(tiny_job(path, model={"layers": layers}))
 
 
