@@ -229,14 +229,15 @@ def test_an_array_with_one_wrong_value(run: Path, tmp_path: Path, array: str, mu
 
 
 def test_a_network_far_too_wide_is_refused_by_each_command(run: Path) -> None:
-    for units, problem in ((2_000_000_000, "the job's network has"), (10**30, "numbers of at most")):
+    bound, machine = "numbers of at most", "more than this machine has; choose a smaller network"
+    for units, by_command, by_job in ((2_000_000_000, "the job's network has", machine), (10**30, bound, bound)):
         file = run / "job.json"
         job = json.loads(file.read_text())
         job["model"]["layers"] = [{"layer": "dense", "units": units}, {"layer": "dense", "units": 10}]
         file.write_text(json.dumps(job))
-        with pytest.raises(UserError, match=problem):
+        with pytest.raises(UserError, match=by_command):
             predict(str(run), ["x.png"], which="last", top=3, say=quiet)
-        with pytest.raises(UserError, match=problem):
+        with pytest.raises(UserError, match=by_command):
             evaluate(str(run), which="last", path=None, say=quiet)
-        with pytest.raises(UserError, match="more than this machine has; choose a smaller network"):
+        with pytest.raises(UserError, match=by_job):
             prepare_job(resolve(job), progress=lambda *_: None, warn=quiet)
