@@ -105,6 +105,21 @@ def samples_of(
     return ArraySamples(given, found.classes, _weights(weights, given[0]))
 
 
+def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes: tuple[str, ...]) -> Labelled:
+    """The labels of the test part, by the classes of the training part. Integers are places in the given classes.
+
+    Without given classes they are values, and those of the training part need not be 0, 1, 2 and so on.
+    """
+    if given is None and labels.ndim == 1 and labels.dtype.kind in "iubf":
+        whole = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
+        labels = (labels.astype(np.int64) if whole else labels).astype(np.str_)
+    try:
+        return numbered(labels, classes)
+    except DataError as error:
+        reason = f"{error.reason} (those of the training part)"
+        raise DataError("labels of the test part", reason, "train on images of every class") from error
+
+
 def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> GivenSamples:
     return GivenSamples(source, found.values, np.full(len(source), testing))
 
