@@ -93,6 +93,7 @@ def train(
     >>> result.summary["status"], len(result.history)
     ('stopped', 1)
     """
+    client = client_or_default(_no_job(client))
     raw = _tables(job)
     _check_pair(data)
     client = given_or_default(client)
@@ -109,6 +110,14 @@ def train(
         if path is not None and (summary := _done(path)) is not None:
             return _finished(path, summary)
         return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
+
+
+def _no_job(client: object) -> object:
+    """The client. Raises ClusterError for a job in its place."""
+    if isinstance(client, Job | Mapping) or str(client).endswith((".toml", ".json")):
+        reason = "the first argument is a client of Dask"
+        raise ClusterError("a job in place of the client", reason, "give the job second, or by name: train(job=…)")
+    return client
 
 
 def _tables(job: JobTables | None) -> dict[str, Any]:
@@ -146,6 +155,9 @@ class JobPlan:
     text: str
 
     def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:
