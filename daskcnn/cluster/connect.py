@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import process, resource_tracker
 
 import dask
-from distributed import Client, Nanny, Scheduler, Security, SpecCluster, default_client
+from distributed import Client, Nanny, Scheduler, Security, SpecCluster
 from distributed.comm.addressing import get_address_host_port, normalize_address
 from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
@@ -152,27 +152,6 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:200] or "no answer in time"
-
-
-def client_or_default(given: object) -> Client | None:
-    """The client that was given; without one Dask's default client, None where there is none.
-
-    Raises
-    ------
-    ClusterError : something else was given, such as the address of a scheduler, or a client for `await`.
-    """
-    if given is None:
-        with contextlib.suppress(ValueError):
-            return default_client()
-        return None
-    if not isinstance(given, Client):
-        what = repr(given) if isinstance(given, str) else f"of type {type(given).__name__}"
-        raise ClusterError(
-            f"client: {what:.80}", "not a client of Dask", "give a dask.distributed.Client of the cluster"
-        )
-    if given.asynchronous:
-        raise ClusterError("client", "an asynchronous one", "give a dask.distributed.Client without asynchronous=True")
-    return given
 
 
 MEMORY = {"MALLOC_ARENA_MAX": "1"}

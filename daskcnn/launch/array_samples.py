@@ -92,7 +92,7 @@ def samples_of(
     if isinstance(test, tuple | list):
         if len(test) != 2:
             raise DataError("test", f"{len(test)} things", "give a fraction, a number, or the pair (images, labels)")
-        other, answers = ImageSource.of(test[0], layout), numbered(labels_of(test[1]), classes or found.classes)
+        other, answers = ImageSource.of(test[0], layout), _for_testing(labels_of(test[1]), classes, found.classes)
         _check_lengths("labels of the test part", len(answers.values), other)
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
             told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]

@@ -163,13 +163,6 @@ def _as_array(what: str, given: Any) -> npt.NDArray[Any]:
         raise DataError(what, f"no array ({error!s:.120})", "give an array, one entry for each sample") from error
 
 
-def _array_of(images: Any) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(images)
-    except (ValueError, TypeError) as error:
-        raise DataError("images", f"no array ({error!s:.120})", "give images of one size, as one array") from error
-
-
 @dataclass(frozen=True)
 class _Lazy:
     """A DataArray whose data are on disk."""

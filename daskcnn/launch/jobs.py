@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 
 from daskcnn.cluster.given_client import given_or_default
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
@@ -93,10 +93,9 @@ def train(
     >>> result.summary["status"], len(result.history)
     ('stopped', 1)
     """
-    client = client_or_default(_no_job(client))
+    client = given_or_default(_no_job(client))
     raw = _tables(job)
     _check_pair(data)
-    client = given_or_default(client)
     if resume is None:
         parse_job(raw)  # what is wrong with it is said before the data are written
     if init is not None:

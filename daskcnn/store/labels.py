@@ -90,8 +90,6 @@ def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def _by_value(labels: npt.NDArray[Any]) -> Labelled:
     found, values = np.unique(labels, return_inverse=True)
-    if len(found) == 1:
-        raise DataError("labels", f"one class only, {str(found[0])!r:.60}", "give samples of two classes or more")
     if len(found) > MOST_CLASSES:
         raise DataError("labels", f"{len(found):,} different values", f"at most {MOST_CLASSES:,} classes are possible")
     return Labelled(values.reshape(-1).astype(np.int64), tuple(map(str, found.tolist())))
