@@ -47,6 +47,11 @@ class Backend:
     block_bytes: int = sys.maxsize
     """Bytes of an array that one step of a pass works on, so that they stay in a core's cache; a GPU takes all."""
 
+    @property
+    def compiled(self) -> bool:
+        """Whether passes run as the compiled loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        return self.xp is np
+
     def scalar(self, x: Any) -> float:
         """Return the Python number in an array of one element; this waits for the device."""
         return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
