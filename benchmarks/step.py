@@ -102,7 +102,7 @@ def measure(model_name: str, batch: int, seconds: float) -> dict[str, Any]:
         with clock.time("step"):
             _, _, found, _ = loss_and_gradients(model, params, state, x, labels, loss, Context(device))
             with clock.time("descent"):
-                sgd.step(weights, layout.flatten(found, {}, out=grads), velocity, 1e-4)
+                sgd.step(weights, layout.flatten(found, {}, out=grads), velocity, 1e-4, device)
 
     for _ in range(2):
         step()

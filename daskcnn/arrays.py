@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import sys
@@ -31,6 +32,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 DeviceKind = Literal["cpu", "gpu"]
 
+_logger = logging.getLogger("daskcnn")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -46,6 +49,11 @@ class Backend:
     synchronize: Callable[[], None]
     block_bytes: int = sys.maxsize
     """Bytes of an array that one step of a pass works on, so that they stay in a core's cache; a GPU takes all."""
+
+    @property
+    def compiled(self) -> bool:
+        """Whether passes run as loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        return self.xp is np
 
     def scalar(self, x: Any) -> float:
         """Return the Python number in an array of one element; this waits for the device."""
@@ -168,6 +176,17 @@ class Device:
     def xp(self) -> Any:
         """The backend's array namespace."""
         return self.backend.xp
+
+    def warm(self, dtype: str) -> None:
+        """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new."""
+        if self.backend.compiled:
+            from daskcnn.compiled.warm import warm
+
+            warm(dtype, _say_compiling)
+
+
+def _say_compiling(done: int, of: int) -> None:
+    _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ class Predictor:
     """A network with its weights on a device. What depends on the weights alone is kept from call to call."""
 
     def __init__(self, classifier: Classifier, device: Device) -> None:
+        device.warm(classifier.job.model.dtype)
         self._classifier, self._ctx = classifier, Context(device, kept={})
         self._params, self._state = classifier.layout.views(device.backend.from_host(classifier.weights))
 

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.nn import SGD, Context, Layout, Shape, vector
+from daskcnn.nn import Context, Layout, Shape, vector
 from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import Dense, dense
 from tests.nn.nn_cases import MAP, NESTED, example, in_blocks, values
 
 SHAPES = [(5, 3, 4, 6), (7, 2)]
-
-
-@pytest.mark.parametrize("options", [(0.0,), (0.9,), (0.9, True), (0.9, True, 1e-3), (0.0, False, 1e-3)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_descent_in_blocks_gives_the_same_bits(
-    options: tuple[Any, ...], threads: int, rng: np.random.Generator
-) -> None:
-    params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
-    parts = [v.copy() for v in whole]
-    SGD(*options).step(params, grads, velocity, 0.1)
-    SGD(*options).step(parts[0], parts[1], parts[2], 0.1, in_blocks(100, threads))
-    np.testing.assert_equal(parts, whole)
-
-
-@pytest.mark.parametrize("options", [(0.0,), (0.9,), (0.9, True, 1e-3)])
-def test_descent_to_somewhere_else_leaves_the_old_weights(options: tuple[Any, ...], rng: np.random.Generator) -> None:
-    params, grads, velocity = whole = [values(rng, 1001, "float32") for _ in range(3)]
-    before, new = [v.copy() for v in whole], (np.empty_like(params), np.empty_like(velocity))
-    SGD(*options).step(params, grads, velocity, 0.1, in_blocks(100), out=new)
-    np.testing.assert_equal([params, velocity], before[::2])
-    SGD(*options).step(before[0], before[1], before[2], 0.1)
-    np.testing.assert_equal(new, tuple(before[::2]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

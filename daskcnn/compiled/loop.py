@@ -1,0 +1,105 @@
+"""What makes a function a compiled loop. The only import of Numba."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import llvmlite.binding
+import numba
+from numba.types import boolean as boolean
+from numba.types import float16 as float16
+from numba.types import float32, float64
+from numba.types import int64 as int64
+from numba.types import intp as intp
+from numba.types import uint8 as uint8
+from numba.types import uint64 as uint64
+
+from daskcnn.files import cache_folder
+
+F = TypeVar("F", bound=Callable[..., Any])
+Signature = Callable[[Any], tuple[Any, ...]]
+"""The types of a loop's arguments, for a number type T: `lambda T: (T[:, ::1], T[::1], intp)`."""
+
+
+def cache_path() -> Path:
+    """Return the folder where compiled loops are kept: Numba's own setting, or one in the cache of daskcnn."""
+    return Path(numba.config.CACHE_DIR or cache_folder() / "compiled")
+
+
+def processor() -> str:
+    """Return what Numba compiles for: its version, and name and features of the processor."""
+    name = numba.config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
+    features = numba.config.CPU_FEATURES or llvmlite.binding.get_host_cpu_features().flatten()
+    return f"numba {numba.__version__}, {name}, {features}"
+
+
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
+numba.config.CACHE_DIR = str(cache_path())
+UNCACHED = not _writable(cache_path())
+"""Whether every process compiles its loops anew, because the cache's folder cannot be written."""
+
+FLOATS = {"float32": float32, "float64": float64}
+
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "cache": not UNCACHED,
+    "error_model": "numpy",  # a division by zero gives inf, as in NumPy, without a test
+}
+_FREE = {"contract", "reassoc", "nsz"}
+"""Sums may run in vectors, products into sums; NaN and inf stay what they are."""
+
+
+class Loop:
+    """A compiled function, and the types of arguments that its callers give it."""
+
+    def __init__(self, function: Any, signature: Signature) -> None:
+        self.function, self._signature = function, signature
+
+    @property
+    def name(self) -> str:
+        """The names of module and function: "winograd.transform_input"."""
+        return f"{self.function.__module__.rpartition('.')[2]}.{self.function.__name__}"
+
+    def types(self, dtype: str) -> tuple[Any, ...]:
+        """Return the types of the arguments for networks of this dtype."""
+        return self._signature(FLOATS[dtype])
+
+    def compile(self, dtype: str) -> bool:
+        """Load it from the cache for networks of this dtype, or compile it; return whether it was compiled."""
+        known = sum(self.function.stats.cache_misses.values())
+        self.function.compile(self.types(dtype))
+        return sum(self.function.stats.cache_misses.values()) > known
+
+
+LOOPS: list[Loop] = []
+"""Every loop that Python calls, filled by importing its module."""
+
+
+def loop(signature: Signature, *, exact: bool = False) -> Callable[[F], F]:
+    """Compile a function that Python calls with contiguous arrays of these types.
+
+    Other types are compiled when they are first met, which takes a second. With `exact` every operation rounds as in
+    NumPy, so that workers with and without compiled loops get the same bits.
+    """
+
+    def compiled(function: F) -> F:
+        dispatcher = numba.njit(fastmath=set() if exact else _FREE, **_OPTIONS)(function)
+        LOOPS.append(Loop(dispatcher, signature))
+        return dispatcher
+
+    return compiled
+
+
+def inner(function: F) -> F:
+    """Compile a function that loops call; Python does not."""
+    return numba.njit(fastmath=_FREE, **_OPTIONS)(function)
