@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
+from numba.extending import overload as overload
+from numba.np.linalg import _BLAS, get_blas_kind
+from numba.types import NamedUniTuple, float32, float64
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
-from numba.types import float32, float64
 from numba.types import int64 as int64
 from numba.types import intp as intp
 from numba.types import uint8 as uint8
 from numba.types import uint64 as uint64
+from numba.types import uintp as uintp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Signature = Callable[[Any], tuple[Any, ...]]
@@ -26,6 +29,11 @@ _OPTIONS: dict[str, Any] = {
     "error_model": "numpy",  # a division by zero gives inf, as in NumPy, without a test
     "fastmath": {"contract", "reassoc", "nsz"},  # sums in vectors; NaN and inf stay what they are
 }
+
+
+def integers(kind: type[Any]) -> Any:
+    """Return the type of a NamedTuple of integers."""
+    return NamedUniTuple(intp, len(kind._fields), kind)
 
 
 class Loop:
@@ -69,3 +77,8 @@ def loop(signature: Signature) -> Callable[[F], F]:
 def inner(function: F) -> F:
     """Compile a function that loops call; Python does not."""
     return numba.njit(**_OPTIONS)(function)
+
+
+def blas_gemm(dtype: Any) -> tuple[int, Any]:
+    """Return BLAS's letter for this type of numbers, and the general product that `numpy.dot` calls in loops."""
+    return ord(get_blas_kind(dtype)), _BLAS().numba_xxgemm(dtype)
