@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import llvmlite.binding
 import numba
+import numpy.typing as npt
+from numba.extending import overload as overload
+from numba.np.linalg import _BLAS, get_blas_kind
+from numba.types import NamedUniTuple
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
-from numba.types import float32, float64
+from numba.types import float32 as float32
+from numba.types import float64 as float64
 from numba.types import int64 as int64
 from numba.types import intp as intp
 from numba.types import uint8 as uint8
 from numba.types import uint64 as uint64
+from numba.types import uintp as uintp
 
 from daskcnn.files import cache_folder
 
+Array: TypeAlias = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 Signature = Callable[[Any], tuple[Any, ...]]
 """The types of a loop's arguments, for a number type T: `lambda T: (T[:, ::1], T[::1], intp)`."""
@@ -57,6 +64,13 @@ _OPTIONS: dict[str, Any] = {
 }
 _FREE = {"contract", "reassoc", "nsz"}
 """Sums may run in vectors, products into sums; NaN and inf stay what they are."""
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""For what Python does not call: half the time to compile it."""
+
+
+def integers(kind: type[Any]) -> Any:
+    """Return the type of a NamedTuple of integers."""
+    return NamedUniTuple(intp, len(kind._fields), kind)
 
 
 class Loop:
@@ -85,15 +99,15 @@ LOOPS: list[Loop] = []
 """Every loop that Python calls, filled by importing its module."""
 
 
-def loop(signature: Signature, *, exact: bool = False) -> Callable[[F], F]:
+def loop(signature: Signature, *, as_written: bool = False) -> Callable[[F], F]:
     """Compile a function that Python calls with contiguous arrays of these types.
 
-    Other types are compiled when they are first met, which takes a second. With `exact` every operation rounds as in
-    NumPy, so that workers with and without compiled loops get the same bits.
+    Other types are compiled when they are first met, which takes a second. `as_written` rounds every operation by
+    itself, in the order given: the same bits as NumPy's.
     """
 
     def compiled(function: F) -> F:
-        dispatcher = numba.njit(fastmath=set() if exact else _FREE, **_OPTIONS)(function)
+        dispatcher = numba.njit(fastmath=set() if as_written else _FREE, **_OPTIONS)(function)
         LOOPS.append(Loop(dispatcher, signature))
         return dispatcher
 
@@ -102,4 +116,14 @@ def loop(signature: Signature, *, exact: bool = False) -> Callable[[F], F]:
 
 def inner(function: F) -> F:
     """Compile a function that loops call; Python does not."""
-    return numba.njit(fastmath=_FREE, **_OPTIONS)(function)
+    return numba.njit(fastmath=_FREE, **_OPTIONS, **_INNER)(function)
+
+
+def inner_as_written(function: F) -> F:
+    """Compile a function that loops call, whose operations are neither reordered nor contracted."""
+    return numba.njit(**_OPTIONS, **_INNER)(function)
+
+
+def blas_gemm(dtype: Any) -> tuple[int, Any]:
+    """Return BLAS's letter for this type of numbers, and the general product that `numpy.dot` calls in loops."""
+    return ord(get_blas_kind(dtype)), _BLAS().numba_xxgemm(dtype)

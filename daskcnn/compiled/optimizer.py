@@ -7,7 +7,7 @@ from typing import Any
 from daskcnn.compiled.loop import boolean, intp, loop
 
 
-@loop(lambda T: (T[::1], T[::1], T[::1], T, T, T, boolean, T[::1], T[::1], intp, intp), exact=True)
+@loop(lambda T: (T[::1], T[::1], T[::1], T, T, T, boolean, T[::1], T[::1], intp, intp), as_written=True)
 def sgd(
     params: Any,
     grads: Any,
