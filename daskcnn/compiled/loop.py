@@ -13,6 +13,7 @@ from numba.types import int64 as int64
 from numba.types import intp as intp
 from numba.types import uint8 as uint8
 from numba.types import uint64 as uint64
+from numba.types import uintp as uintp
 
 F = TypeVar("F", bound=Callable[..., Any])
 Signature = Callable[[Any], tuple[Any, ...]]
