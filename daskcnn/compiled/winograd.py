@@ -337,12 +337,8 @@ def _line(
         _input_4(d, at, step, v, to, apart, n)
     elif taps == 4:
         _output_4_2(d, at, step, v, to, apart, n)
-    elif results == 4:
-        _change_2_4(d, at, step, v, to, apart, n)
-    elif taps == 6:
-        _output_6_2(d, at, step, v, to, apart, n)
     else:
-        _change_2_6(d, at, step, v, to, apart, n)
+        _change_2_4(d, at, step, v, to, apart, n)
 
 
 @inner
@@ -432,30 +428,6 @@ def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
         z[b[3] + l] = d0 + half * d1 + quarter * d2 + eighth * d3
         z[b[4] + l] = d0 - two * d1 + four * d2 - eight * d3
         z[b[5] + l] = d3
-
-
-@inner
-def _output_6_2(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
-    half, two = T(0.5), T(2)
-    for l in range(uintp(n)):
-        m1, m2, m3, m4 = m[a[1] + l], m[a[2] + l], m[a[3] + l], m[a[4] + l]
-        y[b[0] + l] = m[a[0] + l] + m1 + m2 + m3 + m4
-        y[b[1] + l] = m1 - m2 + half * m3 - two * m4 + m[a[5] + l]
-
-
-@inner
-def _change_2_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
-    a, b, T = _places(at, step), _places(to, apart), d.dtype.type
-    half, two = T(0.5), T(2)
-    for l in range(uintp(n)):
-        d0, d1 = d[a[0] + l], d[a[1] + l]
-        z[b[0] + l] = d0
-        z[b[1] + l] = d0 + d1
-        z[b[2] + l] = d0 - d1
-        z[b[3] + l] = d0 + half * d1
-        z[b[4] + l] = d0 - two * d1
-        z[b[5] + l] = d1
 
 
 # --- points 0, 1, −1, 2, −2, ½, −½, ∞ ---
