@@ -14,15 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskcnn.compiled.loop import inner, intp, loop, uintp
-
-RUN = 128
-"""Numbers of a pixel that go through both steps of a transform at once, so that they stay in the first-level cache."""
-STEP = RUN + 16
-"""Distance of runs in scratch memory: powers of two would meet in the same lines of the cache."""
-MOST_POINTS = 8
-"""Points of the largest tile along one axis."""
-STEPS = (MOST_POINTS * MOST_POINTS + MOST_POINTS) * STEP
-"""Numbers of scratch memory between the two steps of a transform, and for what of a tile lies beyond the map."""
+from daskcnn.compiled.runs import MOST_POINTS, RUN, STEP, STEPS, apart
 
 
 class Map(NamedTuple):
@@ -49,11 +41,6 @@ class Rows(NamedTuple):
 
     numbers: Any
     apart: int
-
-
-def apart(rows: int, channels: int) -> int:
-    """Return the distance of the points' rows: not a power of two, for the cache, and a multiple of a cache line."""
-    return -(-rows * channels // 16) * 16 + 16
 
 
 _apart = inner(apart)

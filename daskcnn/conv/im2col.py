@@ -33,6 +33,7 @@ class Im2col:
 
     name = "im2col"
     version = 2
+    rounding = 1e-6
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return True: it supports every problem."""
