@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -23,8 +23,6 @@ from daskcnn.conv.blocks import nearly_equal, ranges_of
 from daskcnn.conv.minimal import Correlation, Minimal
 from daskcnn.conv.spec import ConvSpec
 
-KERNEL_SIZES = {2: (3,), 4: (3, 5)}
-"""Kernels by the outputs of a tile: those whose points are known and round little enough."""
 GROUP_BYTES = 1 << 20
 """Bytes of a group at all points, before and after the products: what stays in a core's cache."""
 LEAST_ROWS, FEWEST_ROWS = 64, 8
@@ -65,31 +63,31 @@ class Groups:
 
 
 class Winograd:
-    """Tiles of `outputs` × `outputs`. Supports stride 1 and kernels of 3×3; with 4×4 outputs also of 5×5."""
+    """F(m×m, r×r): tiles of m×m outputs. Supports stride 1 and kernels of r×r."""
 
     version = 1
 
-    def __init__(self, outputs: int, rounding: float) -> None:
-        self.name, self.outputs, self.rounding = f"winograd-{outputs}", outputs, rounding
+    def __init__(self, outputs: int, taps: int, rounding: float) -> None:
+        self.name, self.rounding, self._f = f"winograd-{outputs}x{taps}", rounding, Minimal(outputs, taps)
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for stride 1 and square kernels of the sizes above, in float32 and float64."""
-        square = spec.R == spec.S and spec.R in KERNEL_SIZES[self.outputs]
-        return square and spec.stride == (1, 1) and spec.dtype in ("float32", "float64")
+        """Return True for stride 1 and kernels of r×r, in float32 and float64."""
+        fits = spec.R == spec.S == self._f.taps and spec.stride == (1, 1)
+        return fits and spec.dtype in ("float32", "float64")
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of kernels at their points, and of the smallest group.
 
         The array expressions of a GPU take more: the whole map at its points.
         """
-        f, forward = self._of(spec), Correlation.forward(spec)
+        f, forward = self._f, Correlation.forward(spec)
         passes = [_groups(f, c, 0).numbers for c in (forward, Correlation.data(spec))]
         group = max(*passes, _groups(f, forward, 0, spec.C * spec.K).numbers)
         return ROUNDING + (_kernels(f, spec) + max(spec.C, spec.K) + group) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
-        f = self._of(spec)
+        f = self._f
         forward, data = (_work(f, c(spec)) for c in (Correlation.forward, Correlation.data))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
@@ -98,7 +96,7 @@ class Winograd:
 
         A training step would use it once: the gradient of the data is made with the turned kernels.
         """
-        f, w = self._of(spec), device.xp.ascontiguousarray(w)
+        f, w = self._f, device.xp.ascontiguousarray(w)
         if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
             return Kernels(w, None)
         if not device.backend.compiled:
@@ -110,15 +108,15 @@ class Winograd:
         self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
     ) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        return _correlate(self._of(spec), Correlation.forward(spec), x, prepared, bias, device, turned=False)
+        return _correlate(self._f, Correlation.forward(spec), x, prepared, bias, device, turned=False)
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        return _correlate(self._of(spec), Correlation.data(spec), dy, prepared, None, device, turned=True)
+        return _correlate(self._f, Correlation.data(spec), dy, prepared, None, device, turned=True)
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
-        f, c = self._of(spec), Correlation.forward(spec)
+        f, c = self._f, Correlation.forward(spec)
         if not device.backend.compiled:
             return minimal.correlate_filter(f, c, x, dy, device)
         return _correlate_filter(f, c, np.ascontiguousarray(x), np.ascontiguousarray(dy), device)
@@ -127,17 +125,10 @@ class Winograd:
         """Return (dx, dw), one after the other: they need dy at its points in two ways."""
         return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
 
-    def _of(self, spec: ConvSpec) -> Minimal:
-        assert self.supports(spec), f"{self.name} has no transform for {spec}"
-        return _minimal(self.outputs, spec.R)
-
 
 def _kernels(f: Minimal, spec: ConvSpec) -> int:
     """Return the numbers of the kernels at their points."""
     return f.points**2 * spec.C * spec.K
-
-
-_minimal = cache(Minimal)
 
 
 def _correlate(
@@ -257,8 +248,9 @@ def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
 
 
 def _parts(count: int, parts: int) -> list[slice]:
-    """Cut range(count) into `parts` slices, nearly equal, or into `count`."""
-    return ranges_of(count, -(-count // parts))
+    """Cut range(count) into `parts` slices, nearly equal and none of them empty."""
+    edges = [count * i // parts for i in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(edges) if a < b]
 
 
 def _work(f: Minimal, c: Correlation) -> tuple[Work, ...]:
