@@ -159,18 +159,24 @@ def _aligned(xp: Any, nbytes: int) -> Array:
 
 @dataclass
 class Device:
-    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with."""
+    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with.
+
+    `exact` leaves out algorithms that round more than products of matrices.
+    """
 
     backend: Backend = NUMPY
     pool: Pool = field(default_factory=Pool)
     workspace: Workspace = field(default_factory=Workspace)
     workspace_limit: int = 1 << 30
+    exact: bool = False
 
     @classmethod
-    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30) -> Device:
+    def of(
+        cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False
+    ) -> Device:
         """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
-        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit)
+        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact)
 
     @property
     def xp(self) -> Any:

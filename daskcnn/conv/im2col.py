@@ -35,6 +35,7 @@ class Im2col:
 
     name = "im2col"
     version = 3
+    rounding = 1e-6
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return True: it supports every problem."""

@@ -131,7 +131,8 @@ def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None 
                 _forget(other, worker)
         threads = job.train.threads or get_worker().state.nthreads
         keep_freed_memory()
-        device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
+        limit = job.train.workspace_mib << 20
+        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
         throttle = float(os.environ.get(THROTTLE, "1"))
         clock = time.perf_counter
         replica = Replica(job, opened(job.data, index), device, clock=clock, throttle=throttle, pause=time.sleep)

@@ -29,8 +29,10 @@ def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: in
     """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
     samples = task.source.read(part)
     if (predictor := _PREDICTORS.get(task)) is None:
-        limit = task.classifier.job.train.workspace_mib << 20
-        predictor = _PREDICTORS[task] = task.classifier.on(Device.of(kind, threads=threads, workspace_limit=limit))
+        train = task.classifier.job.train
+        limit = train.workspace_mib << 20
+        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=train.exact)
+        predictor = _PREDICTORS[task] = task.classifier.on(device)
     probabilities = predictor.probabilities(samples.images).astype(np.float32)
     probabilities[[place for place, _ in samples.bad]] = np.nan
     return Predicted(probabilities, samples.labels, tuple(problem for _, problem in samples.bad))

@@ -1,0 +1,263 @@
+"""Winograd's convolution of tiles: F(4×4, 3×3) makes 16 outputs with 36 multiplications in place of 144.
+
+Tiles, kernels and the outputs' gradients are brought to points (`minimal`), where a convolution is one product of
+matrices over the channels for each pair of points. Processors work on groups of tiles and samples that stay in cache.
+Rounding grows with the number of points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import ROUNDING, Array, Device
+from daskcnn.compiled.runs import STEPS, apart
+from daskcnn.conv import minimal
+from daskcnn.conv.algorithm import Direction, Work
+from daskcnn.conv.blocks import nearly_equal, ranges_of
+from daskcnn.conv.minimal import Correlation, Minimal
+from daskcnn.conv.spec import ConvSpec
+
+GROUP_BYTES = 1 << 20
+"""Bytes of a group at all points, before and after the products: what stays in a core's cache."""
+LEAST_ROWS, FEWEST_ROWS = 64, 8
+"""Rows of a product below which GEMM is slow, and of the smallest group."""
+GROUPS = 4
+"""Fewest groups, for threads to share, if each has enough rows."""
+PARTS, PART_BYTES = 8, 16 << 20
+"""Most partial sums of a kernel gradient, and most bytes of them. No result depends on the number of threads."""
+TASKS = 4
+"""Tasks of a thread, to even out the threads' speeds."""
+THREAD_NUMBERS = 1 << 14
+"""Fewest numbers of a tap that a thread transforms: waking one takes as long."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (points², C, K)."""
+
+    w: Array
+    transformed: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How tiles and samples are cut into groups.
+
+    Attributes
+    ----------
+    tiles, samples : of a group, which has several tiles only if it has all samples
+    count : groups of a map
+    numbers : scratch memory of a group
+    """
+
+    tiles: int
+    samples: int
+    count: int
+    numbers: int
+
+
+class Winograd:
+    """F(m×m, r×r): tiles of m×m outputs. Supports stride 1 and kernels of r×r."""
+
+    version = 1
+
+    def __init__(self, outputs: int, taps: int, rounding: float) -> None:
+        self.name, self.rounding, self._f = f"winograd-{outputs}x{taps}", rounding, Minimal(outputs, taps)
+
+    def supports(self, spec: ConvSpec) -> bool:
+        """Return True for stride 1 and kernels of r×r, in float32 and float64."""
+        fits = spec.R == spec.S == self._f.taps and spec.stride == (1, 1)
+        return fits and spec.dtype in ("float32", "float64")
+
+    def workspace(self, spec: ConvSpec) -> int:
+        """Return the bytes of kernels at their points, and of the smallest group.
+
+        The array expressions of a GPU take more: the whole map at its points.
+        """
+        f, forward = self._f, Correlation.forward(spec)
+        passes = [_groups(f, c, 0).numbers for c in (forward, Correlation.data(spec))]
+        group = max(*passes, _groups(f, forward, 0, spec.C * spec.K).numbers)
+        return ROUNDING + (_kernels(f, spec) + max(spec.C, spec.K) + group) * spec.itemsize
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        """Return transforms and products of the direction."""
+        f = self._f
+        forward, data = (_work(f, c(spec)) for c in (Correlation.forward, Correlation.data))
+        return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
+
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
+        """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
+
+        A training step would use it once: the gradient of the data is made with the turned kernels.
+        """
+        f, w = self._f, device.xp.ascontiguousarray(w)
+        if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
+            return Kernels(w, None)
+        if not device.backend.compiled:
+            return Kernels(w, minimal.transform_kernels(f, w, False, device))
+        u = np.empty((f.points**2, spec.C, spec.K), spec.dtype)
+        return Kernels(w, _transformed(f, w, u, _Scratch(f, Correlation.forward(spec), device, 0), turned=False))
+
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
+    ) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        return _correlate(self._f, Correlation.forward(spec), x, prepared, bias, device, turned=False)
+
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        return _correlate(self._f, Correlation.data(spec), dy, prepared, None, device, turned=True)
+
+    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
+        f, c = self._f, Correlation.forward(spec)
+        if not device.backend.compiled:
+            return minimal.correlate_filter(f, c, x, dy, device)
+        return _correlate_filter(f, c, np.ascontiguousarray(x), np.ascontiguousarray(dy), device)
+
+    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
+        """Return (dx, dw), one after the other: they need dy at its points in two ways."""
+        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+
+
+def _kernels(f: Minimal, spec: ConvSpec) -> int:
+    """Return the numbers of the kernels at their points."""
+    return f.points**2 * spec.C * spec.K
+
+
+def _correlate(
+    f: Minimal, c: Correlation, x: Array, prepared: Kernels, bias: Array | None, device: Device, *, turned: bool
+) -> Array:
+    """Return y of this correlation with the kernels; `turned` swaps their channels too."""
+    u = None if turned else prepared.transformed
+    if not device.backend.compiled:
+        u = minimal.transform_kernels(f, prepared.w, turned, device) if u is None else u
+        y = minimal.correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
+        return y if bias is None else y + bias
+    from daskcnn.compiled import winograd
+
+    C, K = prepared.w.shape[2:]
+    scratch = _Scratch(f, c, device, f.points**2 * C * K + c.y_shape[3])
+    if u is None:
+        u = _transformed(f, prepared.w, scratch.take("kernels", f.points**2, C, K), scratch, turned)
+    added = scratch.take("bias", c.y_shape[3])
+    added[:] = 0 if bias is None else bias
+    x, y, groups = np.ascontiguousarray(x), np.empty(c.y_shape, c.dtype), scratch.groups
+
+    def some(part: slice) -> None:
+        numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples, part.start, part.stop)
+        winograd.correlate(x, u, turned, added, y, *numbers, scratch.own())
+
+    scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
+    return y
+
+
+def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
+    """Return dw (R, S, C, K). A partial sum is of the same groups for any number of threads."""
+    from daskcnn.compiled import winograd
+
+    C, K = x.shape[3], dy.shape[3]
+    sums = f.points**2 * C * K
+    room = _Scratch.room(f, c, device, C * K) // sums
+    parts = max(1, min(PARTS, room, PART_BYTES // (sums * x.itemsize)))
+    scratch = _Scratch(f, c, device, parts * sums, C * K)
+    groups = scratch.groups
+    du = scratch.take("sums", min(parts, groups.count), f.points**2, C, K)
+    # threads beyond the parts share out the points of a part, at which sums are independent
+    lines = ranges_of(f.points, -(-f.points // -(-scratch.threads // len(du))))
+
+    def some(task: tuple[int, slice, slice]) -> None:
+        part, own, line = task
+        numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples)
+        bounds = (own.start, own.stop, line.start, line.stop)
+        winograd.correlate_filter(x, dy, du[part], *numbers, *bounds, scratch.own())
+
+    scratch.map(some, [(i, own, line) for i, own in enumerate(_parts(groups.count, len(du))) for line in lines])
+    dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
+
+    def fold(part: slice) -> None:
+        winograd.fold_kernels(du, gt, dw, part.start, part.stop, scratch.own())
+
+    scratch.map(fold, device.pool.slices(C * K, at_least=THREAD_NUMBERS))
+    return dw
+
+
+def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool) -> Array:
+    """Return u (points², C, K), filled with the kernels w at their points."""
+    from daskcnn.compiled import winograd
+
+    g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
+
+    def some(part: slice) -> None:
+        winograd.transform_kernels(w, g, u, part.start, part.stop, scratch.own())
+
+    scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
+    return u
+
+
+class _Scratch:
+    """The scratch memory of one pass: `held` numbers for all threads, and for each a group's with `product` more."""
+
+    def __init__(self, f: Minimal, c: Correlation, device: Device, held: int, product: int = 0) -> None:
+        self.device, self._dtype, itemsize = device, c.dtype, np.dtype(c.dtype).itemsize
+        room = (device.workspace_limit - ROUNDING) // itemsize - held
+        self.groups = _groups(f, c, room, product)
+        self.threads = max(1, min(device.pool.threads, room // self.groups.numbers))
+        device.workspace.recycle((held + self.threads * self.groups.numbers) * itemsize + ROUNDING)
+
+    @staticmethod
+    def room(f: Minimal, c: Correlation, device: Device, product: int) -> int:
+        """Return how many numbers the limit leaves beside the smallest group."""
+        limit = (device.workspace_limit - ROUNDING) // np.dtype(c.dtype).itemsize
+        return limit - _groups(f, c, 0, product).numbers
+
+    def take(self, name: str, *shape: int) -> Array:
+        """Return memory for all threads."""
+        return self.device.workspace.take(f"winograd.{name}", shape, self._dtype)
+
+    def own(self) -> Array:
+        """Return memory of the calling thread for a group."""
+        return self.take(f"own{self.device.pool.thread}", self.groups.numbers)
+
+    def map(self, function: Callable[[Any], None], items: Iterable[Any]) -> None:
+        """Call the function of every item on as many threads as the memory is for."""
+        self.device.pool.map(function, items, threads=self.threads)
+
+
+def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
+    """Return groups of as many rows as stay in cache and fit `room` numbers, `product` of them beside the group."""
+    (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
+
+    def numbers(rows: int) -> int:
+        return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K)) + product
+
+    # a product with fewer rows than channels would read kernels more than maps
+    rows = max(LEAST_ROWS, (C + K) // 2, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
+    rows = min(rows, max(LEAST_ROWS, tiles * N // GROUPS))
+    while rows > FEWEST_ROWS and numbers(rows) > room:
+        rows //= 2
+    samples = nearly_equal(N, rows)
+    several = min(tiles, rows // N) if samples == N else 1
+    return Groups(several, samples, -(-tiles // several) * -(-N // samples), numbers(several * samples))
+
+
+def _parts(count: int, parts: int) -> list[slice]:
+    """Cut range(count) into `parts` slices, nearly equal and none of them empty."""
+    edges = [count * i // parts for i in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def _work(f: Minimal, c: Correlation) -> tuple[Work, ...]:
+    (N, C), K, itemsize = c.x_shape[2:], c.y_shape[3], np.dtype(c.dtype).itemsize
+    rows, squared = prod(c.tiles(f)) * N, f.points**2
+    return (
+        Work("kernels", 0, (f.taps**2 + squared) * C * K * itemsize),
+        Work("transforms", 0, squared * rows * (C + K) * itemsize // 2),
+        Work("products", 2 * squared * rows * C * K, squared * C * K * itemsize, (rows, C, K)),
+    )
