@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numba
+import numpy.typing as npt
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
 from numba.types import float32, float64
@@ -14,6 +15,7 @@ from numba.types import intp as intp
 from numba.types import uint8 as uint8
 from numba.types import uint64 as uint64
 
+Array: TypeAlias = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 Signature = Callable[[Any], tuple[Any, ...]]
 """The types of a loop's arguments, for a number type T: `lambda T: (T[:, ::1], T[::1], intp)`."""
@@ -48,18 +50,25 @@ class Loop:
         self.function.compile(self.types(dtype))
 
 
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""For what Python does not call: half the time to compile it."""
+
+_AS_WRITTEN = {**_OPTIONS, "fastmath": False}
+"""For loops that must round as NumPy does, or whose exactness hangs on the order of their operations."""
+
 LOOPS: list[Loop] = []
 """Every loop that Python calls, filled by importing its module."""
 
 
-def loop(signature: Signature) -> Callable[[F], F]:
+def loop(signature: Signature, *, as_written: bool = False) -> Callable[[F], F]:
     """Compile a function that Python calls with contiguous arrays of these types.
 
-    Other types are compiled when they are first met, which takes a second.
+    Other types are compiled when they are first met, which takes a second. `as_written` rounds every operation by
+    itself, in the order given: the same bits as NumPy's.
     """
 
     def compiled(function: F) -> F:
-        dispatcher = numba.njit(**_OPTIONS)(function)
+        dispatcher = numba.njit(**(_AS_WRITTEN if as_written else _OPTIONS))(function)
         LOOPS.append(Loop(dispatcher, signature))
         return dispatcher
 
@@ -68,4 +77,9 @@ def loop(signature: Signature) -> Callable[[F], F]:
 
 def inner(function: F) -> F:
     """Compile a function that loops call; Python does not."""
-    return numba.njit(**_OPTIONS)(function)
+    return numba.njit(**_OPTIONS, **_INNER)(function)
+
+
+def inner_as_written(function: F) -> F:
+    """Compile a function that loops call, whose operations are neither reordered nor contracted."""
+    return numba.njit(**_AS_WRITTEN, **_INNER)(function)
