@@ -1,12 +1,13 @@
 """Batch normalising: statistics by channel, and what stands at the head of a chain of local layers.
 
-`tiled` (4, samples · channels) holds mean, factor, shift and by_x of each channel, repeated for every sample of a block.
+`tiled` (5, samples · channels) holds mean, factor and shift of each channel, and by_x and by_all of the way back, repeated
+for every sample of a block.
 """
 
 from __future__ import annotations
 
 from daskcnn.compiled.loop import Array, float64, inner, intp, loop
-from daskcnn.compiled.sums import add_run, fold
+from daskcnn.compiled.runs import add_run, fold
 
 PART = 1 << 16
 """Numbers of a map whose own mean is taken first. They stay in cache for the second look."""
@@ -84,7 +85,7 @@ def joined(parts: Array, C: int, run: int, count: int, moments: Array) -> None:
 @inner
 def forward(x: Array, y: Array, tiled: Array, run: int) -> None:
     """y = (x - mean) · factor + shift."""
-    mean, factor, shift, _ = _rows(tiled, run)
+    mean, factor, shift = tiled[0, :run], tiled[1, :run], tiled[2, :run]
     for start in range(0, len(x), run):
         own, out = x[start : start + run], y[start : start + run]
         for i in range(run):
@@ -93,25 +94,21 @@ def forward(x: Array, y: Array, tiled: Array, run: int) -> None:
 
 @inner
 def backward(x: Array, dy: Array, tiled: Array, run: int, dx: Array) -> None:
-    """dx = dy · factor + (x - mean) · by_x + shift."""
-    mean, factor, shift, by_x = _rows(tiled, run)
+    """dx = dy · factor + (x - mean) · by_x + by_all."""
+    mean, factor, by_x, by_all = tiled[0, :run], tiled[1, :run], tiled[3, :run], tiled[4, :run]
     for start in range(0, len(x), run):
         own, back, out = x[start : start + run], dy[start : start + run], dx[start : start + run]
         for i in range(run):
-            out[i] = back[i] * factor[i] + (own[i] - mean[i]) * by_x[i] + shift[i]
+            out[i] = back[i] * factor[i] + (own[i] - mean[i]) * by_x[i] + by_all[i]
 
 
 @inner
 def add_sums(x: Array, dy: Array, tiled: Array, run: int, total: Array, product: Array) -> None:
     """Add a block's dy to `total` and dy · (x - mean) to `product`, both (samples · channels,)."""
-    mean, _, _, _ = _rows(tiled, run)
+    mean = tiled[0, :run]
     for start in range(0, len(x), run):
         own, back = x[start : start + run], dy[start : start + run]
         for i in range(run):
             total[i] += back[i]
             product[i] += back[i] * (own[i] - mean[i])
 
-
-@inner
-def _rows(tiled: Array, run: int) -> tuple[Array, Array, Array, Array]:
-    return tiled[0, :run], tiled[1, :run], tiled[2, :run], tiled[3, :run]

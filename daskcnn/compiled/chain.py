@@ -27,7 +27,7 @@ from daskcnn.compiled.program import (
     X,
     Y,
 )
-from daskcnn.compiled.sums import fold
+from daskcnn.compiled.runs import add_run, copy, fold
 
 Pixels = tuple[int, int, int]
 """Row, column and sample; or how many of each."""
@@ -57,7 +57,7 @@ def forward(
 ) -> None:
     """y of the parts first, …, last - 1 of a map.
 
-    by_channel: (4, C) mean, factor, shift, by_x of batch normalising at the chain's head, (0, C) without. table,
+    by_channel: (5, C) of batch normalising at the chain's head (`batchnorm`), (0, C) without. table,
     numbers, block, parts: of the program. keys: of the samples. place: the first channel's number, and whether the map
     is vectors. scratch, tiled, bits: scratch memory of the program's `scratch`, `tiled` and `bits` numbers.
     """
@@ -107,7 +107,7 @@ def backward(
     C = x.shape[3]
     _tile(by_channel, tiled)
     for part in range(first, last):
-        tiled[4:] = 0
+        tiled[5:] = 0
         for i in range(_count(parts[part], block, dy.shape[1])):
             at, sides = _block(parts[part], block, dy.shape[1], i)
             _load(x, at, sides, table[0], scratch[table[0, X] :])
@@ -117,8 +117,8 @@ def backward(
             if not len(sums):
                 _store(scratch[table[0, DX] :], at, sides, table[0], C, wanted, dx, adds)
         if len(sums):
-            fold(tiled[4], sums[part, 0])
-            fold(tiled[5], sums[part, 1])
+            fold(tiled[5], sums[part, 0])
+            fold(tiled[6], sums[part, 1])
 
 
 @inner
@@ -179,7 +179,7 @@ def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scr
             lrn.backward(x, kept, C, numbers[link], dy, dx)
         elif code == SCALE:
             if sums:
-                batchnorm.add_sums(x, dy, tiled, run, tiled[4], tiled[5])
+                batchnorm.add_sums(x, dy, tiled, run, tiled[5], tiled[6])
             else:
                 batchnorm.backward(x, dy, tiled, run, dx)
         elif code == DROPOUT:
@@ -231,7 +231,7 @@ def _load(x: Array, at: Pixels, sides: Pixels, row: Array, to: Array) -> None:
         for j in range(width):
             pixel = (at[0] * row[SIDE] + i) * x.shape[1] + at[1] * row[SIDE] + j
             start = (pixel * x.shape[2] + at[2]) * x.shape[3]
-            to[(i * width + j) * run : (i * width + j + 1) * run] = flat[start : start + run]
+            copy(flat[start:], to[(i * width + j) * run : (i * width + j + 1) * run])
 
 
 @inner
@@ -246,7 +246,7 @@ def _load_some(dy: Array, at: Pixels, sides: Pixels, end: Array, C: int, given: 
         for j in range(sides[1]):
             for n in range(sides[2]):
                 start = ((i * sides[1] + j) * sides[2] + n) * C + given
-                to[start : start + dy.shape[3]] = dy[at[0] + i, at[1] + j, at[2] + n]
+                copy(dy[at[0] + i, at[1] + j, at[2] + n], to[start : start + dy.shape[3]])
 
 
 @inner
@@ -264,9 +264,8 @@ def _store(
             start = (pixel * y.shape[2] + at[2]) * own
             for piece in range(pieces):
                 to = flat[start + piece * own : start + piece * own + length]
-                source = block[(i * width + j) * run + piece * C + wanted :][:length]
+                source = block[(i * width + j) * run + piece * C + wanted :]
                 if adds:
-                    for k in range(length):
-                        to[k] += source[k]
+                    add_run(source, to)
                 else:
-                    to[:] = source
+                    copy(source, to)

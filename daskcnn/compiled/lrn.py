@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from daskcnn.compiled.loop import Array, inner
+from daskcnn.compiled.runs import copy
 
 
 @inner
@@ -66,7 +67,7 @@ def _window_sums(values: Array, sums: Array, size: int) -> None:
         for i in range(len(sums)):
             sums[i] = values[i] + values[i + 1] + values[i + 2] + values[i + 3] + values[i + 4]
         return
-    sums[:] = values[: len(sums)]
+    copy(values, sums)
     for shift in range(1, size):
         others = values[shift : shift + len(sums)]
         for i in range(len(sums)):

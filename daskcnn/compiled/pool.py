@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from daskcnn.compiled.loop import Array, inner
+from daskcnn.compiled.runs import copy
 from daskcnn.compiled.program import AVERAGE, MAX
 
 
@@ -42,7 +43,7 @@ def _join(code: int, x: Array, y: Array, note: Array, place: int) -> None:
     T = x.dtype.type
     if code == MAX:
         if place == 0:
-            y[:] = x
+            copy(x, y)
             note[:] = 0
         else:
             here = T(place)
@@ -51,7 +52,7 @@ def _join(code: int, x: Array, y: Array, note: Array, place: int) -> None:
                 y[i] = y[i] if x[i] <= y[i] or y[i] != y[i] else x[i]  # what is not a number goes through
     elif code == AVERAGE:
         if place == 0:
-            y[:] = x
+            copy(x, y)
         else:
             for i in range(len(x)):
                 y[i] += x[i]

@@ -20,11 +20,12 @@ CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
 
 KEEPS_PLACE = {RELU, SIGMOID, TANH, DROPOUT}
 """Operations that may write over their input: they go back with their output, or with what they keep."""
+POOLS = {MAX, AVERAGE, L2}
 NEEDS_OUTPUT = {RELU, SIGMOID, TANH}
 """Operations that go back with their output."""
 
-TILED = 6
-"""Batch normalising at a chain's head has so many numbers by channel: mean, factor, shift, by_x and two sums."""
+TILED = 7
+"""Batch normalising at a chain's head has so many numbers by channel: `batchnorm`'s five, and two sums."""
 
 PARTS = 16
 """Parts of a map, for threads to share: the same for any number of threads, because sums are taken part by part."""
@@ -143,7 +144,7 @@ class _Layout:
         sizes = [_extent(w, rows) * _extent(w, columns) * samples * self.C for w in self.windows]
         x, dx, before = take(sizes[0]), take(sizes[0]) if self.goes_back else 0, SCALE
         for row, operation, size, out in zip(table, self.operations, sizes, sizes[1:], strict=False):
-            code, same = operation.code, operation.size == operation.step == 1
+            code, same = operation.code, operation.code not in POOLS
             y = x if code in KEEPS_PLACE and before not in NEEDS_OUTPUT else take(out)
             dy = dx if same or not self.goes_back else take(out)
             row[[CODE, X, Y, DX, DY]] = code, x, y, dx, dy

@@ -19,16 +19,16 @@ def channel_sum(x: Array, device: Device) -> Array:
     """Return the sum of x (..., N, C) over all axes but the last: (C,)."""
     if not device.backend.compiled:
         return x.sum(axis=tuple(range(x.ndim - 1)))
-    from daskcnn.compiled import sums
+    from daskcnn.compiled import runs
 
     C = x.shape[-1]
     run = _run(C)
     flat = np.ascontiguousarray(x).reshape(-1)
-    parts = np.empty((-(-x.size // (sums.RUNS * run)), C))
+    parts = np.empty((-(-x.size // (runs.RUNS * run)), C))
 
     def work(part: slice) -> None:
         scratch = device.workspace.take(f"sums {device.pool.thread}", (run,), x.dtype)
-        sums.channel_sums(flat, C, run, part.start, part.stop, parts, scratch)
+        runs.channel_sums(flat, C, run, part.start, part.stop, parts, scratch)
 
     device.pool.map(work, device.pool.slices(len(parts)))
     return parts.sum(axis=0).astype(x.dtype)

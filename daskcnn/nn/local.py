@@ -249,13 +249,12 @@ class _Pass:
 
 
 def _rows(scaling: Scaling | None, back: Scaling | None, x: Array) -> Array:
-    """Return (4, C) mean, factor, shift and by_x as the loops take them, (0, C) without a head."""
+    """Return what the loops take, `tiled` of `compiled.batchnorm`: (5, C), (0, C) without a head."""
     if scaling is None:
         return np.empty((0, x.shape[-1]), x.dtype)
     none = np.zeros_like(scaling.mean)
-    if back is None:
-        return np.stack([scaling.mean, scaling.factor, scaling.shift, none])
-    return np.stack([scaling.mean, scaling.factor, back.shift, back.factor])
+    by_x, by_all = (none, none) if back is None else (back.factor, back.shift)
+    return np.stack([scaling.mean, scaling.factor, scaling.shift, by_x, by_all])
 
 
 @lru_cache(maxsize=1024)

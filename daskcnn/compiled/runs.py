@@ -1,4 +1,4 @@
-"""Sums over pixels and samples: of channels, in parts that do not depend on the number of threads."""
+"""Runs of numbers: sums of channels over pixels and samples, in parts that do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,13 @@ def channel_sums(x: Array, C: int, run: int, first: int, last: int, parts: Array
         for start in range(part * RUNS * run, min(len(x), (part + 1) * RUNS * run), run):
             add_run(x[start : start + run], scratch)
         fold(scratch, parts[part])
+
+
+@inner
+def copy(x: Array, y: Array) -> None:
+    """y = x. An assignment of slices would compile what it says where lengths differ, which takes two seconds."""
+    for i in range(len(y)):
+        y[i] = x[i]
 
 
 @inner
