@@ -49,7 +49,7 @@ class Backend:
 
     @property
     def compiled(self) -> bool:
-        """Whether passes run as the compiled loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        """Whether passes run as the loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
         return self.xp is np
 
     def scalar(self, x: Any) -> float:

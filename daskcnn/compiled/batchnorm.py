@@ -1,7 +1,7 @@
 """Batch normalising: statistics by channel, and what stands at the head of a chain of local layers.
 
-`tiled` (5, samples · channels) holds mean, factor and shift of each channel, and by_x and by_all of the way back, repeated
-for every sample of a block.
+`tiled` (5, samples · channels) holds mean, factor and shift of each channel, and by_x and by_all of the way back. They
+are repeated for every sample of a block.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def forward(x: Array, y: Array, tiled: Array, run: int) -> None:
 
 
 @inner
-def backward(x: Array, dy: Array, tiled: Array, run: int, dx: Array) -> None:
-    """dx = dy · factor + (x - mean) · by_x + by_all."""
+def backward(x: Array, dy: Array, tiled: Array, run: int) -> None:
+    """Replace dy by dx = dy · factor + (x - mean) · by_x + by_all."""
     mean, factor, by_x, by_all = tiled[0, :run], tiled[1, :run], tiled[3, :run], tiled[4, :run]
     for start in range(0, len(x), run):
-        own, back, out = x[start : start + run], dy[start : start + run], dx[start : start + run]
+        own, back = x[start : start + run], dy[start : start + run]
         for i in range(run):
-            out[i] = back[i] * factor[i] + (own[i] - mean[i]) * by_x[i] + by_all[i]
+            back[i] = back[i] * factor[i] + (own[i] - mean[i]) * by_x[i] + by_all[i]
 
 
 @inner
@@ -111,4 +111,3 @@ def add_sums(x: Array, dy: Array, tiled: Array, run: int, total: Array, product:
         for i in range(run):
             total[i] += back[i]
             product[i] += back[i] * (own[i] - mean[i])
-

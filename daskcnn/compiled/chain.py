@@ -12,6 +12,8 @@ from daskcnn.compiled.loop import Array, boolean, float64, inner, int64, intp, l
 from daskcnn.compiled.program import (
     CODE,
     DROPOUT,
+    DX,
+    DY,
     KEPT,
     LRN,
     REACH,
@@ -22,8 +24,6 @@ from daskcnn.compiled.program import (
     STEP,
     TANH,
     THRESHOLD,
-    DX,
-    DY,
     X,
     Y,
 )
@@ -67,7 +67,7 @@ def forward(
         for i in range(_count(parts[part], block, y.shape[1])):
             at, sides = _block(parts[part], block, y.shape[1], i)
             _load(x, at, sides, table[0], scratch[table[0, X] :])
-            _through(at, sides, C, table, numbers, tiled, keys, place, scratch, bits, not len(x))
+            _through(at, sides, C, table, numbers, keys, place, (scratch, tiled, bits), not len(x))
             _store(scratch[end[X] :], at, sides, end, C, 0, y, False)
 
 
@@ -111,7 +111,7 @@ def backward(
         for i in range(_count(parts[part], block, dy.shape[1])):
             at, sides = _block(parts[part], block, dy.shape[1], i)
             _load(x, at, sides, table[0], scratch[table[0, X] :])
-            _through(at, sides, C, table, numbers, tiled, keys, place, scratch, bits, len(x) > 0)
+            _through(at, sides, C, table, numbers, keys, place, (scratch, tiled, bits), len(x) > 0)
             _load_some(dy, at, sides, table[len(table) - 1], C, given, scratch)
             _back(sides, C, table, numbers, tiled, scratch, len(sums) > 0)
             if not len(sums):
@@ -128,23 +128,23 @@ def _through(
     C: int,
     table: Array,
     numbers: Array,
-    tiled: Array,
     keys: Array,
     place: Array,
-    scratch: Array,
-    bits: Array,
+    memory: tuple[Array, Array, Array],
     goes_back: bool,
 ) -> None:
     """The block, which lies in scratch, goes through all operations."""
-    run = sides[2] * C
+    (scratch, tiled, bits), run = memory, sides[2] * C
     for link in range(len(table) - 1):
         row = table[link]
         code, width, out = row[CODE], _extent(row, sides[1]), table[link + 1]
         x = scratch[row[X] : row[X] + _extent(row, sides[0]) * width * run]
         y = scratch[row[Y] : row[Y] + _extent(out, sides[0]) * _extent(out, sides[1]) * run]
         kept = scratch[row[KEPT] :]
+        if code <= DROPOUT and row[X] != row[Y]:
+            copy(x, y)
         if code <= TANH:
-            activations.forward(code, x, y)
+            activations.forward(code, y)
         elif code == LRN:
             lrn.forward(x, y, kept, C, numbers[link], goes_back)
         elif code == SCALE:
@@ -152,8 +152,10 @@ def _through(
         elif code == DROPOUT:
             corner = at[0] * row[SIDE], at[1] * row[SIDE], place[0]
             own = keys[at[2] : at[2] + sides[2]]
-            dropout.draw(kept[: len(x)], own, row[SALT], corner, width, C, row[THRESHOLD], numbers[link, 0], bits, place[1])
-            dropout.masked(x, kept, y)
+            dropout.draw(
+                kept[: len(x)], own, row[SALT], corner, width, C, row[THRESHOLD], numbers[link, 0], bits, place[1]
+            )
+            dropout.masked(y, kept)
         else:
             windows = _extent(out, sides[0]), _extent(out, sides[1])
             pool.forward(code, x, width, y, windows, row[SIZE], row[STEP], kept, goes_back)
@@ -171,21 +173,22 @@ def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scr
             _extent(out, sides[0]) * _extent(out, sides[1]) * run,
         )
         x, y = scratch[row[X] : row[X] + size], scratch[row[Y] : row[Y] + out_size]
-        dx, dy = scratch[row[DX] : row[DX] + size], scratch[row[DY] : row[DY] + out_size]
+        dy = scratch[row[DY] : row[DY] + out_size]
         kept = scratch[row[KEPT] :]
         if code <= TANH:
-            activations.backward(code, y, dy, dx)
+            activations.backward(code, y, dy)
         elif code == LRN:
-            lrn.backward(x, kept, C, numbers[link], dy, dx)
+            lrn.backward(x, kept, C, numbers[link], dy)
         elif code == SCALE:
             if sums:
                 batchnorm.add_sums(x, dy, tiled, run, tiled[5], tiled[6])
             else:
-                batchnorm.backward(x, dy, tiled, run, dx)
+                batchnorm.backward(x, dy, tiled, run)
         elif code == DROPOUT:
-            dropout.masked(dy, kept, dx)
+            dropout.masked(dy, kept)
         else:
             windows = _extent(out, sides[0]), _extent(out, sides[1])
+            dx = scratch[row[DX] : row[DX] + size]
             pool.backward(code, x, width, dy, windows, row[SIZE], row[STEP], kept, dx)
 
 
@@ -250,9 +253,7 @@ def _load_some(dy: Array, at: Pixels, sides: Pixels, end: Array, C: int, given: 
 
 
 @inner
-def _store(
-    block: Array, at: Pixels, sides: Pixels, row: Array, C: int, wanted: int, y: Array, adds: bool
-) -> None:
+def _store(block: Array, at: Pixels, sides: Pixels, row: Array, C: int, wanted: int, y: Array, adds: bool) -> None:
     """Copy a block to a map, all channels or some; or add it to what is there."""
     flat, own = y.reshape(y.size), y.shape[3]
     run, width = sides[2] * C, _extent(row, sides[1])

@@ -22,18 +22,32 @@ def _power_of_two(n: Any, T: Any) -> Any:
 
 
 @inner_as_written
+def exp(x: Any, T: Any) -> Any:
+    """e^x for x <= 0, a number of type T; 0 where its exponent does not fit."""
+    power, p = _factors(x, T)
+    return power * p + power
+
+
+@inner_as_written
 def expm1(x: Any, T: Any) -> Any:
-    """e^x - 1 for x <= 0, a number of type T; below -80 as at -80."""
-    lowest = T(-80)
+    """e^x - 1, likewise, exact near 0."""
+    power, p = _factors(x, T)
+    return power * p + (power - T(1))
+
+
+@inner_as_written
+def _factors(x: Any, T: Any) -> tuple[Any, Any]:
+    """2ⁿ and e^r - 1."""
+    double = T(1) + T(1e-10) > T(1)
+    lowest = T(-709) if double else T(-88)  # where the exponent's bits become 0
     x = lowest if x < lowest else x
     n = np.floor(x * T(1.4426950408889634) + T(0.5))
     r = x - n * T(0.693359375) - n * T(-2.121944400546905827679e-4)
     high = T(0)
-    if T(1) + T(1e-10) > T(1):  # float64
+    if double:
         high = T(1 / 479001600) + r * T(1 / 6227020800)
         high = T(1 / 362880) + r * (T(1 / 3628800) + r * (T(1 / 39916800) + r * high))
         high = T(1 / 40320) + r * high
     p = T(1 / 24) + r * (T(1 / 120) + r * (T(1 / 720) + r * (T(1 / 5040) + r * high)))
     p = r + r * r * (T(1 / 2) + r * (T(1 / 6) + r * p))
-    power = _power_of_two(n, T)
-    return power * p + (power - T(1))
+    return _power_of_two(n, T), p

@@ -37,15 +37,18 @@ def forward(x: Array, y: Array, kept: Array, C: int, numbers: Array, goes_back: 
 
 
 @inner
-def backward(x: Array, kept: Array, C: int, numbers: Array, dy: Array, dx: Array) -> None:
-    """dx_c = dy_c · s_c^-β - 2 · scale · β · x_c · Σ dy · x · s^(-β-1) over the channels whose window holds c."""
+def backward(x: Array, kept: Array, C: int, numbers: Array, dy: Array) -> None:
+    """Replace dy by dx_c = dy_c · s_c^-β - 2 · scale · β · x_c · Σ dy · x · s^(-β-1).
+
+    The sum is over the channels whose window holds c.
+    """
     T = x.dtype.type
     before, size = int(numbers[0]), int(numbers[1])
     after, factor = size - 1 - before, T(2) * numbers[2] * numbers[4]
     rows, pitch = len(x) // C, C + size - 1
     length = rows * pitch
     power, slope = kept[:length], kept[length : 2 * length]
-    crossed, total = kept[2 * length : 3 * length + size], kept[3 * length + size : 4 * length + size]
+    crossed, total = kept[2 * length : 3 * length + size], kept[3 * length + size :][:length]
     crossed[:] = 0
     for row in range(rows):
         own, back, start = x[row * C : (row + 1) * C], dy[row * C : (row + 1) * C], row * pitch
@@ -54,10 +57,10 @@ def backward(x: Array, kept: Array, C: int, numbers: Array, dy: Array, dx: Array
             to[c] = back[c] * own[c] * by[c]
     _window_sums(crossed, total, size)
     for row in range(rows):
-        own, back, to = x[row * C : (row + 1) * C], dy[row * C : (row + 1) * C], dx[row * C : (row + 1) * C]
+        own, back = x[row * C : (row + 1) * C], dy[row * C : (row + 1) * C]
         direct, windows = power[row * pitch : row * pitch + C], total[row * pitch : row * pitch + C]
         for c in range(C):
-            to[c] = back[c] * direct[c] - factor * own[c] * windows[c]
+            back[c] = back[c] * direct[c] - factor * own[c] * windows[c]
 
 
 @inner

@@ -8,13 +8,21 @@ from __future__ import annotations
 import numpy as np
 
 from daskcnn.compiled.loop import Array, inner
-from daskcnn.compiled.runs import copy
 from daskcnn.compiled.program import AVERAGE, MAX
+from daskcnn.compiled.runs import copy
 
 
 @inner
 def forward(
-    code: int, x: Array, width: int, y: Array, sides: tuple[int, int], size: int, step: int, kept: Array, goes_back: bool
+    code: int,
+    x: Array,
+    width: int,
+    y: Array,
+    sides: tuple[int, int],
+    size: int,
+    step: int,
+    kept: Array,
+    goes_back: bool,
 ) -> None:
     """y of all windows. kept: for the greatest number its place, for the root of squares its inverse."""
     T, (rows, columns) = x.dtype.type, sides

@@ -1,4 +1,4 @@
-"""What a chain of local layers does to a block of a map: operations, and where each finds its numbers in scratch memory.
+"""What a chain of local layers does to a block of a map: operations, and where each has its numbers in scratch memory.
 
 Plain Python, without Numba: layers name their operations with it.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 RELU, SIGMOID, TANH, DROPOUT, LRN, SCALE, MAX, AVERAGE, L2 = range(9)
-"""The operations that `chain` knows."""
+"""The operations that `chain` knows, those that write over their input first."""
 
 CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
 """Columns of a program's table. The last row stands for the chain's output."""
@@ -80,7 +80,7 @@ class Program:
 
     @property
     def tiled(self) -> tuple[int, int]:
-        """Rows and columns of scratch for batch normalising: numbers and sums by channel, for each sample of a block."""
+        """Rows and columns of scratch for batch normalising: by channel, for each sample of a block."""
         return TILED if self.table[0, CODE] == SCALE else 0, int(self.block[2]) * self.out_shape[3]
 
     @property

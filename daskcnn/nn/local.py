@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device
+from daskcnn.arrays import Array
 from daskcnn.compiled.program import SCALE, Operation, Program
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 
@@ -211,9 +211,7 @@ class _Pass:
         by_channel = _rows(scaling, None if adds else back, x)
         dx, parts = self._start(scaling, back, wanted, adds=adds), np.empty((0, 0, 0))
         starts = given.start or 0, wanted.start or 0
-        self._each(
-            self._program, lambda *own: chain.backward(x, dy_map, dx, parts, *starts, adds, by_channel, *own)
-        )
+        self._each(self._program, lambda *own: chain.backward(x, dy_map, dx, parts, *starts, adds, by_channel, *own))
         return self._as_given(dx)
 
     def _start(self, scaling: Scaling | None, back: Scaling | None, wanted: slice, *, adds: bool) -> Array:

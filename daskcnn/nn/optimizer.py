@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.blocks import over_rows
+
+THREAD_NUMBERS = 1 << 14
+"""Fewest weights for each thread: waking one takes about as long as their step."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SGD:
     ) -> None:
         """Make one step on vectors of one length, in place; `grads` is overwritten too.
 
-        With a device the step runs in blocks that stay in cache, on the device's threads. The numbers are the same.
+        With a device the step runs on the device's threads. The numbers are the same.
 
         Parameters
         ----------
@@ -46,17 +48,22 @@ class SGD:
         out : vectors for the new parameters and velocity; the old ones then stay unchanged
         """
         new = out or (params, velocity)
-
-        def step(block: slice) -> None:
+        if device is None or not device.backend.compiled:
             if out is not None:
-                out[0][block], out[1][block] = params[block], velocity[block]
-            self._step(new[0][block], grads[block], new[1][block], lr)
-
-        if device is None:
-            step(slice(None))
+                out[0][...], out[1][...] = params, velocity
+            self._step(new[0], grads, new[1], lr)
             return
 
-        over_rows(device, step, len(params), params.itemsize)
+        from daskcnn.compiled import descent
+
+        numbers = [params.dtype.type(x) for x in (lr, self.momentum, self.weight_decay)]
+
+        def step(part: slice) -> None:
+            descent.step(
+                *(params, velocity, grads, *new, out is not None, part.start, part.stop, *numbers, self.nesterov)
+            )
+
+        device.pool.map(step, device.pool.slices(len(params), at_least=THREAD_NUMBERS))
 
     def _step(self, params: Array, grads: Array, velocity: Array, lr: float) -> None:
         if self.weight_decay:

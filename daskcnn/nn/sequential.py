@@ -24,9 +24,9 @@ class Sequential(Layer):
 
     params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
     with one entry for each child or chain of children; outside training it is None and nothing is kept. Neighbouring
-    local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie between) start He normal, others Glorot
-    uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the way back ends at the first child that
-    is trained.
+    local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie
+    between) start He normal, others Glorot uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the
+    way back ends at the first child that is trained.
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -152,7 +152,9 @@ class Sequential(Layer):
         run, *others = self._runs(ctx)
         if isinstance(run.work, Chain) and not others:
             contexts = run.contexts(ctx, self._first_with(params))
-            back, own = run.work.backward(params.get(run.name, {}), residual[0], dy, contexts, given=given, wanted=wanted)
+            back, own = run.work.backward(
+                params.get(run.name, {}), residual[0], dy, contexts, given=given, wanted=wanted
+            )
             assert back is not None, "asked for"
             return back, self._complete({run.name: own}, params, ctx.device.xp)
         whole = ctx.device.xp.zeros((*dy.shape[:-1], of), dy.dtype)
@@ -183,17 +185,13 @@ class _Run:
         """Return the context of each child; `first` is the network's first one that is trained."""
         return [ctx.child(name, need_dx=ctx.need_dx or self.start > first) for name in self.names]
 
-    def forward(
-        self, params: Params, state: State, x: Array, contexts: list[Context]
-    ) -> tuple[Array, State, Residual]:
+    def forward(self, params: Params, state: State, x: Array, contexts: list[Context]) -> tuple[Array, State, Residual]:
         """Run the chain, or the only child."""
         if isinstance(self.work, Chain):
             return self.work.forward(params, state, x, contexts)
         return self.work.forward(params, state, x, contexts[0])
 
-    def backward(
-        self, params: Params, residual: Residual, dy: Array, contexts: list[Context]
-    ) -> tuple[Array, Params]:
+    def backward(self, params: Params, residual: Residual, dy: Array, contexts: list[Context]) -> tuple[Array, Params]:
         """Run it backward."""
         if isinstance(self.work, Chain):
             return self.work.backward(params, residual, dy, contexts)
