@@ -21,7 +21,7 @@ def moments(x: Array, C: int, run: int, first: int, last: int, parts: Array, scr
     run: numbers that are added at once, a multiple of C. scratch: (3, run).
     """
     T = x.dtype.type
-    size, (total, squares, rough) = _part_size(run), scratch
+    size, total, squares, rough = _part_size(run), scratch[0], scratch[1], scratch[2]
     for part in range(first, last):
         own = x[part * size : min(len(x), (part + 1) * size)]
         count, out = len(own) // C, parts[part]

@@ -146,7 +146,7 @@ def _through(
         if code <= TANH:
             activations.forward(code, y)
         elif code == LRN:
-            lrn.forward(x, y, kept, C, numbers[link], goes_back)
+            lrn.forward(x, y, kept, C, numbers[link])
         elif code == SCALE:
             batchnorm.forward(x, y, tiled, run)
         elif code == DROPOUT:

@@ -1,7 +1,7 @@
 """Local response normalising of rows of C channels that lie one after the other.
 
-A row of C numbers is short, so loops run over all rows at once: the squares are laid out with size - 1 zeros between
-the rows, and then every window is a sum of neighbours.
+A row of C numbers is short, so loops run over all rows at once: every window is a sum of neighbours. Windows that reach
+into the next row are then summed again, as far as they go.
 """
 
 from __future__ import annotations
@@ -13,27 +13,21 @@ from daskcnn.compiled.runs import copy
 
 
 @inner
-def forward(x: Array, y: Array, kept: Array, C: int, numbers: Array, goes_back: bool) -> None:
+def forward(x: Array, y: Array, kept: Array, C: int, numbers: Array) -> None:
     """y = x · s^-β with s = k + scale · Σ x² over the window.
 
     numbers: channels before c in its window, size, scale, k, β. kept: s^-β, s^(-β-1) and two spare arrays.
     """
-    before, size = int(numbers[0]), int(numbers[1])
-    rows, pitch = len(x) // C, C + size - 1
-    length = rows * pitch
+    before, size, length = int(numbers[0]), int(numbers[1]), len(x)
     power, slope = kept[:length], kept[length : 2 * length]
-    squares = kept[2 * length : 3 * length + size]
-    squares[:] = 0
-    for row in range(rows):
-        own, to = x[row * C : (row + 1) * C], squares[row * pitch + before : row * pitch + before + C]
-        for c in range(C):
-            to[c] = own[c] * own[c]
-    _window_sums(squares, power, size)
-    _powers(power, slope, numbers, goes_back)
-    for row in range(rows):
-        own, to, factor = x[row * C : (row + 1) * C], y[row * C : (row + 1) * C], power[row * pitch : row * pitch + C]
-        for c in range(C):
-            to[c] = own[c] * factor[c]
+    spare = kept[2 * length : 3 * length + size]
+    squares = spare[before : before + length]
+    for i in range(length):
+        squares[i] = x[i] * x[i]
+    _window_sums(spare, power, C, before, size)
+    _powers(power, slope, numbers)
+    for i in range(length):
+        y[i] = x[i] * power[i]
 
 
 @inner
@@ -42,57 +36,80 @@ def backward(x: Array, kept: Array, C: int, numbers: Array, dy: Array) -> None:
 
     The sum is over the channels whose window holds c.
     """
-    T = x.dtype.type
-    before, size = int(numbers[0]), int(numbers[1])
-    after, factor = size - 1 - before, T(2) * numbers[2] * numbers[4]
-    rows, pitch = len(x) // C, C + size - 1
-    length = rows * pitch
+    before, size, length = int(numbers[0]), int(numbers[1]), len(x)
+    after, factor = size - 1 - before, x.dtype.type(2) * numbers[2] * numbers[4]
     power, slope = kept[:length], kept[length : 2 * length]
-    crossed, total = kept[2 * length : 3 * length + size], kept[3 * length + size :][:length]
-    crossed[:] = 0
-    for row in range(rows):
-        own, back, start = x[row * C : (row + 1) * C], dy[row * C : (row + 1) * C], row * pitch
-        to, by = crossed[start + after : start + after + C], slope[start : start + C]
-        for c in range(C):
-            to[c] = back[c] * own[c] * by[c]
-    _window_sums(crossed, total, size)
-    for row in range(rows):
-        own, back = x[row * C : (row + 1) * C], dy[row * C : (row + 1) * C]
-        direct, windows = power[row * pitch : row * pitch + C], total[row * pitch : row * pitch + C]
-        for c in range(C):
-            back[c] = back[c] * direct[c] - factor * own[c] * windows[c]
+    spare, total = kept[2 * length : 3 * length + size], kept[3 * length + size :][:length]
+    crossed = spare[after : after + length]
+    for i in range(length):
+        crossed[i] = dy[i] * x[i] * slope[i]
+    _window_sums(spare, total, C, after, size)
+    for i in range(length):
+        dy[i] = dy[i] * power[i] - factor * x[i] * total[i]
 
 
 @inner
-def _window_sums(values: Array, sums: Array, size: int) -> None:
-    """sums[i] = values[i] + … + values[i + size - 1]."""
-    if size == 5:
-        for i in range(len(sums)):
-            sums[i] = values[i] + values[i + 1] + values[i + 2] + values[i + 3] + values[i + 4]
-        return
-    copy(values, sums)
-    for shift in range(1, size):
-        others = values[shift : shift + len(sums)]
-        for i in range(len(sums)):
-            sums[i] += others[i]
+def _window_sums(values: Array, sums: Array, C: int, before: int, size: int) -> None:
+    """sums[i] = the sum of the window of channel i % C in its row of values, which begin after `before` others."""
+    if size == 5 and C >= size:
+        _windows_of_5(values, sums, C)
+    else:
+        copy(values, sums)
+        for shift in range(1, size):
+            others = values[shift : shift + len(sums)]
+            for i in range(len(sums)):
+                sums[i] += others[i]
+        _edges(values, sums, C, before, size)
 
 
 @inner
-def _powers(sums: Array, slope: Array, numbers: Array, goes_back: bool) -> None:
-    """Replace window sums by s^-β; slope: s^(-β-1), if the pass goes back."""
+def _windows_of_5(values: Array, sums: Array, C: int) -> None:
+    """The usual size, in one pass and without a loop for each edge."""
+    for i in range(len(sums)):
+        sums[i] = values[i] + values[i + 1] + values[i + 2] + values[i + 3] + values[i + 4]
+    for first in range(0, len(sums), C):
+        last = first + C - 1
+        low, high = values[first + 2] + values[first + 3] + values[first + 4], values[last] + values[last + 1]
+        high += values[last + 2]
+        sums[first], sums[first + 1] = low, low + values[first + 5]
+        sums[last], sums[last - 1] = high, high + values[last - 1]
+
+
+@inner
+def _edges(values: Array, sums: Array, C: int, before: int, size: int) -> None:
+    """Sum the windows again that reach into another row."""
+    first, last = min(before, C), max(min(before, C), C - (size - 1 - before))
+    for start in range(0, len(sums), C):
+        row = values[start + before : start + before + C]
+        for c in range(first):
+            sums[start + c] = _window(row, c - before, c - before + size)
+        for c in range(last, C):
+            sums[start + c] = _window(row, c - before, c - before + size)
+
+
+@inner
+def _window(row: Array, start: int, stop: int) -> float:
+    total = row.dtype.type(0)
+    for c in range(max(0, start), min(len(row), stop)):
+        total += row[c]
+    return total
+
+
+@inner
+def _powers(sums: Array, slope: Array, numbers: Array) -> None:
+    """Replace window sums by s^-β; slope: s^(-β-1)."""
     T = sums.dtype.type
     one, scale, k, beta = T(1), numbers[2], numbers[3], numbers[4]
     if beta == T(0.75):  # roots compile to vectors, powers do not
         for i in range(len(sums)):
             s = k + scale * sums[i]
             root = np.sqrt(s)
-            sums[i] = one / (root * np.sqrt(root))
-            slope[i] = s
+            power = one / (root * np.sqrt(root))
+            sums[i] = power
+            slope[i] = power * power * power * root  # s^-9/4 · s^1/2
     else:
         for i in range(len(sums)):
             s = k + scale * sums[i]
-            sums[i] = s**-beta
-            slope[i] = s
-    if goes_back:
-        for i in range(len(sums)):
-            slope[i] = sums[i] / slope[i]
+            power = s**-beta
+            sums[i] = power
+            slope[i] = power / s

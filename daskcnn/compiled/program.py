@@ -148,18 +148,17 @@ class _Layout:
             y = x if code in KEEPS_PLACE and before not in NEEDS_OUTPUT else take(out)
             dy = dx if same or not self.goes_back else take(out)
             row[[CODE, X, Y, DX, DY]] = code, x, y, dx, dy
-            row[KEPT] = take(_kept(operation, size, out, self.C))
+            row[KEPT] = take(_kept(operation, size, out))
             row[SIZE:] = operation.size, operation.step, operation.salt, operation.threshold
             x, dx, before = y, dy, code
         table[-1, X], table[-1, DX] = x, dx
         return table, used
 
 
-def _kept(operation: Operation, size: int, out: int, C: int) -> int:
+def _kept(operation: Operation, size: int, out: int) -> int:
     """Return how many numbers an operation keeps for its way back, spare ones included."""
     if operation.code == LRN:
-        window = int(operation.numbers[1])
-        return 4 * (size // C * (C + window - 1) + window)
+        return 4 * size + int(operation.numbers[1])
     return {DROPOUT: size, MAX: out, L2: out}.get(operation.code, 0)
 
 

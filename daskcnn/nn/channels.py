@@ -11,7 +11,7 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 
-RUN = 2048
+RUN = 1024
 """About how many numbers are added to as many sums at once: enough for vectors, few enough for the first cache."""
 
 
