@@ -46,7 +46,7 @@ def moments(x: Array, C: int, run: int, first: int, last: int, parts: Array, scr
 
 
 def part_count(size: int, run: int) -> int:
-    """How many parts a map of so many numbers has."""
+    """How many parts a map of `size` numbers has."""
     return -(-size // (max(1, PART // run) * run))
 
 

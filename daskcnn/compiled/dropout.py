@@ -12,7 +12,7 @@ _30, _27, _31, _40 = (np.uint64(bits) for bits in (30, 27, 31, 40))
 
 
 @inner
-def _derived(key: int, number: int) -> int:
+def _derived(key: np.uint64, number: np.uint64) -> np.uint64:
     """SplitMix64's next key, for a number: `arrays.derive`."""
     x = key + (_TWO * number + _ONE) * _GOLDEN
     x = (x ^ (x >> _30)) * _FIRST
@@ -57,7 +57,7 @@ def draw(
 
 
 @inner
-def _pixel(keys: Array, number: int, mask: Array, threshold: int, scale: float) -> None:
+def _pixel(keys: Array, number: np.uint64, mask: Array, threshold: int, scale: float) -> None:
     zero, least = mask.dtype.type(0), np.uint64(threshold)
     for i in range(len(mask)):
         mask[i] = scale if (_derived(keys[i], number) >> _40) >= least else zero

@@ -9,7 +9,8 @@ import numba
 import numpy.typing as npt
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
-from numba.types import float32, float64
+from numba.types import float32 as float32
+from numba.types import float64 as float64
 from numba.types import int64 as int64
 from numba.types import intp as intp
 from numba.types import uint8 as uint8

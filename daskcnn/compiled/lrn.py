@@ -51,7 +51,7 @@ def backward(x: Array, kept: Array, C: int, numbers: Array, dy: Array) -> None:
 @inner
 def _window_sums(values: Array, sums: Array, C: int, before: int, size: int) -> None:
     """sums[i] = the sum of the window of channel i % C in its row of values, which begin after `before` others."""
-    if size == 5 and C >= size:
+    if size == 5 and size <= C:
         _windows_of_5(values, sums, C)
     else:
         copy(values, sums)

@@ -125,7 +125,7 @@ class Chain:
         scaling = None
         if isinstance(self.layers[0], ScalingLayer):
             scaling, state = self.layers[0].scaling(params, state, x, contexts[0])
-        return _Pass(self, x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
+        return _ChainPass(self, x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
 
     def backward(
         self,
@@ -143,7 +143,7 @@ class Chain:
         in cache costs less than a larger dy or dx in memory.
         """
         x, scaling = residual
-        way = _Pass(self, x, contexts, goes_back=True)
+        way = _ChainPass(self, x, contexts, goes_back=True)
         if scaling is None:
             return way.backward(dy, None, None, given, wanted), {}
         assert isinstance(self.layers[0], ScalingLayer)
@@ -152,7 +152,7 @@ class Chain:
         return way.backward(dy, scaling, back, given, wanted) if contexts[0].need_dx else None, grads
 
 
-class _Pass:
+class _ChainPass:
     """A pass of a map through a chain, on the device's threads."""
 
     def __init__(self, chain: Chain, x: Array, contexts: Sequence[Context], *, goes_back: bool) -> None:

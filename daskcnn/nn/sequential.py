@@ -191,7 +191,7 @@ class _Run:
             return self.work.forward(params, state, x, contexts)
         return self.work.forward(params, state, x, contexts[0])
 
-    def backward(self, params: Params, residual: Residual, dy: Array, contexts: list[Context]) -> tuple[Array, Params]:
+    def backward(self, params: Params, residual: Residual, dy: Array, contexts: list[Context]) -> tuple[Any, Params]:
         """Run it backward."""
         if isinstance(self.work, Chain):
             return self.work.backward(params, residual, dy, contexts)

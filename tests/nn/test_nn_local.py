@@ -93,6 +93,8 @@ def test_a_chain_behind_batch_normalising_is_its_layers_one_by_one(
         dx, grads = norm.backward(params[name], kept, back, ctx)
         for device in (in_blocks(block), in_blocks(block, threads=3)):
             own_dx, own = net.backward(params, residual, dy, replace(ctx, device=device))
+            assert own_dx is not None
+            assert dx is not None
             np.testing.assert_allclose(own_dx, dx, rtol=1e-10, atol=1e-12)
             for parameter in ("scale", "shift"):
                 np.testing.assert_allclose(own[name][parameter], grads[parameter], rtol=1e-11)
@@ -124,7 +126,10 @@ def test_devices_agree_on_chains_behind_batch_normalising(net: Sequential, in_sh
     there = map_leaves(move, params), map_leaves(move, state)
     found, _, kept = net.forward(*there, move(x), ctx)
     np.testing.assert_allclose(host(found), y, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(host(net.backward(there[0], kept, move(dy), ctx)[0]), dx, rtol=1e-9, atol=1e-12)
+    found_dx, _ = net.backward(there[0], kept, move(dy), ctx)
+    assert dx is not None
+    assert found_dx is not None
+    np.testing.assert_allclose(host(found_dx), dx, rtol=1e-9, atol=1e-12)
 
 
 @every_chain

@@ -10,7 +10,7 @@ import numpy as np
 
 from daskcnn.arrays import Array, derive, mix64, uniform
 from daskcnn.compiled.program import DROPOUT, Operation
-from daskcnn.nn.layer import Context, Residual, Shape
+from daskcnn.nn.layer import Context, Keys, Residual, Shape
 from daskcnn.nn.local import LocalLayer
 
 _ODD = 0x9E3779B97F4A7C15
@@ -43,7 +43,7 @@ class Dropout(LocalLayer):
         """Return the operation in training. Raises ValueError if the context has no keys."""
         if not ctx.training:
             return None
-        _check_keys(ctx)
+        _keys(ctx)
         # what `uniform` gives is a multiple of 2^-24: it reaches the rate from this multiple on
         threshold = ceil(float(np.float32(self.rate)) * (1 << 24))
         return Operation(DROPOUT, (1 / (1 - self.rate),), salt=ctx.salt, threshold=threshold)
@@ -61,18 +61,18 @@ class Dropout(LocalLayer):
 
     def _mask(self, shape: Shape, ctx: Context) -> Array:
         """Return which numbers (H, W, N, C) or (N, F) are kept."""
-        _check_keys(ctx)
         xp, first = ctx.device.xp, ctx.channel
-        keys = derive(xp, ctx.device.backend.from_host(ctx.keys), ctx.salt)[:, None]
+        keys = derive(xp, ctx.device.backend.from_host(_keys(ctx)), ctx.salt)[:, None]
         keys = _spread(xp, keys, xp.arange(first, first + shape[-1], dtype=xp.uint64))
         for extent in reversed(shape[:-2]):
             keys = _spread(xp, keys, xp.arange(extent, dtype=xp.uint64).reshape(-1, *(1,) * keys.ndim))
         return (uniform(xp, keys) >= self.rate).reshape(shape)
 
 
-def _check_keys(ctx: Context) -> None:
+def _keys(ctx: Context) -> Keys:
     if ctx.keys is None:
         raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
+    return ctx.keys
 
 
 def _spread(xp: Any, keys: Array, numbers: Array) -> Array:

@@ -102,7 +102,7 @@ class AveragePool(_Pool):
 
     def reduce(self, places: list[Array], xp: Any) -> tuple[Array, Residual]:
         """Keep nothing."""
-        return sum(places) * (1 / self.size**2), None
+        return sum(places[1:], start=places[0]) * (1 / self.size**2), None
 
     def spread(self, residual: None, dy: Array, place: int) -> Array:
         """Return dy / size²."""
