@@ -171,9 +171,7 @@ class Device:
     exact: bool = False
 
     @classmethod
-    def of(
-        cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False
-    ) -> Device:
+    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False) -> Device:
         """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
         return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact)

@@ -1,17 +1,45 @@
-"""The scratch memory of Winograd's loops, for those who plan without compiling anything."""
+"""Runs of numbers: sums of channels over pixels and samples, in parts that do not depend on the number of threads."""
 
 from __future__ import annotations
 
-RUN = 128
-"""Numbers of a pixel that go through both steps of a transform at once, so that they stay in the first-level cache."""
-STEP = RUN + 16
-"""Distance of runs in scratch memory: powers of two would meet in the same lines of the cache."""
-MOST_POINTS = 8
-"""Points of the largest tile along one axis."""
-STEPS = (MOST_POINTS * MOST_POINTS + MOST_POINTS) * STEP
-"""Numbers of scratch memory between the two steps of a transform, and for what of a tile lies beyond the map."""
+from daskcnn.compiled.loop import Array, float64, inner, intp, loop
+
+RUNS = 64
+"""Runs added up in the network's dtype; their sums are added in float64."""
 
 
-def apart(rows: int, channels: int) -> int:
-    """Return the numbers from the rows of a point to those of the next: full cache lines, but no power of two."""
-    return -(-rows * channels // 16) * 16 + 16
+@loop(lambda T: (T[::1], intp, intp, intp, intp, float64[:, ::1], T[::1]))
+def channel_sums(x: Array, C: int, run: int, first: int, last: int, parts: Array, scratch: Array) -> None:
+    """parts[part] = the sum of each channel over RUNS runs, first <= part < last.
+
+    run: numbers that are added at once, a multiple of C. scratch: (run,).
+    """
+    for part in range(first, last):
+        scratch[:] = 0
+        for start in range(part * RUNS * run, min(len(x), (part + 1) * RUNS * run), run):
+            add_run(x[start : start + run], scratch)
+        fold(scratch, parts[part])
+
+
+@inner
+def copy(x: Array, y: Array) -> None:
+    """y = x. An assignment of slices would compile what it says where lengths differ, which takes two seconds."""
+    for i in range(len(y)):
+        y[i] = x[i]
+
+
+@inner
+def add_run(x: Array, total: Array) -> None:
+    """Add numbers to as many sums, or fewer at the end of a map."""
+    for i in range(min(len(x), len(total))):
+        total[i] += x[i]
+
+
+@inner
+def fold(total: Array, sums: Array) -> None:
+    """sums[c] = total[c] + total[c + C] + … for C channels."""
+    C = len(sums)
+    sums[:] = 0
+    for start in range(0, len(total), C):
+        for c in range(C):
+            sums[c] += total[start + c]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from daskcnn.compiled.loop import inner, intp, loop, uintp
-from daskcnn.compiled.runs import MOST_POINTS, RUN, STEP, STEPS, apart
+from daskcnn.compiled.winograd_scratch import MOST_POINTS, RUN, STEP, STEPS, apart
 
 
 class Map(NamedTuple):
@@ -232,7 +232,16 @@ def _into(
 
 @inner
 def _out_of(
-    rows: Rows, at: int, target: Map, start: int, length: int, row: int, col: int, points: int, outputs: int, scratch: Any
+    rows: Rows,
+    at: int,
+    target: Map,
+    start: int,
+    length: int,
+    row: int,
+    col: int,
+    points: int,
+    outputs: int,
+    scratch: Any,
 ) -> None:
     """Write the tile outputs × outputs at (row, col), as far as it lies on the map, from its points."""
     edge = scratch[MOST_POINTS * MOST_POINTS * STEP : STEPS]
@@ -284,9 +293,7 @@ def _add_bias(m: Any, at: int, count: int, bias: Any) -> None:
 
 
 @inner
-def _combine(
-    source: Any, at: int, step: int, factors: Any, row: int, count: int, target: Any, to: int, n: int
-) -> None:
+def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int, target: Any, to: int, n: int) -> None:
     """Write the sum of `count` runs, each times its factor of this row."""
     total = target[to : to + n]
     for k in range(count):
@@ -304,9 +311,7 @@ def _total(source: Any, at: int, step: int, count: int, target: Any, to: int, n:
 
 
 @inner
-def _line(
-    d: Any, at: int, step: int, taps: int, v: Any, to: int, apart: int, results: int, n: int
-) -> None:
+def _line(d: Any, at: int, step: int, taps: int, v: Any, to: int, apart: int, results: int, n: int) -> None:
     """Multiply the matrix of this shape by the runs d[at + i·step …], i < taps, into v[to + i·apart …], i < results."""
     if taps == 6 and results == 6:
         _input_6(d, at, step, v, to, apart, n)

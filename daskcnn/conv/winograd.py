@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.compiled.runs import STEPS, apart
+from daskcnn.compiled.winograd_scratch import STEPS, apart
 from daskcnn.conv import minimal
 from daskcnn.conv.algorithm import Direction, Work
 from daskcnn.conv.blocks import nearly_equal, ranges_of
