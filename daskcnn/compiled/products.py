@@ -63,7 +63,7 @@ def _gemm(
     raise NotImplementedError("only compiled functions call it")
 
 
-@overload(_gemm)
+@overload(_gemm)  # type: ignore[untyped-decorator] # of Numba
 def _gemm_of_blas(
     ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, factors: Any
 ) -> Any:

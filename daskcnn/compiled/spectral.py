@@ -29,7 +29,7 @@ class Cut(NamedTuple):
     """
 
     start: int
-    count: int
+    count: int  # type: ignore[assignment] # a field, not the method of tuples
     begin: int
     size: int
     height: int

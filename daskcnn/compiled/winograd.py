@@ -274,8 +274,8 @@ def _copy_column(source: Map, row: int, col: int, taps: int, start: int, edge: A
 @inner
 def _copy(source: Any, at: int, target: Any, to: int, n: int) -> None:
     given, run = source[at : at + n], target[to : to + n]
-    for l in range(n):
-        run[l] = given[l]
+    for lane in range(n):
+        run[lane] = given[lane]
 
 
 @inner
@@ -298,8 +298,8 @@ def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int
     total = target[to : to + n]
     for k in range(count):
         factor, run = factors[row, k], source[at + k * step : at + k * step + n]
-        for l in range(n):
-            total[l] = factor * run[l] + (total[l] if k > 0 else 0)
+        for lane in range(n):
+            total[lane] = factor * run[lane] + (total[lane] if k > 0 else 0)
 
 
 @inner
@@ -348,32 +348,32 @@ def _places(at: int, step: int) -> Any:
 @inner
 def _input_4(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
     a, b = _places(at, step), _places(to, apart)
-    for l in range(uintp(n)):
-        d1, d2 = d[a[1] + l], d[a[2] + l]
-        v[b[0] + l] = d[a[0] + l] - d2
-        v[b[1] + l] = d1 + d2
-        v[b[2] + l] = d2 - d1
-        v[b[3] + l] = d[a[3] + l] - d1
+    for lane in range(uintp(n)):
+        d1, d2 = d[a[1] + lane], d[a[2] + lane]
+        v[b[0] + lane] = d[a[0] + lane] - d2
+        v[b[1] + lane] = d1 + d2
+        v[b[2] + lane] = d2 - d1
+        v[b[3] + lane] = d[a[3] + lane] - d1
 
 
 @inner
 def _output_4_2(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
     a, b = _places(at, step), _places(to, apart)
-    for l in range(uintp(n)):
-        m1, m2 = m[a[1] + l], m[a[2] + l]
-        y[b[0] + l] = m[a[0] + l] + m1 + m2
-        y[b[1] + l] = m1 - m2 + m[a[3] + l]
+    for lane in range(uintp(n)):
+        m1, m2 = m[a[1] + lane], m[a[2] + lane]
+        y[b[0] + lane] = m[a[0] + lane] + m1 + m2
+        y[b[1] + lane] = m1 - m2 + m[a[3] + lane]
 
 
 @inner
 def _change_2_4(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
     a, b = _places(at, step), _places(to, apart)
-    for l in range(uintp(n)):
-        d0, d1 = d[a[0] + l], d[a[1] + l]
-        z[b[0] + l] = d0
-        z[b[1] + l] = d0 + d1
-        z[b[2] + l] = d0 - d1
-        z[b[3] + l] = d1
+    for lane in range(uintp(n)):
+        d0, d1 = d[a[0] + lane], d[a[1] + lane]
+        z[b[0] + lane] = d0
+        z[b[1] + lane] = d0 + d1
+        z[b[2] + lane] = d0 - d1
+        z[b[3] + lane] = d1
 
 
 # --- points 0, 1, −1, ½, −2, ∞ ---
@@ -383,43 +383,43 @@ def _change_2_4(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 def _input_6(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), d.dtype.type
     one_and_half, two, three = T(1.5), T(2), T(3)
-    for l in range(uintp(n)):
-        d2, d3 = d[a[2] + l], d[a[3] + l]
-        odd, even = d[a[1] + l] - d3, d2 - d[a[4] + l]
-        v[b[0] + l] = d[a[0] + l] - one_and_half * odd - d2 - even
-        v[b[1] + l] = three * (d2 + d3) - two * (odd + even)
-        v[b[2] + l] = three * (d2 - d3) - two * (odd - even)
-        v[b[3] + l] = two * odd + even
-        v[b[4] + l] = odd - two * even
-        v[b[5] + l] = d[a[5] + l] + odd - d3 - one_and_half * even
+    for lane in range(uintp(n)):
+        d2, d3 = d[a[2] + lane], d[a[3] + lane]
+        odd, even = d[a[1] + lane] - d3, d2 - d[a[4] + lane]
+        v[b[0] + lane] = d[a[0] + lane] - one_and_half * odd - d2 - even
+        v[b[1] + lane] = three * (d2 + d3) - two * (odd + even)
+        v[b[2] + lane] = three * (d2 - d3) - two * (odd - even)
+        v[b[3] + lane] = two * odd + even
+        v[b[4] + lane] = odd - two * even
+        v[b[5] + lane] = d[a[5] + lane] + odd - d3 - one_and_half * even
 
 
 @inner
 def _output_6_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), m.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
-    for l in range(uintp(n)):
-        m1, m2, m3, m4 = m[a[1] + l], m[a[2] + l], m[a[3] + l], m[a[4] + l]
+    for lane in range(uintp(n)):
+        m1, m2, m3, m4 = m[a[1] + lane], m[a[2] + lane], m[a[3] + lane], m[a[4] + lane]
         even, odd = m1 + m2, m1 - m2
-        y[b[0] + l] = m[a[0] + l] + even + m3 + m4
-        y[b[1] + l] = odd + half * m3 - two * m4
-        y[b[2] + l] = even + quarter * m3 + four * m4
-        y[b[3] + l] = odd + eighth * m3 - eight * m4 + m[a[5] + l]
+        y[b[0] + lane] = m[a[0] + lane] + even + m3 + m4
+        y[b[1] + lane] = odd + half * m3 - two * m4
+        y[b[2] + lane] = even + quarter * m3 + four * m4
+        y[b[3] + lane] = odd + eighth * m3 - eight * m4 + m[a[5] + lane]
 
 
 @inner
 def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), d.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
-    for l in range(uintp(n)):
-        d0, d1, d2, d3 = d[a[0] + l], d[a[1] + l], d[a[2] + l], d[a[3] + l]
+    for lane in range(uintp(n)):
+        d0, d1, d2, d3 = d[a[0] + lane], d[a[1] + lane], d[a[2] + lane], d[a[3] + lane]
         even, odd = d0 + d2, d1 + d3
-        z[b[0] + l] = d0
-        z[b[1] + l] = even + odd
-        z[b[2] + l] = even - odd
-        z[b[3] + l] = d0 + half * d1 + quarter * d2 + eighth * d3
-        z[b[4] + l] = d0 - two * d1 + four * d2 - eight * d3
-        z[b[5] + l] = d3
+        z[b[0] + lane] = d0
+        z[b[1] + lane] = even + odd
+        z[b[2] + lane] = even - odd
+        z[b[3] + lane] = d0 + half * d1 + quarter * d2 + eighth * d3
+        z[b[4] + lane] = d0 - two * d1 + four * d2 - eight * d3
+        z[b[5] + lane] = d3
 
 
 # --- points 0, 1, −1, 2, −2, ½, −½, ∞ ---
@@ -429,46 +429,60 @@ def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
 def _input_8(d: Any, at: int, step: int, v: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), d.dtype.type
     two, four, five, large, small = T(2), T(4), T(5), T(5.25), T(4.25)
-    for l in range(uintp(n)):
-        d1, d2, d3, d4, d5, d6 = d[a[1] + l], d[a[2] + l], d[a[3] + l], d[a[4] + l], d[a[5] + l], d[a[6] + l]
-        v[b[0] + l] = d[a[0] + l] - d6 + large * (d4 - d2)
+    for lane in range(uintp(n)):
+        d1, d2, d3, d4, d5, d6 = (
+            d[a[1] + lane],
+            d[a[2] + lane],
+            d[a[3] + lane],
+            d[a[4] + lane],
+            d[a[5] + lane],
+            d[a[6] + lane],
+        )
+        v[b[0] + lane] = d[a[0] + lane] - d6 + large * (d4 - d2)
         even, odd = small * d4 - d2 - d6, small * d3 - d1 - d5
-        v[b[1] + l] = even + odd
-        v[b[2] + l] = even - odd
+        v[b[1] + lane] = even + odd
+        v[b[2] + lane] = even - odd
         even, odd = d2 - five * d4 + four * d6, two * (d1 - five * d3 + four * d5)
-        v[b[3] + l] = even + odd
-        v[b[4] + l] = even - odd
+        v[b[3] + lane] = even + odd
+        v[b[4] + lane] = even - odd
         even, odd = two * (four * d2 - five * d4 + d6), four * d1 - five * d3 + d5
-        v[b[5] + l] = even + odd
-        v[b[6] + l] = even - odd
-        v[b[7] + l] = d[a[7] + l] - d1 + large * (d3 - d5)
+        v[b[5] + lane] = even + odd
+        v[b[6] + lane] = even - odd
+        v[b[7] + lane] = d[a[7] + lane] - d1 + large * (d3 - d5)
 
 
 @inner
 def _output_8_4(m: Any, at: int, step: int, y: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), m.dtype.type
     half, quarter, eighth, two, four, eight = T(0.5), T(0.25), T(0.125), T(2), T(4), T(8)
-    for l in range(uintp(n)):
-        m1, m2, m3, m4, m5, m6 = m[a[1] + l], m[a[2] + l], m[a[3] + l], m[a[4] + l], m[a[5] + l], m[a[6] + l]
-        y[b[0] + l] = m[a[0] + l] + (m1 + m2) + (m3 + m4) + (m5 + m6)
-        y[b[1] + l] = (m1 - m2) + two * (m3 - m4) + half * (m5 - m6)
-        y[b[2] + l] = (m1 + m2) + four * (m3 + m4) + quarter * (m5 + m6)
-        y[b[3] + l] = (m1 - m2) + eight * (m3 - m4) + eighth * (m5 - m6) + m[a[7] + l]
+    for lane in range(uintp(n)):
+        m1, m2, m3, m4, m5, m6 = (
+            m[a[1] + lane],
+            m[a[2] + lane],
+            m[a[3] + lane],
+            m[a[4] + lane],
+            m[a[5] + lane],
+            m[a[6] + lane],
+        )
+        y[b[0] + lane] = m[a[0] + lane] + (m1 + m2) + (m3 + m4) + (m5 + m6)
+        y[b[1] + lane] = (m1 - m2) + two * (m3 - m4) + half * (m5 - m6)
+        y[b[2] + lane] = (m1 + m2) + four * (m3 + m4) + quarter * (m5 + m6)
+        y[b[3] + lane] = (m1 - m2) + eight * (m3 - m4) + eighth * (m5 - m6) + m[a[7] + lane]
 
 
 @inner
 def _change_4_8(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int) -> None:
     a, b, T = _places(at, step), _places(to, apart), d.dtype.type
     half, quarter, two, four = T(0.5), T(0.25), T(2), T(4)
-    for l in range(uintp(n)):
-        d0, d1, d2, d3 = d[a[0] + l], d[a[1] + l], d[a[2] + l], d[a[3] + l]
-        z[b[0] + l] = d0
-        z[b[1] + l] = (d0 + d2) + (d1 + d3)
-        z[b[2] + l] = (d0 + d2) - (d1 + d3)
+    for lane in range(uintp(n)):
+        d0, d1, d2, d3 = d[a[0] + lane], d[a[1] + lane], d[a[2] + lane], d[a[3] + lane]
+        z[b[0] + lane] = d0
+        z[b[1] + lane] = (d0 + d2) + (d1 + d3)
+        z[b[2] + lane] = (d0 + d2) - (d1 + d3)
         even, odd = d0 + four * d2, two * (d1 + four * d3)
-        z[b[3] + l] = even + odd
-        z[b[4] + l] = even - odd
+        z[b[3] + lane] = even + odd
+        z[b[4] + lane] = even - odd
         even, odd = d0 + quarter * d2, half * (d1 + quarter * d3)
-        z[b[5] + l] = even + odd
-        z[b[6] + l] = even - odd
-        z[b[7] + l] = d3
+        z[b[5] + lane] = even + odd
+        z[b[6] + lane] = even - odd
+        z[b[7] + lane] = d3

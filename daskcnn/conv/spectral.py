@@ -8,7 +8,7 @@ kernels take less memory and time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from queue import SimpleQueue
@@ -20,6 +20,7 @@ from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv import fft
 from daskcnn.conv.algorithm import Direction, Work
 from daskcnn.conv.fourier import Fourier, Side, fourier
+from daskcnn.conv.ranges import nearly_equal, ranges_of
 from daskcnn.conv.spec import ConvSpec
 from daskcnn.conv.tiles import Tiling
 from daskcnn.pool import Task
@@ -179,9 +180,9 @@ class _Pass:
         constant = np.zeros(0, y.dtype) if bias is None else bias * prod(axis.length for axis in self.tiling.axes)
         products: list[Task] = []
         back: list[Task] = []
-        for samples in _ranges(self.tiling.spec.N, self.blocks.samples):
+        for samples in ranges_of(self.tiling.spec.N, self.blocks.samples):
             X, of_map = self._of_map(x, samples, products)
-            for kernels in _ranges(self.tiling.spec.K, self.blocks.kernels):
+            for kernels in ranges_of(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, products)
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
 
@@ -201,10 +202,10 @@ class _Pass:
         products: list[Task] = []
         back: list[Task] = []  # of the kernels' gradient, which lies where the kernels do
         none = np.zeros((0, 0, 0), dy.dtype)
-        for samples in _ranges(self.tiling.spec.N, self.blocks.samples):
+        for samples in ranges_of(self.tiling.spec.N, self.blocks.samples):
             X, of_map = (none, []) if x is None else self._of_map(x, samples, products)
             dX = none if dx is None else self._take("dmap", _size(samples) * self.tiling.tiles, self.tiling.spec.C)
-            for kernels in _ranges(self.tiling.spec.K, self.blocks.kernels):
+            for kernels in ranges_of(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, [*products, *back])
                 dY, of_output = self._of_output(dy, samples, kernels, products)
                 dW = none if dw is None else self._take("kernels", self.tiling.spec.C, _size(kernels))
@@ -227,7 +228,7 @@ class _Pass:
     def of_all_kernels(self, w: Array) -> Array:
         """Return the transform (rows, C, K) of all kernels."""
         W = np.empty((self.f.rows, *w.shape[2:]), w.dtype)
-        for kernels in _ranges(w.shape[3], self.blocks.kernels):
+        for kernels in ranges_of(w.shape[3], self.blocks.kernels):
             part = self._take("kernels", w.shape[2], _size(kernels))
             self._forth(self.f.kernels, w, part, self._kernel_cut(kernels), ())
             self.device.pool.run(self.tasks)
@@ -372,11 +373,11 @@ class _Sizes:
         spec, tiles = self.tiling.spec, self.tiling.tiles
         room = (device.workspace_limit - ROUNDING) // spec.itemsize
         least = min(spec.K, LEAST_KERNELS)
-        n = max(self.least_samples, _nearly_equal(spec.N, max(1, ROWS // tiles)))
+        n = max(self.least_samples, nearly_equal(spec.N, max(1, ROWS // tiles)))
         while n > self.least_samples and self.block(n, least) + self.scratch(n, least) > room:
             n = max(self.least_samples, -(-n // 2))
         k = max(least, CACHE // (self.rows * (n * tiles + spec.C) * spec.itemsize))
-        k = _nearly_equal(spec.K, k)
+        k = nearly_equal(spec.K, k)
         while k > least and self.block(n, k) + self.scratch(n, k) > room:
             k = max(least, -(-k // 2))
         lanes = (room - self.block(n, k)) // self.scratch(n, k)
@@ -425,13 +426,3 @@ def _outer(size: int) -> int:
 
 def _size(s: slice) -> int:
     return s.stop - s.start
-
-
-def _ranges(size: int, step: int) -> Iterator[slice]:
-    """Cut range(size) into slices of `step`; the last one may be shorter."""
-    return (slice(i, min(i + step, size)) for i in range(0, size, step))
-
-
-def _nearly_equal(size: int, at_most: int) -> int:
-    """Return the step that cuts range(size) into as few slices of `at_most` as possible, nearly equal."""
-    return -(-size // -(-size // at_most))

@@ -17,10 +17,9 @@ import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.compiled.winograd_scratch import STEPS, apart
-from daskcnn.conv import minimal
 from daskcnn.conv.algorithm import Direction, Work
-from daskcnn.conv.blocks import nearly_equal, ranges_of
-from daskcnn.conv.minimal import Correlation, Minimal
+from daskcnn.conv.minimal import Correlation, Minimal, correlate, correlate_filter, transform_kernels
+from daskcnn.conv.ranges import nearly_equal, ranges_of
 from daskcnn.conv.spec import ConvSpec
 
 GROUP_BYTES = 1 << 20
@@ -100,7 +99,7 @@ class Winograd:
         if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
             return Kernels(w, None)
         if not device.backend.compiled:
-            return Kernels(w, minimal.transform_kernels(f, w, False, device))
+            return Kernels(w, transform_kernels(f, w, False, device))
         u = np.empty((f.points**2, spec.C, spec.K), spec.dtype)
         return Kernels(w, _transformed(f, w, u, _Scratch(f, Correlation.forward(spec), device, 0), turned=False))
 
@@ -118,7 +117,7 @@ class Winograd:
         """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
         f, c = self._f, Correlation.forward(spec)
         if not device.backend.compiled:
-            return minimal.correlate_filter(f, c, x, dy, device)
+            return correlate_filter(f, c, x, dy, device)
         return _correlate_filter(f, c, np.ascontiguousarray(x), np.ascontiguousarray(dy), device)
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
@@ -137,8 +136,8 @@ def _correlate(
     """Return y of this correlation with the kernels; `turned` swaps their channels too."""
     u = None if turned else prepared.transformed
     if not device.backend.compiled:
-        u = minimal.transform_kernels(f, prepared.w, turned, device) if u is None else u
-        y = minimal.correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
+        u = transform_kernels(f, prepared.w, turned, device) if u is None else u
+        y = correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
         return y if bias is None else y + bias
     from daskcnn.compiled import winograd
 

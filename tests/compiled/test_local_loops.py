@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device, Pool
-from daskcnn.nn import LOSSES, SGD, Context, Layer, Shape, leaves, map_leaves
+from daskcnn.nn import LOSSES, Context, Layer, Shape, leaves, map_leaves
 from daskcnn.nn.channels import channel_sum, moments
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
 from tests.nn.nn_cases import example, label, values
@@ -95,22 +95,6 @@ def test_channels_are_summed_part_by_part(shape: Shape, dtype: str, rng: np.rand
     one = channel_sum(x, Device())
     np.testing.assert_allclose(one, exact, rtol=0, atol=3e-4 if dtype == "float32" else 1e-10)
     np.testing.assert_array_equal(channel_sum(x, Device(pool=Pool(3))), one)
-
-
-@pytest.mark.parametrize("sgd", [SGD(), SGD(0.9), SGD(0.9, True, 1e-3), SGD(0.0, False, 1e-3)], ids=repr)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_descent_rounds_as_array_expressions_do(
-    sgd: SGD, dtype: str, elsewhere: bool, rng: np.random.Generator
-) -> None:
-    vectors = [values(rng, 50_001, dtype) for _ in range(3)]
-    found = []
-    for device in (None, Device(), Device(pool=Pool(2))):
-        params, grads, velocity = (v.copy() for v in vectors)
-        out = (np.empty_like(params), np.empty_like(velocity)) if elsewhere else None
-        sgd.step(params, grads, velocity, 0.1, device, out=out)
-        found.append(((params, velocity), out))
-    np.testing.assert_equal(found[1:], found[:1] * 2)
 
 
 @pytest.mark.parametrize(("N", "classes"), [(1, 2), (64, 10), (33, 1000)])
