@@ -49,7 +49,7 @@ class Backend:
 
     @property
     def compiled(self) -> bool:
-        """Whether passes run as the compiled loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        """Whether passes run as the loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
         return self.xp is np
 
     def scalar(self, x: Any) -> float:
@@ -248,7 +248,10 @@ _BLAS = _Blas()
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return NumPy's BLAS among others. Looking for them costs as much as a small task of a step."""
+    """Return the BLAS of NumPy and of SciPy among others. Looking for them costs as much as a small task of a step."""
+    import scipy.linalg.cython_blas  # compiled loops call it: it must be there before it is looked for
+
+    assert scipy.linalg.cython_blas
     return ThreadpoolController()
 
 
