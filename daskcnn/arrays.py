@@ -266,7 +266,10 @@ _BLAS = _Blas()
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return NumPy's BLAS among others. Looking for them costs as much as a small task of a step."""
+    """Return the BLAS of NumPy and of SciPy among others. Looking for them costs as much as a small task of a step."""
+    import scipy.linalg.cython_blas  # compiled loops call it: it must be there before it is looked for
+
+    assert scipy.linalg.cython_blas
     return ThreadpoolController()
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from daskcnn.compiled.loop import inner, integers, intp, loop, uintp
+from daskcnn.compiled.products import Matrix, multiply
 
 
 class Taps(NamedTuple):
@@ -47,17 +46,18 @@ def correlate(x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, first: 
     pixels : of a block
     scratch : planes of a strip, then columns of a block
     """
-    K, across = y.shape[3], y.shape[1] * y.shape[2]
-    target = y.reshape(y.shape[0] * across, K)
+    K, across, size, target = y.shape[3], y.shape[1] * y.shape[2], len(w), y.reshape(y.size)
+    kernels = Matrix(w.reshape(w.size), 0, K, False)
     planes = _planes(x, y, taps, rows, scratch)
     for strip in range(first, last):
         row, end = strip * rows, min((strip + 1) * rows, y.shape[0])
         _spread(x, row, end, taps, planes)
         for start in range(0, (end - row) * across, pixels):
             n = min(pixels, (end - row) * across - start)
-            columns = scratch[planes.size : planes.size + len(w) * n].reshape(len(w), n)
-            _expand(planes, across, start, taps, columns)
-            np.dot(columns.T, w, target[row * across + start : row * across + start + n])
+            columns = scratch[planes.size : planes.size + size * n]
+            _expand(planes, across, start, taps, columns.reshape(size, n))
+            out = Matrix(target, (row * across + start) * K, K, False)
+            multiply(Matrix(columns, 0, n, True), kernels, out, n, K, size, False)
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], _TAPS, intp, intp, intp, intp, T[::1]))
@@ -66,24 +66,23 @@ def correlate_filter(
 ) -> None:
     """Write the sums first … last (R·S·C, K) of columnsᵀ·dy, each over an equal share of the strips.
 
-    scratch : planes of a strip, a product, then columns of a block
+    scratch : planes of a strip, then columns of a block
     """
-    (parts, size, K), across = sums.shape, dy.shape[1] * dy.shape[2]
-    source = dy.reshape(dy.shape[0] * across, K)
+    (parts, size, K), across, source = sums.shape, dy.shape[1] * dy.shape[2], dy.reshape(dy.size)
     planes = _planes(x, dy, taps, rows, scratch)
-    product = scratch[planes.size : planes.size + size * K].reshape(size, K)
-    spare, strips = scratch[planes.size + size * K :], -(-dy.shape[0] // rows)
+    strips, totals = -(-dy.shape[0] // rows), sums.reshape(sums.size)
+    sums[first:last] = 0
     for part in range(first, last):
-        sums[part] = 0
+        total = Matrix(totals, part * size * K, K, False)
         for strip in range(strips * part // parts, strips * (part + 1) // parts):
             row, end = strip * rows, min((strip + 1) * rows, dy.shape[0])
             _spread(x, row, end, taps, planes)
             for start in range(0, (end - row) * across, pixels):
                 n = min(pixels, (end - row) * across - start)
-                columns = spare[: size * n].reshape(size, n)
-                _expand(planes, across, start, taps, columns)
-                np.dot(columns, source[row * across + start : row * across + start + n], product)
-                _add(product, sums[part])
+                columns = scratch[planes.size : planes.size + size * n]
+                _expand(planes, across, start, taps, columns.reshape(size, n))
+                change = Matrix(source, (row * across + start) * K, K, False)
+                multiply(Matrix(columns, 0, n, False), change, total, size, K, n, True)
 
 
 @inner
@@ -141,10 +140,3 @@ def _copy(source: Any, at: int, target: Any, to: int, n: int) -> None:
     here, there = uintp(at), uintp(to)
     for i in range(uintp(n)):
         target[there + i] = source[here + i]
-
-
-@inner
-def _add(x: Any, total: Any) -> None:
-    source, target = x.reshape(x.size), total.reshape(total.size)
-    for i in range(target.size):
-        target[i] += source[i]

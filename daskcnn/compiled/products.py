@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from daskcnn.compiled.loop import blas_gemm, inner, overload
 
 SMALL = 1_000_000
-"""Multiplications of a product that OpenBLAS does without copying its factors: faster, as long as they are in cache."""
-ROWS, STEP = 128, 16
-"""Rows of such a product, and what its columns are a multiple of."""
+"""Multiplications of a product that OpenBLAS does without copying its factors, which is faster."""
+PANEL, STEP, MOST = 6_000, 16, 64
+"""Numbers of the left factor in such a product, to stay in the first-level cache; what its rows and columns are a
+multiple of; and its most columns."""
 
 
 class Matrix(NamedTuple):
@@ -25,55 +28,40 @@ class Matrix(NamedTuple):
 
 
 @inner
-def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, factors: Any) -> None:
-    """Write c = a·b (rows × columns), each number a sum over `depth`; factors (2,) are 1 and 0.
-
-    Large products are cut into small ones.
-    """
-    across = min(rows, ROWS)
-    step = SMALL // (across * depth) // STEP * STEP
+def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool) -> None:
+    """Write or add c = a·b (rows × columns), each number a sum over `depth`. Large products are cut into small ones."""
+    across = max(STEP, PANEL // depth // STEP * STEP)
+    step = min(MOST, SMALL // (across * depth) // STEP * STEP)
     if step == 0:
         across, step = rows, columns
     for i in range(0, rows, across):
         for j in range(0, columns, step):
-            at = a.start + (i if a.transposed else i * a.apart)
-            bt = b.start + (j * b.apart if b.transposed else j)
-            ct = c.start + i * c.apart + j
+            at = a.numbers[a.start + (i if a.transposed else i * a.apart) :]
+            bt = b.numbers[b.start + (j * b.apart if b.transposed else j) :]
+            ct = c.numbers[c.start + i * c.apart + j :]
             m, n = min(across, rows - i), min(step, columns - j)
             # BLAS goes by columns: what it sees is the transposed product, of the factors in reverse
-            _gemm(
-                b.transposed,
-                a.transposed,
-                n,
-                m,
-                depth,
-                b.numbers[bt:],
-                b.apart,
-                a.numbers[at:],
-                a.apart,
-                c.numbers[ct:],
-                c.apart,
-                factors,
-            )
+            _gemm(b.transposed, a.transposed, n, m, depth, bt, b.apart, at, a.apart, add, ct, c.apart)
 
 
 def _gemm(
-    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, factors: Any
+    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
 ) -> None:
     raise NotImplementedError("only compiled functions call it")
 
 
 @overload(_gemm)  # type: ignore[untyped-decorator] # of Numba
 def _gemm_of_blas(
-    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, factors: Any
+    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
 ) -> Any:
     kind, gemm = blas_gemm(a.dtype)
+    one, zero = np.ones(1, a.dtype.name), np.zeros(1, a.dtype.name)
 
     def call(
-        ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, c: Any, ldc: Any, factors: Any
+        ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
     ) -> None:
         first, second = 84 if ta else 78, 84 if tb else 78  # T, N
-        one, zero = factors[:1].ctypes, factors[1:].ctypes
-        gemm(kind, first, second, m, n, k, one, a.ctypes, lda, b.ctypes, ldb, zero, c.ctypes, ldc)
+        factor = one if add else zero
+        gemm(kind, first, second, m, n, k, one.ctypes, a.ctypes, lda, b.ctypes, ldb, factor.ctypes, c.ctypes, ldc)
 
     return call

@@ -47,7 +47,8 @@ CUT = integers(Cut)
 
 @loop(
     lambda T: (
-        *(T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT, T[:, :, ::1], intp, intp, intp, T[::1], T[::1]),
+        *(T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT),
+        *(T[:, :, ::1], intp, intp, intp, T[::1]),
     )
 )
 def forth(
@@ -61,7 +62,6 @@ def forth(
     first: int,
     last: int,
     scratch: Any,
-    factors: Any,
 ) -> None:
     """Write the pieces first … last, `outer` outer columns each, of a map's transform.
 
@@ -71,6 +71,7 @@ def forth(
     long, wide, h, w = len(height), len(real), cut.height, cut.width
     row = target.shape[1] * target.shape[2]
     rows, singles = target.reshape(target.size), _reals(long)
+    of_height, of_real, of_pair = _matrix(height), _matrix(real), _matrix(pairs)
     for piece in range(first, last):
         o = piece * outer
         n = min(outer, cut.count - o)
@@ -79,21 +80,21 @@ def forth(
         for tile in range(cut.tiles):
             _gather(source, cut, tile, o, n, scratch)
             for j in range(w):
-                a, b = Matrix(height.reshape(height.size), 0, h, False), Matrix(scratch, j * m, w * m, False)
-                multiply(a, b, Matrix(scratch, half + j * m, w * m, False), long, m, h, factors)
+                line = Matrix(scratch, j * m, w * m, False)
+                multiply(of_height, line, Matrix(scratch, half + j * m, w * m, False), long, m, h, False)
             at = (tile * cut.count + o) * cut.size
             for u in range(singles):
-                a, b = Matrix(real.reshape(real.size), 0, w, False), Matrix(scratch, half + u * w * m, m, False)
-                multiply(a, b, Matrix(rows, at + u * wide * row, row, False), wide, m, w, factors)
+                line = Matrix(scratch, half + u * w * m, m, False)
+                multiply(of_real, line, Matrix(rows, at + u * wide * row, row, False), wide, m, w, False)
             for u in range(singles, long, 2):
-                a, b = Matrix(pairs.reshape(pairs.size), 0, 2 * w, False), Matrix(scratch, half + u * w * m, m, False)
-                multiply(a, b, Matrix(rows, at + u * wide * row, row, False), 2 * wide, m, 2 * w, factors)
+                line = Matrix(scratch, half + u * w * m, m, False)
+                multiply(of_pair, line, Matrix(rows, at + u * wide * row, row, False), 2 * wide, m, 2 * w, False)
 
 
 @loop(
     lambda T: (
-        *(T[:, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT, T[:, :, :, ::1], intp, intp, intp, intp),
-        *(T[::1], T[::1]),
+        *(T[:, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT),
+        *(T[:, :, :, ::1], intp, intp, intp, intp, T[::1]),
     )
 )
 def back(
@@ -108,12 +109,12 @@ def back(
     first: int,
     last: int,
     scratch: Any,
-    factors: Any,
 ) -> None:
     """Write, or add, the pieces first … last of a map from its transform: the transpose of `forth`."""
     long, wide, h, w = len(height), len(real), cut.height, cut.width
     row = source.shape[1] * source.shape[2]
     rows, singles = source.reshape(source.size), _reals(long)
+    of_height, of_real, of_pair = _turned(height), _turned(real), _turned(pairs)
     for piece in range(first, last):
         o = piece * outer
         n = min(outer, cut.count - o)
@@ -122,15 +123,25 @@ def back(
         for tile in range(cut.tiles):
             at = (tile * cut.count + o) * cut.size
             for u in range(singles):
-                a, b = Matrix(real.reshape(real.size), 0, w, True), Matrix(rows, at + u * wide * row, row, False)
-                multiply(a, b, Matrix(scratch, half + u * w * m, m, False), w, m, wide, factors)
+                line = Matrix(rows, at + u * wide * row, row, False)
+                multiply(of_real, line, Matrix(scratch, half + u * w * m, m, False), w, m, wide, False)
             for u in range(singles, long, 2):
-                a, b = Matrix(pairs.reshape(pairs.size), 0, 2 * w, True), Matrix(rows, at + u * wide * row, row, False)
-                multiply(a, b, Matrix(scratch, half + u * w * m, m, False), 2 * w, m, 2 * wide, factors)
+                line = Matrix(rows, at + u * wide * row, row, False)
+                multiply(of_pair, line, Matrix(scratch, half + u * w * m, m, False), 2 * w, m, 2 * wide, False)
             for j in range(w):
-                a, b = Matrix(height.reshape(height.size), 0, h, True), Matrix(scratch, half + j * m, w * m, False)
-                multiply(a, b, Matrix(scratch, j * m, w * m, False), h, m, long, factors)
+                line = Matrix(scratch, half + j * m, w * m, False)
+                multiply(of_height, line, Matrix(scratch, j * m, w * m, False), h, m, long, False)
             _scatter(scratch, cut, tile, o, n, target, add > 0)
+
+
+@inner
+def _matrix(a: Any) -> Matrix:
+    return Matrix(a.reshape(a.size), 0, a.shape[1], False)
+
+
+@inner
+def _turned(a: Any) -> Matrix:
+    return Matrix(a.reshape(a.size), 0, a.shape[1], True)
 
 
 @inner
@@ -179,7 +190,7 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
 # --- products of rows ---
 
 
-@loop(lambda T: (*(intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, T[::1], T[::1]),))
+@loop(lambda T: (*(intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, T[::1]),))
 def multiply_rows(
     units: Any,
     X: Any,
@@ -190,7 +201,6 @@ def multiply_rows(
     first: int,
     last: int,
     scratch: Any,
-    factors: Any,
 ) -> None:
     """Write the frequencies first … last of Y = X·W, with a constant (k,) added to the first, or (0,).
 
@@ -205,14 +215,14 @@ def multiply_rows(
         row, paired = units[i, 0], units[i, 1] == 2
         a, b = Matrix(x, row * n * C, C, False), Matrix(w, row * C * every + begin, every, False)
         c = Matrix(y, row * n * k, k, False)
-        multiply(a, b, c, n, k, C, factors)
+        multiply(a, b, c, n, k, C, False)
         if paired:
             a2, b2 = Matrix(x, a.start + n * C, C, False), Matrix(w, b.start + C * every, every, False)
             c2 = Matrix(y, c.start + n * k, k, False)
-            multiply(a2, b2, t, n, k, C, factors)
+            multiply(a2, b2, t, n, k, C, False)
             _combine(a, a2, xs, n, C, 1)
             _combine(b, b2, ws, C, k, 1)
-            multiply(xs, ws, c2, n, k, C, factors)
+            multiply(xs, ws, c2, n, k, C, False)
             for at in range(n * k):  # re = t1 - t2, im = t3 - t1 - t2
                 one, two = y[uintp(c.start + at)], scratch[uintp(t.start + at)]
                 y[uintp(c2.start + at)] -= one + two
@@ -226,7 +236,7 @@ def multiply_rows(
 @loop(
     lambda T: (
         *(intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[:, :, ::1], T[:, :, ::1], T[:, :, ::1], intp),
-        *(intp, intp, T[::1], T[::1]),
+        *(intp, intp, T[::1]),
     )
 )
 def differentiate_rows(
@@ -241,7 +251,6 @@ def differentiate_rows(
     first: int,
     last: int,
     scratch: Any,
-    factors: Any,
 ) -> None:
     """Write or add dX = dY·W̄ᵀ (rows, n, C), and write dW = X̄ᵀ·dY (rows, C, k), as far as they are not empty.
 
@@ -268,13 +277,13 @@ def differentiate_rows(
             b2, sums = Matrix(w, b.start + C * every, every, True), Matrix(factor, 0, k, True)
             if paired:
                 _combine(b, b2, sums, C, k, -1)
-            _conjugate(a, a2, dys, b, b2, sums, dx, row * n * C, n, C, k, paired, add > 0, t, factors)
+            _conjugate(a, a2, dys, b, b2, sums, dx, row * n * C, n, C, k, paired, add > 0, t)
         if dw.size > 0:
             b = Matrix(x, row * n * C, C, True)
             b2, sums = Matrix(x, b.start + n * C, C, True), Matrix(factor, 0, C, True)
             if paired:
                 _combine(b, b2, sums, n, C, -1)
-            _conjugate(b, b2, sums, a, a2, dys, dw, row * C * k, C, k, n, paired, False, t, factors)
+            _conjugate(b, b2, sums, a, a2, dys, dw, row * C * k, C, k, n, paired, False, t)
 
 
 @inner
@@ -293,14 +302,13 @@ def _conjugate(
     paired: bool,
     add: bool,
     scratch: Any,
-    factors: Any,
 ) -> None:
     """Write or add the product of a complex matrix and a conjugated one: re = t1 + t2, im = t3 - t1 + t2."""
     size = rows * columns
-    multiply(a, b, Matrix(scratch, 0, columns, False), rows, columns, depth, factors)
+    multiply(a, b, Matrix(scratch, 0, columns, False), rows, columns, depth, False)
     if paired:
-        multiply(a2, b2, Matrix(scratch, size, columns, False), rows, columns, depth, factors)
-        multiply(a3, b3, Matrix(scratch, 2 * size, columns, False), rows, columns, depth, factors)
+        multiply(a2, b2, Matrix(scratch, size, columns, False), rows, columns, depth, False)
+        multiply(a3, b3, Matrix(scratch, 2 * size, columns, False), rows, columns, depth, False)
         for at in range(uintp(size)):
             one, two, three = scratch[at], scratch[uintp(size) + at], scratch[uintp(2 * size) + at]
             scratch[at], scratch[uintp(size) + at] = one + two, three - one + two

@@ -16,10 +16,8 @@ from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
 
-SMALL = 1_000_000
-"""Multiplications of a product that OpenBLAS does without copying its factors: faster, as long as they are in cache."""
-FEWEST_PIXELS, PIXELS = 32, 512
-"""Pixels of the smallest block, below which products do not pay, and of the largest."""
+FEWEST_PIXELS, PIXELS = 32, 256
+"""Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
 STRIPS = 8
 """Strips of a map, for threads to share and for as many partial sums of a kernel gradient."""
 STRIP_BYTES = 4 << 20
@@ -44,8 +42,7 @@ class Im2col:
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the smallest strip, of its columns and of the kernels, as they are or flipped."""
         forward = _kernel_bytes(spec) + _least(spec)
-        dw = 2 * _kernel_bytes(spec) + _least(spec)
-        return ROUNDING + max([forward, dw, *(_phase_bytes(p, spec) + _least(p.spec) for p in _phases(spec))])
+        return ROUNDING + max([forward, *(_phase_bytes(p, spec) + _least(p.spec) for p in _phases(spec))])
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return columns and products of the direction."""
@@ -104,8 +101,8 @@ class Im2col:
         from daskcnn.compiled import im2col
 
         xp, kernel_bytes, room = device.xp, _kernel_bytes(spec), device.workspace_limit - ROUNDING - _least(spec)
-        parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes - 1))
-        strips = _begin(spec, device, held=parts * kernel_bytes, product=spec.R * spec.S * spec.C * spec.K)
+        parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
+        strips = _begin(spec, device, held=parts * kernel_bytes)
         sums = _take("sums", (parts, spec.R * spec.S * spec.C, spec.K), spec, device)
         x, dy, taps = xp.ascontiguousarray(x), xp.ascontiguousarray(dy), _taps(spec, _corner(spec))
 
@@ -133,27 +130,21 @@ class _Strips:
     numbers: int
 
 
-def _begin(spec: ConvSpec, device: Device, *, held: int, product: int = 0) -> _Strips:
-    """Begin a pass that holds `held` bytes, and on each thread `product` numbers and a strip with its columns.
+def _begin(spec: ConvSpec, device: Device, *, held: int) -> _Strips:
+    """Begin a pass that holds `held` bytes, and on each thread a strip with its columns.
 
     Rows and pixels depend on the limit, not on the number of threads: fewer threads run where memory is short.
     """
-    room, size = (device.workspace_limit - ROUNDING - held) // spec.itemsize - product, _columns(spec)
+    room, size = (device.workspace_limit - ROUNDING - held) // spec.itemsize, _columns(spec)
     rows = -(-spec.out_H // STRIPS)
     while rows > 1 and _plane_numbers(spec, rows) > min(room - size * FEWEST_PIXELS, STRIP_BYTES // spec.itemsize):
         rows = -(-rows // 2)
     planes = _plane_numbers(spec, rows)
-    pixels = max(FEWEST_PIXELS, min(_pixels(spec), (room - planes) // size))
-    numbers = planes + size * pixels + product
-    threads = max(1, min(device.pool.threads, (room + product) // numbers, spec.flops // THREAD_FLOPS))
+    pixels = max(FEWEST_PIXELS, min(PIXELS, (room - planes) // size))
+    numbers = planes + size * pixels
+    threads = max(1, min(device.pool.threads, room // numbers, spec.flops // THREAD_FLOPS))
     device.workspace.recycle(held + threads * numbers * spec.itemsize + ROUNDING)
     return _Strips(rows, pixels, threads, numbers)
-
-
-def _pixels(spec: ConvSpec) -> int:
-    """Return the pixels of a block: few enough for small products if that leaves enough of them."""
-    small = SMALL // (_columns(spec) * spec.K) // 16 * 16
-    return min(small, PIXELS) if small >= FEWEST_PIXELS else PIXELS
 
 
 def _correlate(

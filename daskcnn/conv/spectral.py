@@ -156,7 +156,6 @@ class _Pass:
     f: Fourier
     blocks: Blocks
     scratch: SimpleQueue[Array]
-    factors: Array
     tasks: list[Task] = field(default_factory=list)
 
     @classmethod
@@ -171,7 +170,7 @@ class _Pass:
         for i in range(blocks.lanes):
             scratch.put(device.workspace.take(f"spectral.scratch{i}", (each,), spec.dtype))
         f = fourier(*tiling.axes, spec.dtype)
-        return cls(tiling, device, f, blocks, scratch, np.array([1, 0], spec.dtype))
+        return cls(tiling, device, f, blocks, scratch)
 
     def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
         """Fill y. The bias is added to the products at frequency 0, from which every output receives it."""
@@ -187,7 +186,7 @@ class _Pass:
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
 
                 def multiply(first: int, last: int, scratch: Array, args: Any = (X, W, begin, own, Y)) -> None:
-                    spectral.multiply_rows(self.f.units, *args, first, last, scratch, self.factors)
+                    spectral.multiply_rows(self.f.units, *args, first, last, scratch)
 
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
@@ -212,7 +211,7 @@ class _Pass:
                 args = X, W, begin, dY, dX, dW, int(kernels.start > 0)
 
                 def differentiate(first: int, last: int, scratch: Array, args: Any = args) -> None:
-                    spectral.differentiate_rows(self.f.units, *args, first, last, scratch, self.factors)
+                    spectral.differentiate_rows(self.f.units, *args, first, last, scratch)
 
                 before = [*of_map, *of_kernels, *of_output, *back]
                 products = self._products(differentiate, _size(samples) * _size(kernels), before)
@@ -265,7 +264,7 @@ class _Pass:
 
         def forth(first: int, last: int, scratch: Array) -> None:
             args = side.height, side.real, side.pairs, cut, target, outer, first, last
-            spectral.forth(source, *args, scratch, self.factors)
+            spectral.forth(source, *args, scratch)
 
         return self._tasks(forth, -(-cut.count // outer), self._flops(cut), after)
 
@@ -279,7 +278,7 @@ class _Pass:
 
         def back(first: int, last: int, scratch: Array) -> None:
             args = side.height, side.real, side.pairs, cut, target, int(add), outer, first, last
-            spectral.back(source, *args, scratch, self.factors)
+            spectral.back(source, *args, scratch)
 
         return self._tasks(back, -(-cut.count // outer), self._flops(cut), after)
 
