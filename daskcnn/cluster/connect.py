@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 
 import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
@@ -162,8 +162,13 @@ It has to be there before the process starts: what a nanny's `env` says is too l
 """
 
 
+_GUARD = 'if this is a script, put what it does under `if __name__ == "__main__":`'
+
+
 @contextlib.contextmanager
 def _local(settings: Cluster, server: bool) -> Iterator[Client]:
+    if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
+        raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
     wanted = settings.workers.given or {"cpu": cpu_count()}
     # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
     config = {
@@ -179,13 +184,16 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
     with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config), _own_loop() as loop:
-        cluster = SpecCluster(
-            loop=loop,
-            workers=dict(_local_workers(wanted, scratch, server)),
-            scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
-            name="daskcnn",
-            silence_logs="ERROR",
-        )
+        try:
+            cluster = SpecCluster(
+                loop=loop,
+                workers=dict(_local_workers(wanted, scratch, server)),
+                scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
+                name="daskcnn",
+                silence_logs="ERROR",
+            )
+        except RuntimeError as error:
+            raise ClusterError("local workers", f"they did not start ({_reason(error)})", _GUARD) from error
         with cluster, Client(cluster) as client:
             yield client
 

@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client
 
 from daskcnn.cluster.given_client import given_or_default
-from daskcnn.errors import DataError, JobError
+from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
@@ -93,9 +93,9 @@ def train(
     >>> result.summary["status"], len(result.history)
     ('stopped', 1)
     """
+    client = given_or_default(_no_job(client))
     raw = _tables(job)
     _check_pair(data)
-    client = given_or_default(client)
     if resume is None:
         parse_job(raw)  # what is wrong with it is said before the data are written
     if init is not None:
@@ -109,6 +109,14 @@ def train(
         if path is not None and (summary := _done(path)) is not None:
             return _finished(path, summary)
         return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
+
+
+def _no_job(client: object) -> object:
+    """The client. Raises ClusterError for a job in its place."""
+    if isinstance(client, Job | Mapping) or str(client).endswith((".toml", ".json")):
+        reason = "the first argument is a client of Dask"
+        raise ClusterError("a job in place of the client", reason, "give the job second, or by name: train(job=…)")
+    return client
 
 
 def _tables(job: JobTables | None) -> dict[str, Any]:
@@ -146,6 +154,9 @@ class JobPlan:
     text: str
 
     def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:

@@ -166,6 +166,19 @@ def test_images_and_labels_of_their_own_for_testing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.test.read(0, 30)[0], IMAGES[200:])
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_labels_for_testing_are_values_as_those_for_training_are(tmp_path: Path, dtype: type) -> None:
+    labels: np.ndarray = (10 + LABELS).astype(dtype)
+    found = prepare(IMAGES[:200], labels[:200], tmp_path / "x.zarr", test=(IMAGES[200:], labels[200:]), order="stored")
+    assert found.classes == ("10", "11", "12", "13")
+    np.testing.assert_array_equal(found.test.labels(), LABELS[200:])
+
+
+def test_a_data_set_is_told_in_a_line(reference: Dataset) -> None:
+    told = "184 training and 46 test images of 5x6x3 uint16, 4 classes"
+    assert repr(reference) == f"<Dataset 'tiles' at {reference.path}: {told}>"
+
+
 @pytest.mark.parametrize("source", ["numpy", "dask"])
 def test_channels_first_and_grey(tmp_path: Path, reference: Dataset, source: str) -> None:
     first = np.moveaxis(IMAGES, -1, 1)
@@ -304,6 +317,9 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     prepare(IMAGES, LABELS, tmp_path / "x.zarr")
     with pytest.raises(DataError, match="already holds another data set"):
         prepare(IMAGES, LABELS, tmp_path / "x.zarr")
+    _zarr(tmp_path)
+    with pytest.raises(DataError, match=r"holds no whole data set \(.*\); choose another --out, or remove it"):
+        prepare(IMAGES, LABELS, tmp_path / "tiles.zarr")
 
 
 def test_a_url(reference: Dataset) -> None:
