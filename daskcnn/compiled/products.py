@@ -30,10 +30,10 @@ class Matrix(NamedTuple):
 @inner
 def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool) -> None:
     """Write or add c = a·b (rows × columns), each number a sum over `depth`. Large products are cut into small ones."""
-    across = max(STEP, PANEL // depth // STEP * STEP)
-    step = min(MOST, SMALL // (across * depth) // STEP * STEP)
-    if step == 0:
-        across, step = rows, columns
+    across, step = rows, columns
+    if rows * columns * depth > SMALL >= STEP * STEP * depth:
+        across = max(STEP, PANEL // depth // STEP * STEP)
+        step = min(MOST, SMALL // (across * depth) // STEP * STEP)
     for i in range(0, rows, across):
         for j in range(0, columns, step):
             at = a.numbers[a.start + (i if a.transposed else i * a.apart) :]

@@ -28,8 +28,9 @@ LEAST_ROWS, LEAST_KERNELS = 32, 64
 """The smallest block: samples times tiles, and kernels. With fewer, transforms take longer than products."""
 ROWS = 256
 """Samples times tiles of the largest block: more save little, and leave the cache."""
-CACHE = 16 << 20
-"""Bytes of the transforms of a block of kernels and of its outputs, to stay in the last cache."""
+KERNELS, LINE = 256, 16
+"""Kernels of the largest block, above which larger ones save nothing; and what their number is a multiple of, so that
+rows begin at cache lines."""
 COLUMNS = 256
 """Columns that are transformed at once, to stay in a core's cache."""
 TASKS_A_THREAD = 4
@@ -73,13 +74,13 @@ class Spectral:
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the transforms of the smallest block, of its gradients, and of a task's scratch."""
-        sizes = _Sizes(Tiling(spec, self._tile))
+        sizes = Sizes(Tiling(spec, self._tile))
         n, k = sizes.least_samples, min(spec.K, LEAST_KERNELS)
         return (sizes.block(n, k) + sizes.scratch(n, k)) * spec.itemsize + ROUNDING
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
-        return _Sizes(Tiling(spec, self._tile)).work(direction)
+        return Sizes(Tiling(spec, self._tile)).work(direction)
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
         """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
@@ -87,7 +88,7 @@ class Spectral:
         A training step would use it twice, and writing and reading it takes as long as computing it.
         """
         w, tiling = device.xp.ascontiguousarray(w), Tiling(spec, self._tile)
-        if not keep or 2 * _Sizes(tiling).rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
+        if not keep or 2 * Sizes(tiling).rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
             return Kernels(w, None)
         if not device.backend.compiled:
             return Kernels(w, fft.transform(tiling, w, device.xp))
@@ -159,7 +160,7 @@ class _Pass:
     @classmethod
     def begin(cls, tiling: Tiling, device: Device) -> _Pass:
         """Begin a pass, which has all scratch memory to itself."""
-        spec, sizes = tiling.spec, _Sizes(tiling)
+        spec, sizes = tiling.spec, Sizes(tiling)
         blocks = sizes.choose(device)
         each = sizes.scratch(blocks.samples, blocks.kernels)
         numbers = sizes.block(blocks.samples, blocks.kernels) + blocks.lanes * each
@@ -335,7 +336,7 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """How many numbers the transforms of a convolution's blocks take, and what they cost."""
 
     tiling: Tiling
@@ -373,8 +374,7 @@ class _Sizes:
         n = max(self.least_samples, _nearly_equal(spec.N, max(1, ROWS // tiles)))
         while n > self.least_samples and self.block(n, least) + self.scratch(n, least) > room:
             n = max(self.least_samples, -(-n // 2))
-        k = max(least, CACHE // (self.rows * (n * tiles + spec.C) * spec.itemsize))
-        k = _nearly_equal(spec.K, k)
+        k = min(spec.K, -(-_nearly_equal(spec.K, KERNELS) // LINE) * LINE)
         while k > least and self.block(n, k) + self.scratch(n, k) > room:
             k = max(least, -(-k // 2))
         lanes = (room - self.block(n, k)) // self.scratch(n, k)
