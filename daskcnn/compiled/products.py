@@ -50,7 +50,6 @@ def _gemm(
     raise NotImplementedError("only compiled functions call it")
 
 
-@overload(_gemm)
 def _gemm_of_blas(
     ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
 ) -> Any:
@@ -65,3 +64,6 @@ def _gemm_of_blas(
         gemm(kind, first, second, m, n, k, one.ctypes, a.ctypes, lda, b.ctypes, ldb, factor.ctypes, c.ctypes, ldc)
 
     return call
+
+
+overload(_gemm)(_gemm_of_blas)

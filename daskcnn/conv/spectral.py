@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from queue import SimpleQueue
 from typing import Any
@@ -183,10 +184,7 @@ class _Pass:
             for kernels in _ranges(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, products)
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
-
-                def multiply(first: int, last: int, scratch: Array, args: Any = (X, W, begin, own, Y)) -> None:
-                    spectral.multiply_rows(self.f.units, *args, first, last, scratch)
-
+                multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y)
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
         self.device.pool.run(self.tasks)
@@ -207,11 +205,8 @@ class _Pass:
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, [*products, *back])
                 dY, of_output = self._of_output(dy, samples, kernels, products)
                 dW = none if dw is None else self._take("kernels", self.tiling.spec.C, _size(kernels))
-                args = X, W, begin, dY, dX, dW, int(kernels.start > 0)
-
-                def differentiate(first: int, last: int, scratch: Array, args: Any = args) -> None:
-                    spectral.differentiate_rows(self.f.units, *args, first, last, scratch)
-
+                add = int(kernels.start > 0)
+                differentiate = partial(spectral.differentiate_rows, self.f.units, X, W, begin, dY, dX, dW, add)
                 before = [*of_map, *of_kernels, *of_output, *back]
                 products = self._products(differentiate, _size(samples) * _size(kernels), before)
                 if dw is not None:
@@ -260,12 +255,8 @@ class _Pass:
         from daskcnn.compiled import spectral
 
         outer = _outer(cut.size)
-
-        def forth(first: int, last: int, scratch: Array) -> None:
-            args = side.height, side.real, side.pairs, cut, target, outer, first, last
-            spectral.forth(source, *args, scratch)
-
-        return self._tasks(forth, -(-cut.count // outer), self._flops(cut), after)
+        forth = partial(spectral.forth, source, side.height, side.real, side.pairs, cut, target, outer)
+        return self._tasks(forth, -(-cut.length // outer), self._flops(cut), after)
 
     def _back(
         self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task], *, add: bool = False
@@ -274,12 +265,8 @@ class _Pass:
         from daskcnn.compiled import spectral
 
         outer = _outer(cut.size)
-
-        def back(first: int, last: int, scratch: Array) -> None:
-            args = side.height, side.real, side.pairs, cut, target, int(add), outer, first, last
-            spectral.back(source, *args, scratch)
-
-        return self._tasks(back, -(-cut.count // outer), self._flops(cut), after)
+        back = partial(spectral.back, source, side.height, side.real, side.pairs, cut, target, int(add), outer)
+        return self._tasks(back, -(-cut.length // outer), self._flops(cut), after)
 
     def _products(self, loop: Loop, size: int, after: Sequence[Task]) -> list[Task]:
         """Return tasks that share all frequencies, for so many samples times kernels."""
@@ -287,7 +274,7 @@ class _Pass:
         return self._tasks(loop, len(self.f.units), flops, after)
 
     def _flops(self, cut: Any) -> int:
-        return cut.count * cut.size * cut.tiles * _column_flops(self.tiling, cut.height, cut.width)
+        return cut.length * cut.size * cut.tiles * _column_flops(self.tiling, cut.height, cut.width)
 
     def _tasks(self, loop: Loop, items: int, flops: int, after: Sequence[Task]) -> list[Task]:
         """Add tasks that share `items` items, each with scratch memory; return them."""
