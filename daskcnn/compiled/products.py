@@ -30,10 +30,10 @@ class Matrix(NamedTuple):
 @inner
 def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool) -> None:
     """Write or add c = a·b (rows × columns), each number a sum over `depth`. Large products are cut into small ones."""
-    across = max(STEP, PANEL // depth // STEP * STEP)
-    step = min(MOST, SMALL // (across * depth) // STEP * STEP)
-    if step == 0:
-        across, step = rows, columns
+    across, step = rows, columns
+    if rows * columns * depth > SMALL >= STEP * STEP * depth:
+        across = max(STEP, PANEL // depth // STEP * STEP)
+        step = min(MOST, SMALL // (across * depth) // STEP * STEP)
     for i in range(0, rows, across):
         for j in range(0, columns, step):
             at = a.numbers[a.start + (i if a.transposed else i * a.apart) :]
@@ -50,7 +50,6 @@ def _gemm(
     raise NotImplementedError("only compiled functions call it")
 
 
-@overload(_gemm)  # type: ignore[untyped-decorator] # of Numba
 def _gemm_of_blas(
     ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
 ) -> Any:
@@ -65,3 +64,6 @@ def _gemm_of_blas(
         gemm(kind, first, second, m, n, k, one.ctypes, a.ctypes, lda, b.ctypes, ldb, factor.ctypes, c.ctypes, ldc)
 
     return call
+
+
+overload(_gemm)(_gemm_of_blas)

@@ -20,7 +20,7 @@ class Cut(NamedTuple):
 
     Attributes
     ----------
-    start, count : outer columns
+    start, length : outer columns
     begin, size : inner columns
     height, width : of a tile
     across, tiles : tiles side by side, and all
@@ -29,7 +29,7 @@ class Cut(NamedTuple):
     """
 
     start: int
-    count: int  # type: ignore[assignment] # a field, not the method of tuples
+    length: int
     begin: int
     size: int
     height: int
@@ -66,7 +66,7 @@ def forth(
     """Write the pieces first … last, `outer` outer columns each, of a map's transform.
 
     height, real, pairs : matrices (length, h), (length, w), (2·length, 2·w)
-    target : (rows, tiles · count, size)
+    target : (rows, tiles · length, size)
     """
     long, wide, h, w = len(height), len(real), cut.height, cut.width
     row = target.shape[1] * target.shape[2]
@@ -74,7 +74,7 @@ def forth(
     of_height, of_real, of_pair = _matrix(height), _matrix(real), _matrix(pairs)
     for piece in range(first, last):
         o = piece * outer
-        n = min(outer, cut.count - o)
+        n = min(outer, cut.length - o)
         m = n * cut.size
         half = h * w * m
         for tile in range(cut.tiles):
@@ -82,7 +82,7 @@ def forth(
             for j in range(w):
                 line = Matrix(scratch, j * m, w * m, False)
                 multiply(of_height, line, Matrix(scratch, half + j * m, w * m, False), long, m, h, False)
-            at = (tile * cut.count + o) * cut.size
+            at = (tile * cut.length + o) * cut.size
             for u in range(singles):
                 line = Matrix(scratch, half + u * w * m, m, False)
                 multiply(of_real, line, Matrix(rows, at + u * wide * row, row, False), wide, m, w, False)
@@ -117,11 +117,11 @@ def back(
     of_height, of_real, of_pair = _turned(height), _turned(real), _turned(pairs)
     for piece in range(first, last):
         o = piece * outer
-        n = min(outer, cut.count - o)
+        n = min(outer, cut.length - o)
         m = n * cut.size
         half = h * w * m
         for tile in range(cut.tiles):
-            at = (tile * cut.count + o) * cut.size
+            at = (tile * cut.length + o) * cut.size
             for u in range(singles):
                 line = Matrix(rows, at + u * wide * row, row, False)
                 multiply(of_real, line, Matrix(scratch, half + u * w * m, m, False), w, m, wide, False)

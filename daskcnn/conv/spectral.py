@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from queue import SimpleQueue
 from typing import Any
@@ -29,8 +30,9 @@ LEAST_ROWS, LEAST_KERNELS = 32, 64
 """The smallest block: samples times tiles, and kernels. With fewer, transforms take longer than products."""
 ROWS = 256
 """Samples times tiles of the largest block: more save little, and leave the cache."""
-CACHE = 16 << 20
-"""Bytes of the transforms of a block of kernels and of its outputs, to stay in the last cache."""
+KERNELS, LINE = 256, 16
+"""Kernels of the largest block, above which larger ones save nothing; and what their number is a multiple of, so that
+rows begin at cache lines."""
 COLUMNS = 256
 """Columns that are transformed at once, to stay in a core's cache."""
 TASKS_A_THREAD = 4
@@ -75,13 +77,13 @@ class Spectral:
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the transforms of the smallest block, of its gradients, and of a task's scratch."""
-        sizes = _Sizes(Tiling(spec, self._tile))
+        sizes = Sizes(Tiling(spec, self._tile))
         n, k = sizes.least_samples, min(spec.K, LEAST_KERNELS)
         return (sizes.block(n, k) + sizes.scratch(n, k)) * spec.itemsize + ROUNDING
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
-        return _Sizes(Tiling(spec, self._tile)).work(direction)
+        return Sizes(Tiling(spec, self._tile)).work(direction)
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
         """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
@@ -89,7 +91,7 @@ class Spectral:
         A training step would use it twice, and writing and reading it takes as long as computing it.
         """
         w, tiling = device.xp.ascontiguousarray(w), Tiling(spec, self._tile)
-        if not keep or 2 * _Sizes(tiling).rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
+        if not keep or 2 * Sizes(tiling).rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
             return Kernels(w, None)
         if not device.backend.compiled:
             return Kernels(w, fft.transform(tiling, w, device.xp))
@@ -161,7 +163,7 @@ class _Pass:
     @classmethod
     def begin(cls, tiling: Tiling, device: Device) -> _Pass:
         """Begin a pass, which has all scratch memory to itself."""
-        spec, sizes = tiling.spec, _Sizes(tiling)
+        spec, sizes = tiling.spec, Sizes(tiling)
         blocks = sizes.choose(device)
         each = sizes.scratch(blocks.samples, blocks.kernels)
         numbers = sizes.block(blocks.samples, blocks.kernels) + blocks.lanes * each
@@ -184,10 +186,7 @@ class _Pass:
             for kernels in ranges_of(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, products)
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
-
-                def multiply(first: int, last: int, scratch: Array, args: Any = (X, W, begin, own, Y)) -> None:
-                    spectral.multiply_rows(self.f.units, *args, first, last, scratch)
-
+                multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y)
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
         self.device.pool.run(self.tasks)
@@ -208,11 +207,8 @@ class _Pass:
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, [*products, *back])
                 dY, of_output = self._of_output(dy, samples, kernels, products)
                 dW = none if dw is None else self._take("kernels", self.tiling.spec.C, _size(kernels))
-                args = X, W, begin, dY, dX, dW, int(kernels.start > 0)
-
-                def differentiate(first: int, last: int, scratch: Array, args: Any = args) -> None:
-                    spectral.differentiate_rows(self.f.units, *args, first, last, scratch)
-
+                add = int(kernels.start > 0)
+                differentiate = partial(spectral.differentiate_rows, self.f.units, X, W, begin, dY, dX, dW, add)
                 before = [*of_map, *of_kernels, *of_output, *back]
                 products = self._products(differentiate, _size(samples) * _size(kernels), before)
                 if dw is not None:
@@ -261,12 +257,8 @@ class _Pass:
         from daskcnn.compiled import spectral
 
         outer = _outer(cut.size)
-
-        def forth(first: int, last: int, scratch: Array) -> None:
-            args = side.height, side.real, side.pairs, cut, target, outer, first, last
-            spectral.forth(source, *args, scratch)
-
-        return self._tasks(forth, -(-cut.count // outer), self._flops(cut), after)
+        forth = partial(spectral.forth, source, side.height, side.real, side.pairs, cut, target, outer)
+        return self._tasks(forth, -(-cut.length // outer), self._flops(cut), after)
 
     def _back(
         self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task], *, add: bool = False
@@ -275,12 +267,8 @@ class _Pass:
         from daskcnn.compiled import spectral
 
         outer = _outer(cut.size)
-
-        def back(first: int, last: int, scratch: Array) -> None:
-            args = side.height, side.real, side.pairs, cut, target, int(add), outer, first, last
-            spectral.back(source, *args, scratch)
-
-        return self._tasks(back, -(-cut.count // outer), self._flops(cut), after)
+        back = partial(spectral.back, source, side.height, side.real, side.pairs, cut, target, int(add), outer)
+        return self._tasks(back, -(-cut.length // outer), self._flops(cut), after)
 
     def _products(self, loop: Loop, size: int, after: Sequence[Task]) -> list[Task]:
         """Return tasks that share all frequencies, for so many samples times kernels."""
@@ -288,7 +276,7 @@ class _Pass:
         return self._tasks(loop, len(self.f.units), flops, after)
 
     def _flops(self, cut: Any) -> int:
-        return cut.count * cut.size * cut.tiles * _column_flops(self.tiling, cut.height, cut.width)
+        return cut.length * cut.size * cut.tiles * _column_flops(self.tiling, cut.height, cut.width)
 
     def _tasks(self, loop: Loop, items: int, flops: int, after: Sequence[Task]) -> list[Task]:
         """Add tasks that share `items` items, each with scratch memory; return them."""
@@ -337,7 +325,7 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """How many numbers the transforms of a convolution's blocks take, and what they cost."""
 
     tiling: Tiling
@@ -375,8 +363,7 @@ class _Sizes:
         n = max(self.least_samples, nearly_equal(spec.N, max(1, ROWS // tiles)))
         while n > self.least_samples and self.block(n, least) + self.scratch(n, least) > room:
             n = max(self.least_samples, -(-n // 2))
-        k = max(least, CACHE // (self.rows * (n * tiles + spec.C) * spec.itemsize))
-        k = nearly_equal(spec.K, k)
+        k = min(spec.K, -(-nearly_equal(spec.K, KERNELS) // LINE) * LINE)
         while k > least and self.block(n, k) + self.scratch(n, k) > room:
             k = max(least, -(-k // 2))
         lanes = (room - self.block(n, k)) // self.scratch(n, k)

@@ -12,6 +12,8 @@ import pytest
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec, plan
+from daskcnn.conv.spectral import Sizes
+from daskcnn.conv.tiles import Tiling
 from tests.standin import device_of
 
 SPECS = {
@@ -36,6 +38,12 @@ SPECS = {
     "one sample": ConvSpec(N=1, H=6, W=7, C=3, K=4, R=3, S=3, pad=(1, 1)),
     "one kernel": ConvSpec(N=2, H=6, W=6, C=3, K=1, R=3, S=3, pad=(1, 1)),
     "many channels": ConvSpec(N=2, H=3, W=3, C=40, K=2, R=3, S=3, pad=(1, 1)),
+    "16 to 32": ConvSpec(N=3, H=9, W=7, C=16, K=32, R=3, S=3, pad=(1, 1)),
+    "32 to 64, 5x5": ConvSpec(N=2, H=6, W=9, C=32, K=64, R=5, S=5, pad=(2, 2)),
+    "64 to 16, stride 2": ConvSpec(N=3, H=7, W=6, C=64, K=16, R=3, S=3, stride=(2, 2), pad=(1, 1)),
+    "64 to 48": ConvSpec(N=2, H=5, W=6, C=64, K=48, R=3, S=3, pad=(1, 1)),
+    "1,024 channels": ConvSpec(N=2, H=3, W=4, C=1024, K=20, R=3, S=3, pad=(1, 1)),
+    "1,024 channels to 1,024": ConvSpec(N=1, H=2, W=2, C=1024, K=1024, R=1, S=1),
     "many samples": ConvSpec(N=1100, H=2, W=3, C=2, K=3, R=2, S=2, pad=(1, 0)),
     "many pixels": ConvSpec(N=3, H=5, W=400, C=2, K=3, R=3, S=3, pad=(1, 1)),
     "large map": ConvSpec(N=2, H=19, W=37, C=3, K=4, R=5, S=3, pad=(2, 1)),
@@ -178,13 +186,25 @@ def test_inputs_may_be_strided(algorithm: str, spec: ConvSpec) -> None:
 
 
 @every_case
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_compiled_loops_agree_with_the_expressions_over_arrays(algorithm: str, spec: ConvSpec, dtype: str) -> None:
+    typed = replace(spec, dtype=dtype)
+    host, tolerance = arrays(typed), 1e-5 if dtype == "float32" else 1e-13
+    loops, expressions = (run(ALGORITHMS[algorithm], typed, host, device_of(name)) for name in ("numpy", "standin"))
+    for name in DIRECTIONS:
+        scale = float(np.abs(expressions[name]).max())
+        np.testing.assert_allclose(loops[name], expressions[name], rtol=0, atol=tolerance * scale, err_msg=name)
+
+
+@every_case
 @pytest.mark.usefixtures("eager_threads")
-def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: ConvSpec) -> None:
-    host = arrays(spec)
+@pytest.mark.parametrize("room", ["plenty", "the least"])
+def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: ConvSpec, room: str) -> None:
+    host, limit = arrays(spec), 1 << 30 if room == "plenty" else ALGORITHMS[algorithm].workspace(spec)
     with single_threaded_blas():
-        expected = run(ALGORITHMS[algorithm], spec, host, device_of("numpy"))
+        expected = run(ALGORITHMS[algorithm], spec, host, Device(workspace_limit=limit))
         for threads in (2, 3):
-            device = Device(pool=Pool(threads))
+            device = Device(pool=Pool(threads), workspace_limit=limit)
             results = run(ALGORITHMS[algorithm], spec, host, device)
             device.pool.close()
             for name in DIRECTIONS:
@@ -278,6 +298,17 @@ def test_every_problem_can_be_planned(spec: ConvSpec, need_dx: bool) -> None:
         chosen = plan(replace(spec, dtype=dtype), Device(), need_dx=need_dx)
         assert ALGORITHMS[chosen.algorithm].supports(spec)
         assert 0 < chosen.seconds < 1
+
+
+@pytest.mark.parametrize("tile", [None, 4, 8, 16])
+def test_the_least_workspace_leaves_blocks_that_pay(tile: int | None) -> None:
+    """Kernels are transformed for every block of samples: with smaller ones that takes longer than the products."""
+    spec = ConvSpec(N=64, H=32, W=32, C=64, K=128, R=5, S=5, pad=(2, 2))
+    limit = ALGORITHMS["spectral" if tile is None else f"spectral-{tile}"].workspace(spec)
+    tiling = Tiling(spec, tile)
+    blocks = Sizes(tiling).choose(Device(workspace_limit=limit))
+    assert blocks.samples * tiling.tiles >= 32
+    assert blocks.kernels >= 64
 
 
 def test_one_kernel_keeps_to_the_least_workspace_too() -> None:
