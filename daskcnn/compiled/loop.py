@@ -55,7 +55,10 @@ _INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """For what Python does not call: half the time to compile it."""
 
 _AS_WRITTEN = {**_OPTIONS, "fastmath": False}
-"""For loops that must round as NumPy does, or whose exactness hangs on the order of their operations."""
+"""For loops that must round as NumPy does."""
+
+_IN_ORDER = {**_OPTIONS, "fastmath": {"contract"}}
+"""For formulas whose exactness hangs on the order of their operations."""
 
 LOOPS: list[Loop] = []
 """Every loop that Python calls, filled by importing its module."""
@@ -84,3 +87,8 @@ def inner(function: F) -> F:
 def inner_as_written(function: F) -> F:
     """Compile a function that loops call, whose operations are neither reordered nor contracted."""
     return numba.njit(**_AS_WRITTEN, **_INNER)(function)
+
+
+def inner_in_order(function: F) -> F:
+    """Compile a function that loops call, whose operations are not reordered."""
+    return numba.njit(**_IN_ORDER, **_INNER)(function)
