@@ -6,6 +6,8 @@ are repeated for every sample of a block.
 
 from __future__ import annotations
 
+import numpy as np
+
 from daskcnn.compiled.loop import Array, float64, inner, intp, loop
 from daskcnn.compiled.runs import add_run, fold
 
@@ -83,31 +85,39 @@ def joined(parts: Array, C: int, run: int, count: int, moments: Array) -> None:
 
 
 @inner
-def forward(x: Array, y: Array, tiled: Array, run: int) -> None:
-    """y = (x - mean) · factor + shift."""
+def forward(x: Array, y: Array, tiled: Array, run: int, rectified: bool) -> None:
+    """y = (x - mean) · factor + shift; rectified: where that is below 0, y is 0."""
+    least = x.dtype.type(0 if rectified else -np.inf)
     mean, factor, shift = tiled[0, :run], tiled[1, :run], tiled[2, :run]
     for start in range(0, len(x), run):
         own, out = x[start : start + run], y[start : start + run]
         for i in range(run):
-            out[i] = (own[i] - mean[i]) * factor[i] + shift[i]
+            value = (own[i] - mean[i]) * factor[i] + shift[i]
+            out[i] = least if value < least else value
 
 
 @inner
-def backward(x: Array, dy: Array, tiled: Array, run: int) -> None:
-    """Replace dy by dx = dy · factor + (x - mean) · by_x + by_all."""
+def backward(x: Array, y: Array, dy: Array, tiled: Array, run: int, rectified: bool) -> None:
+    """Replace dy by dx = dy · factor + (x - mean) · by_x + by_all; rectified: with 0 for dy where y is 0."""
+    zero, all_of_it = x.dtype.type(0), not rectified
     mean, factor, by_x, by_all = tiled[0, :run], tiled[1, :run], tiled[3, :run], tiled[4, :run]
     for start in range(0, len(x), run):
-        own, back = x[start : start + run], dy[start : start + run]
+        own, out, back = x[start : start + run], y[start : start + run], dy[start : start + run]
         for i in range(run):
-            back[i] = back[i] * factor[i] + (own[i] - mean[i]) * by_x[i] + by_all[i]
+            d = back[i]
+            d = d if all_of_it | (out[i] > zero) else zero
+            back[i] = d * factor[i] + (own[i] - mean[i]) * by_x[i] + by_all[i]
 
 
 @inner
-def add_sums(x: Array, dy: Array, tiled: Array, run: int, total: Array, product: Array) -> None:
-    """Add a block's dy to `total` and dy · (x - mean) to `product`, both (samples · channels,)."""
-    mean = tiled[0, :run]
+def add_sums(x: Array, y: Array, dy: Array, tiled: Array, run: int, rectified: bool) -> None:
+    """Add a block's dy and dy · (x - mean) to the last two rows; rectified: with 0 for dy where y is 0."""
+    zero, all_of_it = x.dtype.type(0), not rectified
+    mean, total, product = tiled[0, :run], tiled[5, :run], tiled[6, :run]
     for start in range(0, len(x), run):
-        own, back = x[start : start + run], dy[start : start + run]
+        own, out, back = x[start : start + run], y[start : start + run], dy[start : start + run]
         for i in range(run):
-            total[i] += back[i]
-            product[i] += back[i] * (own[i] - mean[i])
+            d = back[i]
+            d = d if all_of_it | (out[i] > zero) else zero
+            total[i] += d
+            product[i] += d * (own[i] - mean[i])

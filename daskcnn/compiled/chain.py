@@ -19,6 +19,7 @@ from daskcnn.compiled.program import (
     REACH,
     SALT,
     SCALE,
+    SCALE_RELU,
     SIDE,
     SIZE,
     STEP,
@@ -147,8 +148,8 @@ def _through(
             activations.forward(code, y)
         elif code == LRN:
             lrn.forward(x, y, kept, C, numbers[link])
-        elif code == SCALE:
-            batchnorm.forward(x, y, tiled, run)
+        elif SCALE <= code <= SCALE_RELU:
+            batchnorm.forward(x, y, tiled, run, code == SCALE_RELU)
         elif code == DROPOUT:
             corner = at[0] * row[SIDE], at[1] * row[SIDE], place[0]
             own = keys[at[2] : at[2] + sides[2]]
@@ -179,11 +180,11 @@ def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scr
             activations.backward(code, y, dy)
         elif code == LRN:
             lrn.backward(x, kept, C, numbers[link], dy)
-        elif code == SCALE:
+        elif SCALE <= code <= SCALE_RELU:
             if sums:
-                batchnorm.add_sums(x, dy, tiled, run, tiled[5], tiled[6])
+                batchnorm.add_sums(x, y, dy, tiled, run, code == SCALE_RELU)
             else:
-                batchnorm.backward(x, dy, tiled, run)
+                batchnorm.backward(x, y, dy, tiled, run, code == SCALE_RELU)
         elif code == DROPOUT:
             dropout.masked(dy, kept)
         else:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.compiled.loop import inner_as_written
+from daskcnn.compiled.loop import inner_in_order
 
 
-@inner_as_written
+@inner_in_order
 def _power_of_two(n: Any, T: Any) -> Any:
     """2ⁿ."""
     if T(1) + T(1e-10) == T(1):  # float32
@@ -21,21 +21,21 @@ def _power_of_two(n: Any, T: Any) -> Any:
     return T(np.int64((np.int64(n) + 1023) << 52).view(np.float64))
 
 
-@inner_as_written
+@inner_in_order
 def exp(x: Any, T: Any) -> Any:
     """e^x for x <= 0, a number of type T; 0 where its exponent does not fit."""
     power, p = _factors(x, T)
     return power * p + power
 
 
-@inner_as_written
+@inner_in_order
 def expm1(x: Any, T: Any) -> Any:
     """e^x - 1, likewise, exact near 0."""
     power, p = _factors(x, T)
     return power * p + (power - T(1))
 
 
-@inner_as_written
+@inner_in_order
 def _factors(x: Any, T: Any) -> tuple[Any, Any]:
     """2ⁿ and e^r - 1."""
     double = T(1) + T(1e-10) > T(1)

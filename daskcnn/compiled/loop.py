@@ -127,3 +127,8 @@ def inner_as_written(function: F) -> F:
 def blas_gemm(dtype: Any) -> tuple[int, Any]:
     """Return BLAS's letter for this type of numbers, and the general product that `numpy.dot` calls in loops."""
     return ord(get_blas_kind(dtype)), _BLAS().numba_xxgemm(dtype)
+
+
+def inner_in_order(function: F) -> F:
+    """Compile a function that loops call, whose operations are not reordered: its exactness hangs on their order."""
+    return numba.njit(fastmath={"contract"}, **_OPTIONS, **_INNER)(function)

@@ -33,7 +33,7 @@ def forward(
             out, note = y[at : at + run], kept[at : at + run]
             for place in range(size * size):
                 at = ((row * step + place // size) * width + column * step + place % size) * run
-                _join(code, x[at : at + run], out, note, place)
+                _join(code, x[at : at + run], out, note, place, goes_back)
     if code == AVERAGE:
         share = T(1) / T(size * size)
         for i in range(len(y)):
@@ -46,7 +46,7 @@ def forward(
 
 
 @inner
-def _join(code: int, x: Array, y: Array, note: Array, place: int) -> None:
+def _join(code: int, x: Array, y: Array, note: Array, place: int, goes_back: bool) -> None:
     """A place's run joins the result of those before."""
     T = x.dtype.type
     if code == MAX:
@@ -55,9 +55,12 @@ def _join(code: int, x: Array, y: Array, note: Array, place: int) -> None:
             note[:] = 0
         else:
             here = T(place)
+            if goes_back:
+                for i in range(len(x)):
+                    note[i] = here if x[i] > y[i] else note[i]
             for i in range(len(x)):
-                note[i] = here if x[i] > y[i] else note[i]
-                y[i] = y[i] if x[i] <= y[i] or y[i] != y[i] else x[i]  # what is not a number goes through
+                one, other = x[i], y[i]
+                y[i] = other if (one <= other) | (other != other) else one  # what is not a number goes through
     elif code == AVERAGE:
         if place == 0:
             copy(x, y)

@@ -12,7 +12,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
-RELU, SIGMOID, TANH, DROPOUT, LRN, SCALE, MAX, AVERAGE, L2 = range(9)
+RELU, SIGMOID, TANH, DROPOUT, LRN, SCALE, SCALE_RELU, MAX, AVERAGE, L2 = range(10)
 """The operations that `chain` knows, those that write over their input first."""
 
 CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
@@ -21,7 +21,7 @@ CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
 KEEPS_PLACE = {RELU, SIGMOID, TANH, DROPOUT}
 """Operations that may write over their input: they go back with their output, or with what they keep."""
 POOLS = {MAX, AVERAGE, L2}
-NEEDS_OUTPUT = {RELU, SIGMOID, TANH}
+NEEDS_OUTPUT = {RELU, SIGMOID, TANH, SCALE_RELU}
 """Operations that go back with their output."""
 
 TILED = 7
@@ -81,7 +81,7 @@ class Program:
     @property
     def tiled(self) -> tuple[int, int]:
         """Rows and columns of scratch for batch normalising: by channel, for each sample of a block."""
-        return TILED if self.table[0, CODE] == SCALE else 0, int(self.block[2]) * self.out_shape[3]
+        return TILED if self.table[0, CODE] in {SCALE, SCALE_RELU} else 0, int(self.block[2]) * self.out_shape[3]
 
     @property
     def bits(self) -> int:
@@ -94,6 +94,7 @@ class Program:
         cls, operations: Sequence[Operation], shape: tuple[int, ...], dtype: np.dtype, limit: int, *, goes_back: bool
     ) -> Program:
         """Return the program for maps of this shape (H, W, N, C) whose blocks take about `limit` bytes."""
+        operations = _fused(operations)
         (H, W, N, C), windows = shape, _windows(operations)
         side, reach = windows[0]
         out_H, out_W = (H - reach) // side + 1, (W - reach) // side + 1
@@ -107,6 +108,13 @@ class Program:
         fits = side * out_H == H and side * out_W == W and all(o.size == o.step for o in operations)
         parts = _parts(out_H, N, prod(shape), rows=not overlaps)
         return cls(table, numbers, np.array(block), parts, scratch, (out_H, out_W, N, C), fits)
+
+
+def _fused(operations: Sequence[Operation]) -> Sequence[Operation]:
+    """Return the operations with the ReLU that follows batch normalising made a part of it."""
+    if [operation.code for operation in operations[:2]] == [SCALE, RELU]:
+        return Operation(SCALE_RELU), *operations[2:]
+    return operations
 
 
 def _windows(operations: Sequence[Operation]) -> list[tuple[int, int]]:

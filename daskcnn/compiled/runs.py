@@ -37,9 +37,11 @@ def add_run(x: Array, total: Array) -> None:
 
 @inner
 def fold(total: Array, sums: Array) -> None:
-    """sums[c] = total[c] + total[c + C] + … for C channels."""
+    """sums[c] = total[c] + total[c + C] + … for C channels, half of `total` added to the other till one row is left."""
     C = len(sums)
-    sums[:] = 0
-    for start in range(0, len(total), C):
-        for c in range(C):
-            sums[c] += total[start + c]
+    rows = len(total) // C
+    while rows > 1:
+        half = rows // 2
+        add_run(total[(rows - half) * C : rows * C], total[: half * C])
+        rows -= half
+    copy(total, sums)
