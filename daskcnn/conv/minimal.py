@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,17 +126,17 @@ def _applied(matrix: Matrix, tiles: Array, device: Device) -> Array:
     return device.xp.matmul(both, tiles.reshape(len(tiles), -1)).reshape(len(both), *tiles.shape[1:])
 
 
-def _tiles(
-    x: Array, pad: tuple[int, int], tiles: tuple[int, int], apart: int, size: int, device: Device
-) -> Array:
+def _tiles(x: Array, pad: tuple[int, int], tiles: tuple[int, int], apart: int, size: int, device: Device) -> Array:
     """Return tiles size × size (size², tiles·N, C) of x, `apart` pixels apart, with zeros beyond the map."""
     (th, tw), (H, W, N, C) = tiles, x.shape
     extent = [(n - 1) * apart + size for n in tiles]
     padded = device.xp.zeros((*extent, N, C), x.dtype)
     (own_h, h), (own_w, w) = (_overlap(*a) for a in zip(pad, extent, (H, W), strict=True))
     padded[own_h, own_w] = x[h, w]
-    parts = [padded[i : i + (th - 1) * apart + 1 : apart, j : j + (tw - 1) * apart + 1 : apart]
-             for i, j in product(range(size), repeat=2)]
+    parts = [
+        padded[i : i + (th - 1) * apart + 1 : apart, j : j + (tw - 1) * apart + 1 : apart]
+        for i, j in product(range(size), repeat=2)
+    ]
     return device.xp.stack(parts).reshape(size * size, th * tw * N, C)
 
 
