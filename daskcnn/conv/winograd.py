@@ -60,6 +60,11 @@ class Groups:
     count: int
     numbers: int
 
+    @property
+    def rows(self) -> int:
+        """Rows of a group's products."""
+        return self.tiles * self.samples
+
 
 class Winograd:
     """F(m×m, r×r): tiles of m×m outputs. Supports stride 1 and kernels of r×r."""
@@ -79,10 +84,14 @@ class Winograd:
 
         The array expressions of a GPU take more: the whole map at its points.
         """
-        f, forward = self._f, Correlation.forward(spec)
-        passes = [_groups(f, c, 0).numbers for c in (forward, Correlation.data(spec))]
-        group = max(*passes, _groups(f, forward, 0, spec.C * spec.K).numbers)
-        return ROUNDING + (_kernels(f, spec) + max(spec.C, spec.K) + group) * spec.itemsize
+        f, forward, data = self._f, Correlation.forward(spec), Correlation.data(spec)
+        kernels = _kernels(f, spec)
+        gradient = kernels + _groups(f, forward, 0, spec.C * spec.K).numbers
+        passes = [
+            sum(_of_lines(f, c)) if _by_lines(f, c) else kernels + c.y_shape[3] + _groups(f, c, 0).numbers
+            for c in (forward, data)
+        ]
+        return ROUNDING + max(gradient, *passes) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
@@ -100,8 +109,8 @@ class Winograd:
             return Kernels(w, None)
         if not device.backend.compiled:
             return Kernels(w, transform_kernels(f, w, False, device))
-        u = np.empty((f.points**2, spec.C, spec.K), spec.dtype)
-        return Kernels(w, _transformed(f, w, u, _Scratch(f, Correlation.forward(spec), device, 0), turned=False))
+        u, scratch = np.empty((f.points**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
+        return Kernels(w, _transformed(f, w, u, scratch, turned=False))
 
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
@@ -139,22 +148,76 @@ def _correlate(
         u = transform_kernels(f, prepared.w, turned, device) if u is None else u
         y = correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
         return y if bias is None else y + bias
-    from daskcnn.compiled import winograd
+    work = _Pass(f, c, np.ascontiguousarray(x), prepared.w, u, bias, turned)
+    return work.by_lines(device) if _by_lines(f, c) else work.by_groups(device)
 
-    C, K = prepared.w.shape[2:]
-    scratch = _Scratch(f, c, device, f.points**2 * C * K + c.y_shape[3])
-    if u is None:
-        u = _transformed(f, prepared.w, scratch.take("kernels", f.points**2, C, K), scratch, turned)
-    added = scratch.take("bias", c.y_shape[3])
-    added[:] = 0 if bias is None else bias
-    x, y, groups = np.ascontiguousarray(x), np.empty(c.y_shape, c.dtype), scratch.groups
 
-    def some(part: slice) -> None:
-        numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples, part.start, part.stop)
-        winograd.correlate(x, u, turned, added, y, *numbers, scratch.own())
+@dataclass(frozen=True)
+class _Pass:
+    """A correlation of x with kernels w, or with their transform u if it was kept, in compiled loops."""
 
-    scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
-    return y
+    f: Minimal
+    c: Correlation
+    x: Array
+    w: Array
+    u: Array | None
+    bias: Array | None
+    turned: bool
+
+    def by_groups(self, device: Device) -> Array:
+        """Return y, made group by group, each of which stays in cache from its transform to its outputs."""
+        from daskcnn.compiled import winograd
+
+        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        shape = (f.points**2, *self.w.shape[2:])
+        held = prod(shape) + c.y_shape[3]
+        groups = _groups(f, c, _room(device, c.dtype) - held)
+        scratch = _Scratch(device, c.dtype, held, groups.numbers)
+        u, bias = self.u, self._bias(scratch)
+        if u is None:
+            u = _transformed(f, self.w, scratch.take("kernels", *shape), scratch, self.turned)
+
+        def some(part: slice) -> None:
+            inputs, products = scratch.own(STEPS + f.points**2 * apart(groups.rows, c.x_shape[3]))
+            numbers = (*c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points)
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+
+        scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
+        return y
+
+    def by_lines(self, device: Device) -> Array:
+        """Return y, made line of points by line, whose kernels stay in cache from their transform to the products."""
+        from daskcnn.compiled import winograd
+
+        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        shape, tiles, samples = (f.points, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
+        held, own = _of_lines(f, c)
+        scratch = _Scratch(device, c.dtype, held, own)
+        products, bias = scratch.take("products", held - c.y_shape[3]), self._bias(scratch)
+        g = np.ascontiguousarray(f.kernel_matrix(self.turned), c.dtype)
+
+        def line(i: int) -> None:
+            kernels, inputs = scratch.own(prod(shape))
+            if self.u is None:
+                u = kernels.reshape(shape)
+                winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
+            else:
+                u = self.u[i * f.points : (i + 1) * f.points]
+            numbers = (*c.pad, tiles, samples, 0, 1, i, i + 1)
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+
+        def outputs(part: slice) -> None:
+            winograd.write_outputs(products, y, f.outputs, f.points, part.start, part.stop, scratch.own()[0])
+
+        scratch.map(line, range(f.points))
+        scratch.map(outputs, _parts(tiles * samples, scratch.threads))
+        return y
+
+    def _bias(self, scratch: _Scratch) -> Array:
+        """Return the bias, or zeros."""
+        bias = scratch.take("bias", self.c.y_shape[3])
+        bias[:] = 0 if self.bias is None else self.bias
+        return bias
 
 
 def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
@@ -162,11 +225,11 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
     from daskcnn.compiled import winograd
 
     C, K = x.shape[3], dy.shape[3]
-    sums = f.points**2 * C * K
-    room = _Scratch.room(f, c, device, C * K) // sums
-    parts = max(1, min(PARTS, room, PART_BYTES // (sums * x.itemsize)))
-    scratch = _Scratch(f, c, device, parts * sums, C * K)
-    groups = scratch.groups
+    sums, room = f.points**2 * C * K, _room(device, c.dtype)
+    fit = (room - _groups(f, c, 0, C * K).numbers) // sums
+    parts = max(1, min(PARTS, fit, PART_BYTES // (sums * x.itemsize)))
+    groups = _groups(f, c, room - parts * sums, C * K)
+    scratch = _Scratch(device, c.dtype, parts * sums, groups.numbers)
     du = scratch.take("sums", min(parts, groups.count), f.points**2, C, K)
     # threads beyond the parts share out the points of a part, at which sums are independent
     lines = ranges_of(f.points, -(-f.points // -(-scratch.threads // len(du))))
@@ -175,13 +238,13 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
         part, own, line = task
         numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples)
         bounds = (own.start, own.stop, line.start, line.stop)
-        winograd.correlate_filter(x, dy, du[part], *numbers, *bounds, scratch.own())
+        winograd.correlate_filter(x, dy, du[part], *numbers, *bounds, scratch.own()[0])
 
     scratch.map(some, [(i, own, line) for i, own in enumerate(_parts(groups.count, len(du))) for line in lines])
     dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
 
     def fold(part: slice) -> None:
-        winograd.fold_kernels(du, gt, dw, part.start, part.stop, scratch.own())
+        winograd.fold_kernels(du, gt, dw, part.start, part.stop, scratch.own()[0])
 
     scratch.map(fold, device.pool.slices(C * K, at_least=THREAD_NUMBERS))
     return dw
@@ -194,39 +257,50 @@ def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool
     g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
 
     def some(part: slice) -> None:
-        winograd.transform_kernels(w, g, u, part.start, part.stop, scratch.own())
+        winograd.transform_kernels(w, g, u, 0, f.points, part.start, part.stop, scratch.own()[0])
 
     scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
     return u
 
 
 class _Scratch:
-    """The scratch memory of one pass: `held` numbers for all threads, and for each a group's with `product` more."""
+    """The scratch memory of one pass, in numbers: `held` for all threads and `own` for each."""
 
-    def __init__(self, f: Minimal, c: Correlation, device: Device, held: int, product: int = 0) -> None:
-        self.device, self._dtype, itemsize = device, c.dtype, np.dtype(c.dtype).itemsize
-        room = (device.workspace_limit - ROUNDING) // itemsize - held
-        self.groups = _groups(f, c, room, product)
-        self.threads = max(1, min(device.pool.threads, room // self.groups.numbers))
-        device.workspace.recycle((held + self.threads * self.groups.numbers) * itemsize + ROUNDING)
-
-    @staticmethod
-    def room(f: Minimal, c: Correlation, device: Device, product: int) -> int:
-        """Return how many numbers the limit leaves beside the smallest group."""
-        limit = (device.workspace_limit - ROUNDING) // np.dtype(c.dtype).itemsize
-        return limit - _groups(f, c, 0, product).numbers
+    def __init__(self, device: Device, dtype: str, held: int, own: int) -> None:
+        self.device, self._dtype, self._own = device, dtype, own
+        self.threads = max(1, min(device.pool.threads, (_room(device, dtype) - held) // own))
+        device.workspace.recycle((held + self.threads * own) * np.dtype(dtype).itemsize + ROUNDING)
 
     def take(self, name: str, *shape: int) -> Array:
         """Return memory for all threads."""
         return self.device.workspace.take(f"winograd.{name}", shape, self._dtype)
 
-    def own(self) -> Array:
-        """Return memory of the calling thread for a group."""
-        return self.take(f"own{self.device.pool.thread}", self.groups.numbers)
+    def own(self, first: int | None = None) -> tuple[Array, Array]:
+        """Return the calling thread's memory, cut in two behind this many numbers."""
+        memory = self.take(f"own{self.device.pool.thread}", self._own)
+        cut = self._own if first is None else first
+        return memory[:cut], memory[cut:]
 
     def map(self, function: Callable[[Any], None], items: Iterable[Any]) -> None:
         """Call the function of every item on as many threads as the memory is for."""
         self.device.pool.map(function, items, threads=self.threads)
+
+
+def _room(device: Device, dtype: str) -> int:
+    """Return how many numbers the limit is for."""
+    return (device.workspace_limit - ROUNDING) // np.dtype(dtype).itemsize
+
+
+def _by_lines(f: Minimal, c: Correlation) -> bool:
+    """Return whether kernels at their points take more memory than maps do, so that each is transformed where used."""
+    C, K = c.x_shape[3], c.y_shape[3]
+    return prod(c.tiles(f)) * c.x_shape[2] * (C + K) < 2 * C * K
+
+
+def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
+    """Return the numbers of all products and a bias, and those of a line of points: its kernels and inputs."""
+    rows, C, K = prod(c.tiles(f)) * c.x_shape[2], c.x_shape[3], c.y_shape[3]
+    return f.points**2 * apart(rows, K) + K, STEPS + f.points * (C * K + apart(rows, C))
 
 
 def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
