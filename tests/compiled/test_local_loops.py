@@ -126,3 +126,20 @@ def test_dropout_draws_for_absolute_channels() -> None:
     whole, _, _ = Dropout(0.4).forward({}, {}, x, ctx)
     part, _, _ = Dropout(0.4).forward({}, {}, x[..., 3:].copy(), replace(ctx, channel=3))
     np.testing.assert_array_equal(part, whole[..., 3:])
+
+
+@pytest.mark.parametrize("mean", [0, 30, 1000])
+def test_normalising_in_float32_is_exact_however_far_the_mean_is_from_0(mean: float, rng: np.random.Generator) -> None:
+    x, dy = (mean + values(rng, (16, 16, 64, 8))).astype("float32"), values(rng, (16, 16, 64, 8), "float32")
+    layer, ctx = BatchNorm(), Context(Device(), training=True)
+    params, state, _ = layer.init(rng, (16, 16, 8))
+    params, state = (map_leaves(lambda a: a.astype("float32"), tree) for tree in (params, state))
+    y, _, residual = layer.forward(params, state, x, ctx)
+    dx, _ = layer.backward(params, residual, dy, ctx)
+    axes, wide, dwide = (0, 1, 2), x.astype("longdouble"), dy.astype("longdouble")
+    deviation = np.sqrt(wide.var(axis=axes) + 1e-5)
+    normal = (wide - wide.mean(axis=axes)) / deviation
+    exact = (dwide - dwide.mean(axis=axes) - normal * (dwide * normal).mean(axis=axes)) / deviation
+    assert dx is not None
+    np.testing.assert_allclose(y, normal.astype("float64"), rtol=0, atol=1.5e-6)
+    np.testing.assert_allclose(dx, exact.astype("float64"), rtol=0, atol=1.5e-6)
