@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 from queue import SimpleQueue
 from typing import Any
@@ -77,71 +77,78 @@ class Spectral:
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the transforms of the smallest block, of its gradients, and of a task's scratch."""
-        sizes = Sizes(Tiling(spec, self._tile))
+        sizes = self._sizes(spec)
         n, k = sizes.least_samples, min(spec.K, LEAST_KERNELS)
         return (sizes.block(n, k) + sizes.scratch(n, k)) * spec.itemsize + ROUNDING
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
-        return Sizes(Tiling(spec, self._tile)).work(direction)
+        return self._sizes(spec).work(direction)
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
         """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
 
         A training step would use it twice, and writing and reading it takes as long as computing it.
         """
-        w, tiling = device.xp.ascontiguousarray(w), Tiling(spec, self._tile)
-        if not keep or 2 * Sizes(tiling).rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
+        w, sizes = device.xp.ascontiguousarray(w), self._sizes(spec)
+        if not keep or 2 * sizes.rows * spec.C * spec.K * spec.itemsize > device.workspace_limit:
             return Kernels(w, None)
         if not device.backend.compiled:
-            return Kernels(w, fft.transform(tiling, w, device.xp))
-        return Kernels(w, _Pass.begin(tiling, device).of_all_kernels(w))
+            return Kernels(w, fft.transform(sizes.tiling, w, device.xp))
+        return Kernels(w, _Pass.begin(sizes, device).of_all_kernels(w))
 
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
     ) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        tiling, xp = Tiling(spec, self._tile), device.xp
+        sizes, xp = self._sizes(spec), device.xp
+        tiling = sizes.tiling
         if not device.backend.compiled:
             return fft.forward(tiling, x, _transform(tiling, prepared, xp), bias, xp)
         y = xp.empty(spec.y_shape, spec.dtype)
         # outputs that the kernel does not reach have no frequencies
         inside = all(axis.pad < axis.taps for axis in tiling.axes)
-        _Pass.begin(tiling, device).forward(xp.ascontiguousarray(x), prepared, y, bias if inside else None)
+        _Pass.begin(sizes, device).forward(xp.ascontiguousarray(x), prepared, y, bias if inside else None)
         if bias is not None and not inside:
             y += bias
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        tiling, xp = Tiling(spec, self._tile), device.xp
+        sizes, xp = self._sizes(spec), device.xp
+        tiling = sizes.tiling
         if not device.backend.compiled:
             dY = fft.transform(tiling, tiling.split(dy, xp), xp)
             return fft.backward_data(tiling, dY, _transform(tiling, prepared, xp), xp)
         dx = tiling.zeros(device)
-        _Pass.begin(tiling, device).backward(None, xp.ascontiguousarray(dy), prepared, dx, None)
+        _Pass.begin(sizes, device).backward(None, xp.ascontiguousarray(dy), prepared, dx, None)
         return dx
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K)."""
-        tiling, xp = Tiling(spec, self._tile), device.xp
+        sizes, xp = self._sizes(spec), device.xp
+        tiling = sizes.tiling
         if not device.backend.compiled:
             return fft.backward_filter(tiling, x, fft.transform(tiling, tiling.split(dy, xp), xp), xp)
         dw = xp.empty(spec.w_shape, spec.dtype)
-        _Pass.begin(tiling, device).backward(xp.ascontiguousarray(x), xp.ascontiguousarray(dy), None, None, dw)
+        _Pass.begin(sizes, device).backward(xp.ascontiguousarray(x), xp.ascontiguousarray(dy), None, None, dw)
         return dw
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw); dy is transformed once."""
-        tiling, xp = Tiling(spec, self._tile), device.xp
+        sizes, xp = self._sizes(spec), device.xp
+        tiling = sizes.tiling
         if not device.backend.compiled:
             dY = fft.transform(tiling, tiling.split(dy, xp), xp)
             dx = fft.backward_data(tiling, dY, _transform(tiling, prepared, xp), xp)
             return dx, fft.backward_filter(tiling, x, dY, xp)
         dx, dw = tiling.zeros(device), xp.empty(spec.w_shape, spec.dtype)
         x, dy = xp.ascontiguousarray(x), xp.ascontiguousarray(dy)
-        _Pass.begin(tiling, device).backward(x, dy, prepared, dx, dw)
+        _Pass.begin(sizes, device).backward(x, dy, prepared, dx, dw)
         return dx, dw
+
+    def _sizes(self, spec: ConvSpec) -> Sizes:
+        return _sizes(spec, self._tile)
 
 
 def _transform(tiling: Tiling, prepared: Kernels, xp: Any) -> Array:
@@ -161,10 +168,10 @@ class _Pass:
     tasks: list[Task] = field(default_factory=list)
 
     @classmethod
-    def begin(cls, tiling: Tiling, device: Device) -> _Pass:
+    def begin(cls, sizes: Sizes, device: Device) -> _Pass:
         """Begin a pass, which has all scratch memory to itself."""
-        spec, sizes = tiling.spec, Sizes(tiling)
-        blocks = sizes.choose(device)
+        tiling, spec = sizes.tiling, sizes.tiling.spec
+        blocks = sizes.choose(device.workspace_limit, device.pool.threads)
         each = sizes.scratch(blocks.samples, blocks.kernels)
         numbers = sizes.block(blocks.samples, blocks.kernels) + blocks.lanes * each
         device.workspace.recycle(numbers * spec.itemsize + ROUNDING)
@@ -330,7 +337,7 @@ class Sizes:
 
     tiling: Tiling
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Rows of all frequencies."""
         return prod(axis.length for axis in self.tiling.axes)
@@ -355,10 +362,11 @@ class Sizes:
         ]
         return max(*pieces, n * k + C * max(n, k) + 3 * max(n * C, C * k, n * k))
 
-    def choose(self, device: Device) -> Blocks:
-        """Return a block that fits the limit. Samples and kernels do not depend on the number of threads."""
+    @lru_cache(maxsize=256)  # noqa: B019 (sizes are cached themselves)
+    def choose(self, limit: int, threads: int) -> Blocks:
+        """Return a block that fits the limit, in bytes. Samples and kernels do not depend on the number of threads."""
         spec, tiles = self.tiling.spec, self.tiling.tiles
-        room = (device.workspace_limit - ROUNDING) // spec.itemsize
+        room = (limit - ROUNDING) // spec.itemsize
         least = min(spec.K, LEAST_KERNELS)
         n = max(self.least_samples, nearly_equal(spec.N, max(1, ROWS // tiles)))
         while n > self.least_samples and self.block(n, least) + self.scratch(n, least) > room:
@@ -367,7 +375,7 @@ class Sizes:
         while k > least and self.block(n, k) + self.scratch(n, k) > room:
             k = max(least, -(-k // 2))
         lanes = (room - self.block(n, k)) // self.scratch(n, k)
-        return Blocks(n, k, max(1, min(device.pool.threads, lanes)))
+        return Blocks(n, k, max(1, min(threads, lanes)))
 
     def work(self, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products, as blocks of the largest size compute them."""
@@ -397,6 +405,11 @@ class Sizes:
     def _product(self, m: int, k: int, n: int) -> Work:
         moved = self.rows * (m * k + k * n + m * n) * self.tiling.spec.itemsize
         return Work("products", 3 * self.rows * m * k * n, moved, (m, k, n))
+
+
+@lru_cache(maxsize=256)
+def _sizes(spec: ConvSpec, tile: int | None) -> Sizes:
+    return Sizes(Tiling(spec, tile))
 
 
 def _column_flops(tiling: Tiling, h: int, w: int) -> int:

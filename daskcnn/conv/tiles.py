@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -18,24 +19,24 @@ class Tiling:
     spec: ConvSpec
     size: int | None
 
-    @property
+    @cached_property
     def outs(self) -> tuple[int, int]:
         """Outputs of a tile."""
         size = self.size or max(self.spec.out_H, self.spec.out_W)
         return min(size, self.spec.out_H), min(size, self.spec.out_W)
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         """Tiles along the height and the width."""
         (h, w), s = self.outs, self.spec
         return -(-s.out_H // h), -(-s.out_W // w)
 
-    @property
+    @cached_property
     def tiles(self) -> int:
         """All tiles."""
         return self.grid[0] * self.grid[1]
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, Axis]:
         """The axes of a tile, whose padding is part of it, or of the whole map."""
         s, (h, w) = self.spec, self.outs

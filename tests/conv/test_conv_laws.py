@@ -306,7 +306,7 @@ def test_the_least_workspace_leaves_blocks_that_pay(tile: int | None) -> None:
     spec = ConvSpec(N=64, H=32, W=32, C=64, K=128, R=5, S=5, pad=(2, 2))
     limit = ALGORITHMS["spectral" if tile is None else f"spectral-{tile}"].workspace(spec)
     tiling = Tiling(spec, tile)
-    blocks = Sizes(tiling).choose(Device(workspace_limit=limit))
+    blocks = Sizes(tiling).choose(limit, 2)
     assert blocks.samples * tiling.tiles >= 32
     assert blocks.kernels >= 64
 
