@@ -49,7 +49,7 @@ class Backend:
 
     @property
     def compiled(self) -> bool:
-        """Whether passes run as the compiled loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        """Whether passes run as loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
         return self.xp is np
 
     def scalar(self, x: Any) -> float:
@@ -168,9 +168,7 @@ class Device:
     exact: bool = False
 
     @classmethod
-    def of(
-        cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False
-    ) -> Device:
+    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False) -> Device:
         """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
         return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact)
