@@ -26,7 +26,7 @@ class Map(NamedTuple):
     size: int
 
 
-class Group(NamedTuple):
+class TileGroup(NamedTuple):
     """Tiles first … last, row by row of a grid this wide, of samples start … stop."""
 
     first: int
@@ -195,12 +195,12 @@ def fold_kernels(du: Any, gt: Any, dw: Any, first: int, last: int, scratch: Any)
 
 
 @inner
-def _group(number: int, y: Any, outputs: int, tiles: int, samples: int) -> Group:
+def _group(number: int, y: Any, outputs: int, tiles: int, samples: int) -> TileGroup:
     """Return a group of the map y (out_H, out_W, N, K), which is cut into tiles of outputs × outputs."""
     N, across = y.shape[2], -(-y.shape[1] // outputs)
     every, blocks = -(-y.shape[0] // outputs) * across, -(-N // samples)
     tile, sample = number // blocks * tiles, number % blocks * samples
-    return Group(tile, min(tile + tiles, every), across, sample, min(sample + samples, N))
+    return TileGroup(tile, min(tile + tiles, every), across, sample, min(sample + samples, N))
 
 
 @inner
@@ -213,7 +213,7 @@ def _matrix(rows: Rows, p: int, count: int, channels: int) -> Any:
 def _gather(
     source: Map,
     channels: int,
-    group: Group,
+    group: TileGroup,
     outputs: int,
     top: int,
     left: int,
@@ -266,7 +266,7 @@ def _into(
 
 
 @inner
-def _spread(rows: Rows, y: Any, group: Group, points: int, outputs: int, scratch: Any) -> None:
+def _spread(rows: Rows, y: Any, group: TileGroup, points: int, outputs: int, scratch: Any) -> None:
     """Write the tiles of a group into y (out_H, out_W, N, K)."""
     N, K = y.shape[2], y.shape[3]
     target, length = Map(y.reshape(y.size), y.shape[0], y.shape[1], N * K), (group.stop - group.start) * K

@@ -37,7 +37,7 @@ THREAD_NUMBERS = 1 << 14
 
 
 @dataclass(frozen=True)
-class Kernels:
+class PointKernels:
     """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (points², C, K)."""
 
     w: Array
@@ -99,26 +99,26 @@ class Winograd:
         forward, data = (_work(f, c(spec)) for c in (Correlation.forward, Correlation.data))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
-    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Kernels:
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> PointKernels:
         """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
 
         A training step would use it once: the gradient of the data is made with the turned kernels.
         """
         f, w = self._f, device.xp.ascontiguousarray(w)
         if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
-            return Kernels(w, None)
+            return PointKernels(w, None)
         if not device.backend.compiled:
-            return Kernels(w, transform_kernels(f, w, False, device))
+            return PointKernels(w, minimal.transform_kernels(f, w, False, device))
         u, scratch = np.empty((f.points**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
-        return Kernels(w, _transformed(f, w, u, scratch, turned=False))
+        return PointKernels(w, _transformed(f, w, u, scratch, turned=False))
 
     def forward(
-        self, spec: ConvSpec, x: Array, prepared: Kernels, device: Device, *, bias: Array | None = None
+        self, spec: ConvSpec, x: Array, prepared: PointKernels, device: Device, *, bias: Array | None = None
     ) -> Array:
         """Return y (out_H, out_W, N, K)."""
         return _correlate(self._f, Correlation.forward(spec), x, prepared, bias, device, turned=False)
 
-    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Kernels, device: Device) -> Array:
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: PointKernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
         return _correlate(self._f, Correlation.data(spec), dy, prepared, None, device, turned=True)
 
@@ -129,7 +129,9 @@ class Winograd:
             return correlate_filter(f, c, x, dy, device)
         return _correlate_filter(f, c, np.ascontiguousarray(x), np.ascontiguousarray(dy), device)
 
-    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Kernels, device: Device) -> tuple[Array, Array]:
+    def backward(
+        self, spec: ConvSpec, x: Array, dy: Array, prepared: PointKernels, device: Device
+    ) -> tuple[Array, Array]:
         """Return (dx, dw), one after the other: they need dy at its points in two ways."""
         return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
 
@@ -140,7 +142,7 @@ def _kernels(f: Minimal, spec: ConvSpec) -> int:
 
 
 def _correlate(
-    f: Minimal, c: Correlation, x: Array, prepared: Kernels, bias: Array | None, device: Device, *, turned: bool
+    f: Minimal, c: Correlation, x: Array, prepared: PointKernels, bias: Array | None, device: Device, *, turned: bool
 ) -> Array:
     """Return y of this correlation with the kernels; `turned` swaps their channels too."""
     u = None if turned else prepared.transformed
@@ -148,12 +150,12 @@ def _correlate(
         u = transform_kernels(f, prepared.w, turned, device) if u is None else u
         y = correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
         return y if bias is None else y + bias
-    work = _Pass(f, c, np.ascontiguousarray(x), prepared.w, u, bias, turned)
+    work = _LoopPass(f, c, np.ascontiguousarray(x), prepared.w, u, bias, turned)
     return work.by_lines(device) if _by_lines(f, c) else work.by_groups(device)
 
 
 @dataclass(frozen=True)
-class _Pass:
+class _LoopPass:
     """A correlation of x with kernels w, or with their transform u if it was kept, in compiled loops."""
 
     f: Minimal
