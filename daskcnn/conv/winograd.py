@@ -108,7 +108,7 @@ class Winograd:
         if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
             return PointKernels(w, None)
         if not device.backend.compiled:
-            return PointKernels(w, minimal.transform_kernels(f, w, False, device))
+            return PointKernels(w, transform_kernels(f, w, False, device))
         u, scratch = np.empty((f.points**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
         return PointKernels(w, _transformed(f, w, u, scratch, turned=False))
 
