@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -106,7 +107,7 @@ class Workspace:
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array of this shape. A later `take` of the same name returns the same memory."""
         dtype = np.dtype(dtype)
-        key, size = (name, dtype.str), int(np.prod(shape, dtype=np.int64))
+        key, size = (name, dtype.str), prod(shape)
         with self._lock:
             flat = self._taken.get(key)
             if flat is None or flat.size < size:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from daskcnn.compiled import activations, batchnorm, dropout, lrn, pool
 from daskcnn.compiled.loop import Array, boolean, float64, inner, int64, intp, loop, uint64
 from daskcnn.compiled.program import (
+    AVERAGE,
     CODE,
     DROPOUT,
     DX,
@@ -158,6 +159,8 @@ def _through(
             )
             dropout.masked(y, kept)
         else:
+            if goes_back and code == AVERAGE and link == len(table) - 2:
+                break  # its gradient does not need it
             windows = _extent(out, sides[0]), _extent(out, sides[1])
             pool.forward(code, x, width, y, windows, row[SIZE], row[STEP], kept, goes_back)
 

@@ -66,6 +66,8 @@ class Program:
     block : rows and columns of the output, and samples, of a block
     parts : (parts, 4): first and last row of the output and first and last sample
     scratch : how many numbers a thread needs
+    tiled : rows and columns that batch normalising needs besides: by channel, for each sample of a block
+    bits : how many keys of random numbers dropout needs besides
     out_shape : (H, W, N, C) of the output
     tiles : whether windows meet without overlap and leave no pixel out
     """
@@ -75,19 +77,10 @@ class Program:
     block: npt.NDArray[np.int64]
     parts: npt.NDArray[np.int64]
     scratch: int
+    tiled: tuple[int, int]
+    bits: int
     out_shape: tuple[int, int, int, int]
     tiles: bool
-
-    @property
-    def tiled(self) -> tuple[int, int]:
-        """Rows and columns of scratch for batch normalising: by channel, for each sample of a block."""
-        return TILED if self.table[0, CODE] in {SCALE, SCALE_RELU} else 0, int(self.block[2]) * self.out_shape[3]
-
-    @property
-    def bits(self) -> int:
-        """Keys of random numbers that a thread needs scratch for."""
-        draws = (self.table[:-1, CODE] == DROPOUT).any()
-        return 2 * int(self.block[2]) * self.out_shape[3] if draws else 0
 
     @classmethod
     def of(
@@ -107,7 +100,10 @@ class Program:
             row[: len(operation.numbers)] = operation.numbers
         fits = side * out_H == H and side * out_W == W and all(o.size == o.step for o in operations)
         parts = _parts(out_H, N, prod(shape), rows=not overlaps)
-        return cls(table, numbers, np.array(block), parts, scratch, (out_H, out_W, N, C), fits)
+        codes = {operation.code for operation in operations}
+        tiled = TILED if codes & {SCALE, SCALE_RELU} else 0, block[2] * C
+        bits = 2 * block[2] * C if DROPOUT in codes else 0
+        return cls(table, numbers, np.array(block), parts, scratch, tiled, bits, (out_H, out_W, N, C), fits)
 
 
 def _fused(operations: Sequence[Operation]) -> Sequence[Operation]:

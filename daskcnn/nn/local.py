@@ -231,10 +231,10 @@ class _ChainPass:
         own = (program.table, program.numbers, program.block, program.parts, self._keys, self._place)
 
         def work(part: slice) -> None:
-            thread = device.pool.thread
-            scratch = device.workspace.take(f"chain {thread}", (program.scratch,), dtype)
-            tiled = device.workspace.take(f"tiled {thread}", program.tiled, dtype)
-            bits = device.workspace.take(f"keys {thread}", (program.bits,), np.uint64)
+            thread, take = device.pool.thread, device.workspace.take
+            scratch = take(f"chain {thread}", (program.scratch,), dtype)
+            tiled = take(f"tiled {thread}", program.tiled, dtype) if program.tiled[0] else np.empty((0, 0), dtype)
+            bits = take(f"keys {thread}", (program.bits,), np.uint64) if program.bits else np.empty(0, np.uint64)
             call(*own, part.start, part.stop, scratch, tiled, bits)
 
         device.pool.map(work, device.pool.slices(len(program.parts), at_least=THREAD_PARTS))
