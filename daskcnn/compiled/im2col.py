@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.loop import inner, integers, intp, loop, uintp
+from daskcnn.compiled.copies import copy
+from daskcnn.compiled.loop import inner, integers, intp, loop
 from daskcnn.compiled.products import Matrix, multiply
 
 
@@ -128,15 +129,8 @@ def _expand(planes: Any, across: int, start: int, taps: Any, columns: Any) -> No
                 plane = ((row * taps.down + r) * C * phases + s % phases) * width + s // phases
                 at = plane * N + pixel - row * across
                 for c in range(C):
-                    _copy(source, at + c * phases * width * N, target, to + c * count, n)
+                    copy(source, at + c * phases * width * N, target, to + c * count, n)
                 to += C * count
         pixel += n
     for row in range(taps.height * taps.width * C, len(columns)):
         columns[row] = 1
-
-
-@inner
-def _copy(source: Any, at: int, target: Any, to: int, n: int) -> None:
-    here, there = uintp(at), uintp(to)
-    for i in range(uintp(n)):
-        target[there + i] = source[here + i]

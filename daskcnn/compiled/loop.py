@@ -76,7 +76,7 @@ def loop(signature: Signature) -> Callable[[F], F]:
 
 def inner(function: F) -> F:
     """Compile a function that loops call; Python does not."""
-    return numba.njit(**_OPTIONS)(function)
+    return numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
 
 
 def blas_gemm(dtype: Any) -> tuple[int, Any]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from daskcnn.compiled.copies import add as add_run
+from daskcnn.compiled.copies import copy
 from daskcnn.compiled.loop import inner, integers, intp, loop, uintp
 from daskcnn.compiled.products import Matrix, multiply
 
@@ -45,12 +47,7 @@ class Cut(NamedTuple):
 CUT = integers(Cut)
 
 
-@loop(
-    lambda T: (
-        *(T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT),
-        *(T[:, :, ::1], intp, intp, intp, T[::1]),
-    )
-)
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT, T[:, :, ::1], intp, intp, intp, T[::1]))
 def forth(
     source: Any,
     height: Any,
@@ -163,7 +160,7 @@ def _gather(source: Any, cut: Cut, tile: int, o: int, n: int, piece: Any) -> Non
             if 0 <= i < H and 0 <= j < W:
                 at = ((i * W + j) * source.shape[2] + cut.start + o) * every + cut.begin
                 for run in range(runs):
-                    _copy(numbers, at + run * every, piece, to + run * length, length)
+                    copy(numbers, at + run * every, piece, to + run * length, length)
             else:
                 piece[to : to + n * cut.size] = 0
             to += n * cut.size
@@ -182,15 +179,15 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
             here = ((i - row) * cut.width + j - col) * n * cut.size
             for run in range(runs):
                 if add:
-                    _add(piece, here + run * length, numbers, at + run * every, length)
+                    add_run(piece, here + run * length, numbers, at + run * every, length)
                 else:
-                    _copy(piece, here + run * length, numbers, at + run * every, length)
+                    copy(piece, here + run * length, numbers, at + run * every, length)
 
 
 # --- products of rows ---
 
 
-@loop(lambda T: (*(intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, T[::1]),))
+@loop(lambda T: (intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, T[::1]))
 def multiply_rows(
     units: Any,
     X: Any,
@@ -257,13 +254,8 @@ def differentiate_rows(
     The rest as in `multiply_rows`. dW may lie where W does: its rows are written after those of W are used.
     """
     (_, n, k), C, every = dY.shape, max(dX.shape[2], dW.shape[1]), W.shape[2]
-    x, w, dy, dx, dw = (
-        X.reshape(X.size),
-        W.reshape(W.size),
-        dY.reshape(dY.size),
-        dX.reshape(dX.size),
-        dW.reshape(dW.size),
-    )
+    x, w, dy = X.reshape(X.size), W.reshape(W.size), dY.reshape(dY.size)
+    dx, dw = dX.reshape(dX.size), dW.reshape(dW.size)
     dys = Matrix(scratch, 0, k, False)
     factor, t = scratch[n * k :], scratch[n * k + C * max(n, k) :]
     for i in range(first, last):
@@ -314,9 +306,9 @@ def _conjugate(
             scratch[at], scratch[uintp(size) + at] = one + two, three - one + two
         size *= 2
     if add:
-        _add(scratch, 0, target, to, size)
+        add_run(scratch, 0, target, to, size)
     else:
-        _copy(scratch, 0, target, to, size)
+        copy(scratch, 0, target, to, size)
 
 
 @inner
@@ -327,17 +319,3 @@ def _combine(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, sign: int
         at, bt, ct = uintp(a.start + i * a.apart), uintp(b.start + i * b.apart), uintp(c.start + i * c.apart)
         for j in range(uintp(columns)):
             c.numbers[ct + j] = a.numbers[at + j] + factor * b.numbers[bt + j]
-
-
-@inner
-def _copy(source: Any, at: int, target: Any, to: int, n: int) -> None:
-    here, there = uintp(at), uintp(to)
-    for i in range(uintp(n)):
-        target[there + i] = source[here + i]
-
-
-@inner
-def _add(source: Any, at: int, target: Any, to: int, n: int) -> None:
-    here, there = uintp(at), uintp(to)
-    for i in range(uintp(n)):
-        target[there + i] += source[here + i]

@@ -7,21 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.compiled.loop import inner
 from daskcnn.compiled.products import PANEL, SMALL, Matrix, multiply
 
 START, GAP = 5, 3
 """Where a matrix begins in its array, and the numbers between its rows."""
 
 
-@inner
-def product(a: Any, ta: bool, b: Any, tb: bool, c: Any, rows: int, columns: int, depth: int, add: bool) -> None:
+def _product(a: Any, ta: bool, b: Any, tb: bool, c: Any, rows: int, columns: int, depth: int, add: bool) -> None:
     left = Matrix(a, START, (rows if ta else depth) + GAP, ta)
     right = Matrix(b, START, (depth if tb else columns) + GAP, tb)
     multiply(left, right, Matrix(c, START, columns + GAP, False), rows, columns, depth, add)
+
+
+product = njit(_product)
 
 
 def within(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
