@@ -69,7 +69,7 @@ def samples_of(
     source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
     _check_lengths("labels", len(found.values), source)
     if isinstance(test, tuple):
-        other, answers = ImageSource.of(test[0], layout), numbered(labels_of(test[1]), classes or found.classes)
+        other, answers = ImageSource.of(test[0], layout), _for_testing(labels_of(test[1]), classes, found.classes)
         _check_lengths("labels of the test part", len(answers.values), other)
         if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
             told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
@@ -80,6 +80,21 @@ def samples_of(
         if not given[0].mask.any():
             raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
     return ArraySamples(given, found.classes, _weights(weights, given[0]))
+
+
+def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes: tuple[str, ...]) -> Labelled:
+    """The labels of the test part, by the classes of the training part. Integers are places in the given classes.
+
+    Without given classes they are values, and those of the training part need not be 0, 1, 2 and so on.
+    """
+    if given is None and labels.ndim == 1 and labels.dtype.kind in "iubf":
+        whole = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
+        labels = (labels.astype(np.int64) if whole else labels).astype(np.str_)
+    try:
+        return numbered(labels, classes)
+    except DataError as error:
+        reason = f"{error.reason} (those of the training part)"
+        raise DataError("labels of the test part", reason, "train on images of every class") from error
 
 
 def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> GivenSamples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
 import dask.array
@@ -132,11 +133,26 @@ def _dask_blocks(array: Any, rows: int) -> Iterator[SampleBlock]:
 
 def _unwrapped(images: Any) -> Any:
     """The array inside of an xarray DataArray; anything else as it is. A lazy DataArray reads itself slice by slice."""
+    if isinstance(images, str | Path):
+        reason = "a path in place of an array"
+        raise DataError(
+            f"images: {str(images)!r:.80}", reason, "open it first, such as zarr.open_array(path, mode='r')"
+        )
+    if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
+        names = ", ".join(sorted(map(str, getattr(images, "data_vars", images)))[:10])
+        raise DataError("images", f"several arrays ({names})", "give one of them")
     if hasattr(images, "dims") and hasattr(images, "variable"):
         return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
     if not (hasattr(images, "shape") and hasattr(images, "dtype")):
-        return np.asarray(images)
+        return _array_of(images)
     return images
+
+
+def _array_of(images: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(images)
+    except (ValueError, TypeError) as error:
+        raise DataError("images", f"no array ({error!s:.120})", "give images of one size, as one array") from error
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,11 @@ class Dataset:
     scale: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     index: ArrayIndex | None = None
 
+    def __repr__(self) -> str:
+        H, W, C = self.shape
+        images = f"{len(self.train):,} training and {len(self.test):,} test images of {H}x{W}x{C} {self.dtype}"
+        return f"<Dataset {self.name!r} at {self.path}: {images}, {len(self.classes):,} classes>"
+
     @property
     def name(self) -> str:
         """Name of the data set."""

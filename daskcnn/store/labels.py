@@ -68,6 +68,8 @@ def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def _by_value(labels: npt.NDArray[Any]) -> Labelled:
     found, values = np.unique(labels, return_inverse=True)
+    if len(found) == 1:
+        raise DataError("labels", f"one class only, {str(found[0])!r:.60}", "give samples of two classes or more")
     if len(found) > MOST_CLASSES:
         raise DataError("labels", f"{len(found):,} different values", f"at most {MOST_CLASSES:,} classes are possible")
     return Labelled(values.reshape(-1).astype(np.int64), tuple(map(str, found.tolist())))
@@ -89,6 +91,6 @@ def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
         raise DataError(
             "labels",
             f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes",
-            "add it",
+            "correct it, or name its class too",
         )
     return Labelled(values, names)

@@ -281,7 +281,7 @@ def parse(attributes: Any, path: str) -> Manifest:
     """
     stored = attributes.get(ATTRIBUTE) if isinstance(attributes, dict) else None
     if not isinstance(stored, dict) or not isinstance(stored.get("manifest"), dict):
-        raise DataError(path, "a zarr group, but not a data set of daskcnn, or not written to its end", remedy())
+        raise DataError(path, "in zarr, but not a data set of daskcnn, or not written to its end", remedy_for_arrays())
     body = stored["manifest"]
     if body.get("format") not in FORMATS:
         raise DataError(path, f"format {body.get('format')!r:.80}, this version reads formats 1 and 2", remedy())
@@ -377,6 +377,11 @@ def remedy(name: object = None) -> str:
     """Return how a user gets a data set that is whole."""
     known = isinstance(name, str) and len(name) <= 80
     return f"make it again with `daskcnn data prepare {name if known else 'NAME'} --out PATH`"
+
+
+def remedy_for_arrays() -> str:
+    """Return how a user makes a data set of arrays in zarr, or uses them as they are."""
+    return f"{remedy()}, make one of arrays with daskcnn.prepare, or name them in data.images and data.labels"
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

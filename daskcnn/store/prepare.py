@@ -100,8 +100,9 @@ def _existing(out: str) -> Dataset | None:
     try:
         return open_dataset(out)
     except DataError as error:
+        why = error.reason or error
         raise DataError(
-            out, f"is not empty, and holds no whole data set ({error})", "remove it or choose another --out"
+            out, f"is not empty, and holds no whole data set ({why})", "choose another --out, or remove it"
         ) from error
 
 

@@ -138,6 +138,19 @@ def test_images_and_labels_of_their_own_for_testing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.test.read(0, 30)[0], IMAGES[200:])
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_labels_for_testing_are_values_as_those_for_training_are(tmp_path: Path, dtype: type) -> None:
+    labels = (10 + LABELS).astype(dtype)
+    found = prepare(IMAGES[:200], labels[:200], tmp_path / "x.zarr", test=(IMAGES[200:], labels[200:]), order="stored")
+    assert found.classes == ("10", "11", "12", "13")
+    np.testing.assert_array_equal(found.test.labels(), LABELS[200:])
+
+
+def test_a_data_set_is_told_in_a_line(reference: Dataset) -> None:
+    told = "184 training and 46 test images of 5x6x3 uint16, 4 classes"
+    assert repr(reference) == f"<Dataset 'tiles' at {reference.path}: {told}>"
+
+
 @pytest.mark.parametrize("source", ["numpy", "dask"])
 def test_channels_first_and_grey(tmp_path: Path, reference: Dataset, source: str) -> None:
     first = np.moveaxis(IMAGES, -1, 1)
@@ -163,9 +176,33 @@ def _with(value: float) -> npt.NDArray[np.float32]:
     return images
 
 
+def _group_of(*names: str) -> zarr.Group:
+    group = zarr.create_group({})
+    for name in names:
+        group.create_array(name, data=IMAGES)
+    return group
+
+
 BAD: dict[str, tuple[Callable[[], tuple[Any, Any]], dict[str, Any], str]] = {
     "lengths": (lambda: (IMAGES, LABELS[:-1]), {}, "labels: 229 for 230 images; give one for each image"),
-    "one class": (lambda: (IMAGES, LABELS * 0), {}, "between 2 and"),
+    "one class": (lambda: (IMAGES, LABELS * 0), {}, "labels: one class only, '0'; give samples of two classes"),
+    "a class only in test": (
+        lambda: (IMAGES, LABELS % 2),
+        {"test": (IMAGES, LABELS % 4)},
+        r"labels of the test part: sample \d+ has '[23]', which is none of 2 classes \(those of the training part\)",
+    ),
+    "images of mixed size": (lambda: ([IMAGES[0], IMAGES[1][:2]] * 115, LABELS), {}, "give images of one size"),
+    "a path": (lambda: ("tiles.zarr/x", LABELS), {}, "images: 'tiles.zarr/x': a path in place of an array; open it"),
+    "a group": (
+        lambda: (_group_of("x", "y"), LABELS),
+        {},
+        r"images: several arrays \(x, y\); give one of them",
+    ),
+    "an xarray Dataset": (
+        lambda: (pytest.importorskip("xarray").Dataset({"red": _xarray(Path())}), LABELS),
+        {},
+        r"images: several arrays \(red\); give one of them",
+    ),
     "one of two classes": (lambda: (IMAGES, LABELS * 0), {"classes": ["a", "b"]}, "every sample is of one class"),
     "only in test": (
         lambda: (IMAGES, LABELS % 2),
@@ -210,6 +247,9 @@ def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     prepare(IMAGES, LABELS, tmp_path / "x.zarr")
     with pytest.raises(DataError, match="already holds another data set"):
         prepare(IMAGES, LABELS, tmp_path / "x.zarr")
+    _zarr(tmp_path)
+    with pytest.raises(DataError, match=r"holds no whole data set \(in zarr, .*\); choose another --out, or remove it"):
+        prepare(IMAGES, LABELS, tmp_path / "tiles.zarr")
 
 
 def test_a_url(reference: Dataset) -> None:
