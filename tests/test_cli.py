@@ -542,6 +542,11 @@ def test_predict_converts_and_says_when_it_resizes(trained: Path, size: tuple[in
     assert (resized in result.stderr) == (size != (8, 8))
 
 
+def test_predict_into_nothing_takes_no_folder(trained: Path) -> None:
+    told = refused(2, daskcnn, "predict", trained, trained)
+    assert f"{trained}: a folder or a data set, not an image file; say where to write: --out p.csv" in told
+
+
 def test_predict_on_grey_images(tmp_path: Path) -> None:
     raw = tiny_job(tiny_data(tmp_path, name="mnist", shape=(8, 8, 1)), data={"name": "mnist"})
     grey = tiny_run(tmp_path, raw, random_state(resolve(raw)))

@@ -10,10 +10,10 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 
 import dask
-from distributed import Client, Nanny, Scheduler, Security, SpecCluster
+from distributed import Client, Nanny, Scheduler, Security, SpecCluster, default_client
 from distributed.comm.addressing import get_address_host_port, normalize_address
 from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
@@ -154,6 +154,27 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())[:200] or "no answer in time"
 
 
+def client_or_default(given: object) -> Client | None:
+    """The client that was given; without one Dask's default client, None where there is none.
+
+    Raises
+    ------
+    ClusterError : something else was given, such as the address of a scheduler, or a client for `await`.
+    """
+    if given is None:
+        with contextlib.suppress(ValueError):
+            return default_client()
+        return None
+    if not isinstance(given, Client):
+        what = repr(given) if isinstance(given, str) else f"of type {type(given).__name__}"
+        raise ClusterError(
+            f"client: {what:.80}", "not a client of Dask", "give a dask.distributed.Client of the cluster"
+        )
+    if given.asynchronous:
+        raise ClusterError("client", "an asynchronous one", "give a dask.distributed.Client without asynchronous=True")
+    return given
+
+
 MEMORY = {"MALLOC_ARENA_MAX": "1"}
 """Environment of a worker: one pool of memory for all of its threads. glibc gives each thread pools of 64 MiB, which go
 back to the system whenever they are empty, whatever `keep_freed_memory` says: a step's maps would be fresh memory.
@@ -162,8 +183,13 @@ It has to be there before the process starts: what a nanny's `env` says is too l
 """
 
 
+_GUARD = 'if this is a script, put what it does under `if __name__ == "__main__":`'
+
+
 @contextlib.contextmanager
 def _local(settings: Cluster, server: bool) -> Iterator[Client]:
+    if getattr(process.current_process(), "_inheriting", False):  # as multiprocessing asks before it starts a process
+        raise ClusterError("this script", "it starts workers, and each worker imports it", _GUARD)
     wanted = settings.workers.given or {"cpu": cpu_count()}
     # a worker that dies is replaced by the nanny; the job itself must never be sent a second time for it
     config = {
@@ -179,13 +205,16 @@ def _local(settings: Cluster, server: bool) -> Iterator[Client]:
         "distributed.nanny.pre-spawn-environ": {**dask.config.get("distributed.nanny.pre-spawn-environ"), **MEMORY},
     }
     with tempfile.TemporaryDirectory(prefix="daskcnn-") as scratch, dask.config.set(config), _own_loop() as loop:
-        cluster = SpecCluster(
-            loop=loop,
-            workers=dict(_local_workers(wanted, scratch, server)),
-            scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
-            name="daskcnn",
-            silence_logs="ERROR",
-        )
+        try:
+            cluster = SpecCluster(
+                loop=loop,
+                workers=dict(_local_workers(wanted, scratch, server)),
+                scheduler={"cls": Scheduler, "options": {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}},
+                name="daskcnn",
+                silence_logs="ERROR",
+            )
+        except RuntimeError as error:
+            raise ClusterError("local workers", f"they did not start ({_reason(error)})", _GUARD) from error
         with cluster, Client(cluster) as client:
             yield client
 

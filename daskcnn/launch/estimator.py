@@ -16,6 +16,7 @@ import zarr
 from dask.base import is_dask_collection
 from distributed import Client
 
+from daskcnn.cluster.connect import client_or_default
 from daskcnn.cluster.own_process import SHARED
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER
@@ -179,7 +180,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             "train": {**train, "seed": seed},
             "cluster": {"settle": 0.0},
             # nothing goes on with a fit that was cut short
-            "run": {} if self.run_dir is not None else {"checkpoint_every": float(self.epochs), "keep": 1},
+            "run": {} if self.run_dir is not None else {"checkpoint_every": max(1.0, float(self.epochs)), "keep": 1},
         }
 
     def _network(self, classes: int) -> dict[str, Any]:
@@ -195,7 +196,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     @contextmanager
     def _cluster(self) -> Iterator[Client]:
-        with SHARED.client() if self.client is None else nullcontext(self.client) as client:
+        with SHARED.client() if self.client is None else nullcontext(client_or_default(self.client)) as client:
             yield client
 
     # --- predicting ---

@@ -74,7 +74,9 @@ def encode_labels(y: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np
     """
     classes, labels = np.unique(y, return_inverse=True)
     if len(classes) < 2:
-        raise ValueError(f"y has 1 class ({classes[0]!r}): a classifier needs samples of 2 classes or more")
+        raise ValueError(
+            f"y has 1 class ({classes[:1].tolist()[0]!r}): a classifier needs samples of 2 classes or more"
+        )
     return classes, labels.reshape(-1)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed import Client, default_client
+from distributed import Client
 
-from daskcnn.errors import JobError
+from daskcnn.cluster.connect import client_or_default
+from daskcnn.errors import ClusterError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
@@ -92,12 +93,12 @@ def train(
     >>> result.summary["status"], len(result.history)
     ('stopped', 1)
     """
+    client = client_or_default(_no_job(client))
     raw = _tables(job)
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
-    client = client or _default_client()
     with with_own_data(raw, data, client) as tables:
         if resume is not None and data is not None:  # all but the place of the data is as it was
             tables["data"] = {"path": tables["data"]["path"]}
@@ -105,6 +106,14 @@ def train(
         if path is not None and (summary := _done(path)) is not None:
             return _finished(path, summary)
         return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
+
+
+def _no_job(client: object) -> object:
+    """The client. Raises ClusterError for a job in its place."""
+    if isinstance(client, Job | Mapping) or str(client).endswith((".toml", ".json")):
+        reason = "the first argument is a client of Dask"
+        raise ClusterError("a job in place of the client", reason, "give the job second, or by name: train(job=…)")
+    return client
 
 
 def _tables(job: JobTables | None) -> dict[str, Any]:
@@ -117,13 +126,6 @@ def _finished(run: Path, summary: dict[str, Any]) -> Result:
     """The result of a run that has trained to its end before."""
     epochs = [event.record() for event in RunDirectory.open(run).events() if isinstance(event, EpochEnded)]
     return Result(run, summary, epochs, load(run))
-
-
-def _default_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,9 @@ class JobPlan:
     text: str
 
     def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
         return self.text
 
     def _repr_html_(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
     classifier = load_classifier(run, which, say)
+    for path in images:
+        if os.path.isdir(path):
+            raise DataError(path, "a folder or a data set, not an image file", "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
 
@@ -48,7 +52,7 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
         )
     data = read_file(path)
     height, width = dimensions(data, name=path)
-    if (height, width) != (H, W):
+    if (height, width) != (H, W) and facts.fit is None:  # not as the preparation has done it
         say(f"warning: {path}: {width}x{height} pixels, resized to {W}x{H}")
     return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
 

@@ -13,9 +13,10 @@ from typing import Any, TypeAlias
 import dask
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, Future, default_client
+from distributed import Client, Future
 
 from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.connect import client_or_default
 from daskcnn.cluster.streaming import stream
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
@@ -91,7 +92,7 @@ def prepare(
     """
     out = str(store)
     refuse_occupied(out)
-    client = client or _present_client()
+    client = client_or_default(client)
     with _computing(client), _taking_place(out), ExitStack() as stack:
         samples = samples_of(images, labels, classes, test, layout, seed, weights)
         plan = arranged(samples, name or Path(out.rstrip("/")).stem or "images", order, seed, nodata, chunk)
@@ -115,13 +116,6 @@ def _taking_place(out: str) -> Iterator[None]:
     except Occupied:
         refuse_occupied(out)
         raise
-
-
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from distributed import Client, default_client
+from distributed import Client
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connect import client_or_default, connect
 from daskcnn.cluster.sight import require_sight
 from daskcnn.cluster.streaming import stream
 from daskcnn.errors import DataError, Interrupted, escaped
@@ -103,14 +103,7 @@ def prepare_folder(
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
     request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
-    return prepare(request, client=client or _present_client(), say=lambda _: None, quiet=True)
-
-
-def _present_client() -> Client | None:
-    try:
-        return default_client()
-    except ValueError:
-        return None
+    return prepare(request, client=client_or_default(client), say=lambda _: None, quiet=True)
 
 
 def prepare(

@@ -35,6 +35,11 @@ if not INSTALLED:
                 setattr(self, name, value)
             return self
 
+        def __repr__(self) -> str:
+            defaults = inspect.signature(type(self)).parameters
+            own = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+            return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in own.items())})"
+
     class ClassifierMixin:  # type: ignore[no-redef] # as BaseEstimator
         """The score of a classifier, as scikit-learn's class of this name has it."""
 
@@ -66,7 +71,10 @@ def checked_labels(estimator: Any, y: Any) -> npt.NDArray[Any]:
     if y is None:
         raise ValueError(f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None")
     if not INSTALLED:
-        return np.asarray(y).reshape(-1)
+        given = np.asarray(y)
+        if given.ndim != 1 and given.shape[1:] != (1,):
+            raise ValueError(f"y has shape {given.shape}: give one label for each sample, (N,)")
+        return given.reshape(-1)
     found = column_or_1d(y, warn=True)
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         raise ValueError("Input y contains NaN or infinity")

@@ -87,12 +87,15 @@ class TrainedModel:
         Parameters
         ----------
         images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask
-            array gives a Dask array of predictions, made chunk by chunk when it is computed.
+            array, also inside a DataArray of xarray, gives a Dask array of predictions, made chunk by chunk when it is
+            computed.
 
         Raises
         ------
         ValueError : images of another shape or number type.
         """
+        if type(images).__module__.startswith("xarray."):
+            images = images.data
         if not is_dask_collection(images):
             return self.classifier.predict(np.asarray(images))
         self.classifier.check_images(images)
@@ -163,7 +166,7 @@ def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:
     >>> daskcnn.load(run)
     <TrainedModel: images 8x8x3, 10 classes, 298 weights>
     """
-    path = Path(source)
+    path = Path(source).expanduser()
     if path.suffix == ".safetensors" and path.parent.parent.name == "checkpoints":
         path = path.parent
     return TrainedModel(load_classifier(str(path), checkpoint, say))

@@ -70,6 +70,9 @@ class Result:
     history: list[dict[str, Any]]
     model: TrainedModel
 
+    def __repr__(self) -> str:
+        return f"<Result\n{format_summary(self.summary)}>"
+
     def _repr_html_(self) -> str:
         return as_lines(str(self.run), format_summary(self.summary))
 

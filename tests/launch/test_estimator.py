@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster
 
 import daskcnn
 from daskcnn.cluster.own_process import SHARED
+from daskcnn.errors import ClusterError, JobError
 from daskcnn.events import EpochEnded, Event
 from daskcnn.launch.estimator import CNNClassifier
 
@@ -216,6 +217,14 @@ def test_a_clone_has_the_client_and_a_pickle_has_none(images: np.ndarray, y: np.
     assert copied.fit(images, y).score(images, y) == 1, "in a process of its own"
 
 
+def test_what_is_no_client_and_what_is_no_epoch_is_refused(images: np.ndarray, y: np.ndarray) -> None:
+    with pytest.raises(ClusterError, match="not a client of Dask"):
+        small(client="tcp://host:8786").fit(images, y)
+    with pytest.raises(JobError, match=r"the job has a problem:\n  train\.epochs = 0") as caught:
+        small(epochs=0).fit(images, y)
+    assert len(caught.value.problems) == 1
+
+
 def test_help_has_an_example_that_runs() -> None:
     (found,) = doctest.DocTestFinder(recurse=False).find(CNNClassifier, "CNNClassifier", globs={})
     assert found.examples
@@ -232,6 +241,15 @@ X = np.repeat([0.0, 1.0], 20)[:, None] + np.zeros((40, 3))
 y = np.repeat(["a", "b"], 20)
 found = CNNClassifier(epochs=3, batch_size=8).set_params(epochs=10).fit(X, y)
 print(found.score(X, y), found.get_params()["epochs"], *found.classes_)
+print(found)
+try:
+    found.fit(X, np.eye(2)[[0, 1] * 20])
+except ValueError as error:
+    print(error)
 """
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.stdout.split() == ["1.0", "10", "a", "b"], told.stderr
+    assert told.stdout.splitlines() == [
+        "1.0 10 a b",
+        "CNNClassifier(batch_size=8)",
+        "y has shape (40, 2): give one label for each sample, (N,)",
+    ], told.stderr

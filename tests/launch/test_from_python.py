@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskcnn
-from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.errors import ClusterError, DataError, JobError, UserError
 from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunStarted
 from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
@@ -172,6 +172,52 @@ def test_predictions_of_a_dask_array_are_lazy(trained: Result, images: np.ndarra
     assert lazy.dtype == with_here.dtype
 
 
+def test_arrays_of_xarray_are_predicted_as_what_is_in_them(trained: Result, images: np.ndarray) -> None:
+    xarray = pytest.importorskip("xarray")
+    array = xarray.DataArray(images, dims=("sample", "y", "x", "band"))
+    found = trained.model.predict(images)
+    np.testing.assert_array_equal(trained.model.predict(array), found)
+    lazy = trained.model.predict(array.chunk({"sample": 3}))
+    assert isinstance(lazy, da.Array)
+    np.testing.assert_allclose(lazy.compute(scheduler="synchronous"), found, rtol=1e-5)
+
+
+def test_home_is_found(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(trained.run.parent))
+    np.testing.assert_array_equal(daskcnn.load(f"~/{trained.run.name}").vector, trained.model.vector)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"train": {"epochs": 1}}, r"a job in place of the client: .*give the job second, or by name: train\(job=…\)"),
+        ("job.toml", "a job in place of the client"),
+        ("tcp://host:8786", r"client: 'tcp://host:8786': not a client of Dask; give a dask\.distributed\.Client"),
+        (3, "client: of type int: not a client of Dask"),
+    ],
+)
+def test_what_is_no_client_is_refused(given: Any, words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        daskcnn.train(given)
+
+
+@pytest.mark.cluster
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+from daskcnn.cluster.connect import connect
+from daskcnn.job.tables import Cluster
+with connect(Cluster.model_validate({"workers": {"cpu": 1}}), server=False):
+    pass
+"""
+    )
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
+    told = "this script: it starts workers, and each worker imports it; if this is a script, put what it does under"
+    assert told in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("daskcnn.errors.ClusterError: local workers: they did not start")
+
+
 def test_a_wrong_array_is_refused_at_once(trained: Result, images: np.ndarray) -> None:
     for wrong in (images.astype(float), images[..., :1], images[0]):
         for made in (np.asarray, da.from_array):
@@ -203,6 +249,9 @@ def test_plan_job_result_and_model_are_shown_in_a_notebook(trained: Result, job:
         (WorkerPlan((), ()), "speed-up"),
     ):
         assert word in shown._repr_html_()
+    assert "to train on" in repr(plan)
+    assert "accuracy" in repr(trained)
+    assert max(map(len, repr(trained).splitlines())) < 300, "no dump of all epochs"
 
 
 def test_names_are_escaped_in_a_notebook() -> None:

@@ -18,12 +18,13 @@ from daskcnn.launch.predict import pixels
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.facts import Facts
 from daskcnn.store.files import is_url
+from daskcnn.store.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.manifest import PARTS
 
 Which = Literal["train", "test", "all"]
 Key = Literal["sample", "file"]
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".npy"))
-"""Files of a folder that are predicted; others are passed over."""
+SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
+"""Files of a folder that are predicted: those that a data set is made of, and arrays. Others are passed over."""
 FILES = 128
 """Files of a part."""
 _LEAST_BYTES = 4 << 20
