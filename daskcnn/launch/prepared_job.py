@@ -124,7 +124,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     if samples < 1:
         problems.append(
             f"data.validation = {job.data.validation}: leaves nothing of {len(dataset.train)} training samples; "
-            "lower it"
+            f"lower it, such as --set data.validation={max(1, len(dataset.train) // 10)}"
         )
     elif (job.train.increments or 1) > samples:
         problems.append(f"train.increments = {job.train.increments}: more than {samples} training samples; lower it")
