@@ -57,7 +57,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
     while True:
         patience.check()
         try:
-            client = Client(where, timeout=TRY)
+            client = _client_of(where)
             break
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             reason = _refusal(where) or _reason(error)
@@ -67,6 +67,21 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             patience.wait_for(f"scheduler {where} ({reason})")
     with client:
         yield client
+
+
+def _client_of(where: str) -> Client:
+    """A client of the scheduler, which becomes Dask's default. Raises what Dask does where it cannot connect.
+
+    Then it is closed: it would stay the default, and all that is computed later would wait for it.
+    """
+    client = Client.__new__(Client)  # what fails to initialise is out of reach otherwise
+    try:
+        client.__init__(where, timeout=TRY)
+    except BaseException:
+        with contextlib.suppress(AttributeError, TimeoutError):  # of one that was not even begun, or does not answer
+            client.close(timeout=TRY)
+        raise
+    return client
 
 
 def _unreachable(where: str, reason: str) -> ClusterError:
