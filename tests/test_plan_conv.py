@@ -138,7 +138,7 @@ def test_bad_input_is_refused_with_2_and_the_remedy(args: list[object], words: s
 
 
 def test_a_job_whose_convolutions_do_not_fit_its_limit_is_refused(tmp_path: Path) -> None:
-    path = tiny_data(tmp_path, shape=(64, 64, 8))
+    path = tiny_data(tmp_path, shape=(16, 16, 256))
     job = resolve(tiny_job(path, train={"workspace_mib": 1, "batch_size": 512}))
     with pytest.raises(JobError, match=r"layer conv1: workspace_limit=1048576 bytes: .*train.workspace_mib"):
         fitted(job, open_dataset(path))
