@@ -68,5 +68,10 @@ def loop(signature: Signature) -> Callable[[F], F]:
 
 
 def inner(function: F) -> F:
-    """Compile a function that loops call; Python does not."""
-    return numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    """Compile a function that loops call; Python does not.
+
+    The loops that call it are kept on disk with it inside. Alone it is not: an index on disk that names a class of an
+    older version cannot be read.
+    """
+    options = {**_OPTIONS, "cache": False}
+    return numba.njit(**options, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
