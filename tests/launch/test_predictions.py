@@ -124,6 +124,11 @@ def chances(found: list[dict[str, str]], names: Iterable[str] = CLASSES) -> Any:
     return np.array([[float(row[f"p_{name}"]) for name in names] for row in found], np.float32)
 
 
+def assert_alike(found: Any, expected: Any) -> None:
+    """Parts and the whole may be computed by algorithms that round differently."""
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
 # --- data sets ---
 
 
@@ -136,7 +141,7 @@ def test_a_data_set_as_csv(run: Path, store: str, network: Classifier) -> None:
     assert [int(row["sample"]) for row in found] == list(range(60))
     assert [row["label"] for row in found] == [CLASSES[label] for label in labels]
     assert [row["predicted"] for row in found] == [CLASSES[n] for n in expected.argmax(axis=1)]
-    np.testing.assert_array_equal(chances(found), expected)
+    assert_alike(chances(found), expected)
     assert [(p.split, p.lo, p.hi) for p in sorted(DONE, key=lambda p: p.index)] == [("test", 0, 50), ("test", 50, 60)]
     assert told.startswith(f"p.csv: 60 samples of {store} (test), ")
     assert not Path("p.csv.parts").exists()
@@ -209,7 +214,7 @@ def test_tiles_of_twelve_channels_with_several_labels(tmp_path: Path) -> None:
     predicted("m.safetensors", path, "--out", "p.csv")
     images, labels = open_dataset(path).test.read(0, 30)
     expected, names = network.predict(images), ("sun", "rain", "snow")
-    np.testing.assert_array_equal(chances(rows("p.csv"), names), expected)
+    assert_alike(chances(rows("p.csv"), names), expected)
     for row, numbers, truth in zip(rows("p.csv"), expected, labels, strict=True):
         assert row["predicted"] == ";".join(n for n, p in zip(names, numbers, strict=True) if p >= 0.5)
         assert row["label"] == ";".join(n for n, yes in zip(names, truth, strict=True) if yes)
@@ -222,7 +227,7 @@ def test_array_files_of_the_networks_own_number_type(tmp_path: Path) -> None:
     np.save("little.npy", images[0])
     np.save("big.npy", images[1].astype(">i2"))
     predicted("m.safetensors", "little.npy", "big.npy", "--out", "p.csv")
-    np.testing.assert_array_equal(chances(rows("p.csv"), ("sun", "rain", "snow")), network.predict(images))
+    assert_alike(chances(rows("p.csv"), ("sun", "rain", "snow")), network.predict(images))
     np.save("other.npy", images[0].astype(np.int32))
     assert "other.npy: int32 of shape (8, 8, 12); give int16 of shape (8, 8, 12)" in refused(
         "m.safetensors", "other.npy"
