@@ -21,6 +21,7 @@ from daskcnn.errors import DataError, UserError
 from daskcnn.files import check_regular, local_path, open_regular, read_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
+_REMADE = "check that the path is right, or write it anew"
 _DAMAGED = "the store is damaged, make it again"
 
 _CREDENTIALS = ("credential", "forbidden", "accessdenied", "access key", "signature", "token", "403")
@@ -158,7 +159,7 @@ def _remedy_for(path: str, error: Exception) -> str:
     """What to do about a storage's error: a bucket mostly lacks the right credentials."""
     words = f"{type(error).__name__} {error}".lower()
     if not path.startswith(("s3:", "s3a:")):
-        return "check the path and its permissions"
+        return _REMADE if isinstance(error, ValueError | TypeError | KeyError) else "check the path and its permissions"
     if isinstance(error, PermissionError) or any(sign in words for sign in _CREDENTIALS):
         return (
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile in ~/.aws, to credentials that may read it, "

@@ -107,9 +107,7 @@ def list_folder(path: str | Path) -> Listing:
     parts = _parts(root, notes)
     found = [(name, bool(part == TEST), file) for part in parts for name, file in _images(root, part, notes)]
     if not found:
-        if notes.beside:
-            raise DataError(root, f"its images are in no folder of a class: {_few(notes.beside)}", _REMEDY)
-        raise DataError(root, f"no images in it (names that end in {', '.join(SUFFIXES)})", _REMEDY)
+        raise _without_images(root, notes)
     names = _class_names([name for name, _, _ in found], root, notes)
     found = sorted(((names[name], test, file) for name, test, file in found), key=_in_order)
     classes = tuple(name for name, _ in groupby(map(itemgetter(0), found)))
@@ -119,6 +117,17 @@ def list_folder(path: str | Path) -> Listing:
     listing = Listing(root, classes, tuple(file for _, _, file in found), labels, test, notes.told())
     _check_classes(listing)
     return listing
+
+
+def _without_images(root: Path, notes: _Notes) -> DataError:
+    """The error for a folder that has no images where they are looked for. It names what is there in their place."""
+    if notes.beside:
+        reason = f"images lie in it beside each other, {_few(notes.beside)}, and none in a folder of its class"
+        return DataError(root, reason, "move them into a sub-folder for each class")
+    reason = f"no images in it (names that end in {', '.join(SUFFIXES)})"
+    if notes.others:
+        return DataError(root, f"{reason}, but {_few(notes.others)}", "convert them, to JPEG for example")
+    return DataError(root, reason, _REMEDY)
 
 
 def _in_order(entry: tuple[str, bool, str]) -> tuple[str, bool, bytes]:

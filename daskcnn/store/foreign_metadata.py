@@ -80,7 +80,9 @@ def array_names(files: Files) -> list[str]:
 def _checked(path: str, zarr_format: Literal[2, 3], found: Mapping[str, Any], codecs: Codecs) -> ForeignMetadata:
     shape = _sizes(found.get("shape"), path, "shape", least=0)
     chunks = _sizes(_chunk_shape(found, zarr_format, path), path, "chunks", least=1)
-    if len(chunks) != len(shape) or not 1 <= len(shape) <= 4:
+    if len(chunks) == len(shape) and len(shape) > 4:
+        raise DataError(path, f"an array of {len(shape)} axes, {shape}", "give images (N, H, W, C) or (N, H, W)")
+    if len(chunks) != len(shape) or not shape:
         raise damaged(path, f"shape {shape} with chunks {chunks}")
     dtype, itemsize = _dtype(found, zarr_format, codecs.names, path)
     chunk_bytes = prod(chunks) * itemsize

@@ -60,6 +60,9 @@ def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
         else:
             known = numbered(found.astype(np.str_), like.classes)
     except DataError as error:
-        raise DataError(path, error.reason, error.remedy) from error
+        if like is None:
+            raise DataError(path, error.reason, error.remedy) from error
+        reason = f"{error.reason} (those of the labels to train on)"
+        raise DataError(path, reason, "correct it, or train on images of its class too") from error
     few = found.ndim == 2 or len(known.classes) <= 256
     return ArrayLabels(known.classes, known.values.astype(np.uint8 if few else np.uint16))

@@ -224,7 +224,10 @@ def test_a_job_that_fits_is_prepared(path: str) -> None:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"data": {"validation": 120}}, "data.validation = 120: leaves nothing of 120 training samples; lower it"),
+        (
+            {"data": {"validation": 120}},
+            "data.validation = 120: leaves nothing of 120 training samples; lower it, such as --set data.validation=12",
+        ),
         ({"data": {"limit": 20}}, "data.validation = 20: leaves nothing of 20 training samples"),
         ({"train": {"epochs": 99, "increments": 101}}, "train.increments = 101: more than 100 training samples"),
         ({"model": {"layers": LAYERS[:-1]}}, "end it with a dense layer of 10 units"),

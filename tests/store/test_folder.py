@@ -156,9 +156,14 @@ def test_thousands_of_files_are_listed_in_order(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ([], "no images in it (names that end in .png, "),
-        (["a/1.txt", "2.png"], "its images are in no folder of a class: 1 file (2.png); give a folder with"),
         (["Train/a/1.png", "Test/a/2.png"], "its folders Test, Train are parts, not classes; name them train and test"),
         (["training/a/1.png", "val/a/2.png"], "its folders training, val are parts, not classes"),
+        (["a/1.txt"], ".tiff), but 1 file (a/1.txt); convert them"),
+        (["a/1.heic", "b/2.heic"], ".tiff), but 2 files (a/1.heic, b/2.heic); convert them, to JPEG for example"),
+        (
+            ["a/1.txt", "2.png"],
+            "images lie in it beside each other, 1 file (2.png), and none in a folder of its class; move them into",
+        ),
         (["a/1.png", "a/2.png"], "one class only ('a'); give a folder with a sub-folder of images for each class"),
         (["data/a/1.png", "data/b/2.png"], "one class only ('data')"),
         (["train/a/1.png", "test/a/1.png"], "one class only ('a')"),

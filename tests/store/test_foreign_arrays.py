@@ -96,6 +96,8 @@ def test_number_types_that_are_none_of_ours(tmp_path: Path, dtype: str) -> None:
 
 def test_shapes_that_are_no_images(tmp_path: Path) -> None:
     assert "shape (4, 2) is not that of images" in refused(write_array(tmp_path / "x", np.zeros((4, 2), "uint8"), 2))
+    told = refused(write_array(tmp_path / "y", np.zeros((4, 2, 2, 3, 1), "uint8"), 2))
+    assert "an array of 5 axes, (4, 2, 2, 3, 1); give images (N, H, W, C) or (N, H, W)" in told
 
 
 class Bomb:
@@ -160,7 +162,7 @@ def grid(*shape: object) -> dict[str, Any]:
         ({"data_type": 5}, "type 5"),
         ({"data_type": "x"}, "type 'x'"),
         ({"storage_transformers": [{"name": "x"}]}, "storage transformers"),
-        ({"surprise": {"must_understand": True}}, "cannot be read"),
+        ({"surprise": {"must_understand": True}}, "'surprise'].Extra fields are not allowed"),
         ({"zarr_format": 4}, "cannot be read"),
         ({"fill_value": "red"}, "cannot be read"),
     ],
