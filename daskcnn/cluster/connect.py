@@ -57,7 +57,8 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
     while True:
         patience.check()
         try:
-            client = Client(where, timeout=TRY)
+            # one that cannot connect would stay the default, and all that is computed later would wait for it
+            client = Client(where, timeout=TRY, set_as_default=False)
             break
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             reason = _refusal(where) or _reason(error)
@@ -65,7 +66,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             if hopeless or patience.over:
                 raise _unreachable(where, reason if hopeless else f"{reason}, {patience.seconds:g} s long") from error
             patience.wait_for(f"scheduler {where} ({reason})")
-    with client:
+    with client, client.as_current():
         yield client
 
 

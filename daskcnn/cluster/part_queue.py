@@ -134,7 +134,7 @@ class PartQueue(Generic[T]):
                 raise Lost(f"{queued.part}", reason, "look at their logs; do they have enough memory?")
 
     def quiet(self, now: float, limit: float) -> list[str]:
-        """Workers with parts, of which nothing was heard for more than `limit` seconds."""
+        """Workers that have parts and were not heard of for more than `limit` seconds."""
         return [address for address, w in self._workers.items() if w.parts and w.heard + limit < now]
 
     def deserted(self, now: float, wait: float) -> bool:

@@ -13,7 +13,7 @@ from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, p
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.training import shown
 from daskcnn.nn import describe
-from daskcnn.show.stderr import say
+from daskcnn.show.stderr import say, warn
 from daskcnn.store import Dataset
 
 
@@ -21,7 +21,7 @@ def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any],
     """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
     job, run = job_to_run(raw, resume)
     begins = not has_checkpoint(run)
-    prepared = prepare_job(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"), begins=begins)
+    prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins)
     return prepared.job.model_dump(mode="json"), readable_plan(prepared)
 
 

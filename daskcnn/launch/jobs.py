@@ -25,7 +25,7 @@ from daskcnn.launch.training import Result, Silent, display, shown, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
-from daskcnn.show.stderr import say
+from daskcnn.show.stderr import say, warn
 
 JobTables = Job | Mapping[str, Any] | str | Path
 
@@ -53,7 +53,7 @@ class Warnings(Silent):
     def handle(self, event: Event) -> None:
         """Show a warning."""
         if isinstance(event, Warned):
-            say(f"warning: {event.text}")
+            warn(event.text)
 
 
 def train(
@@ -175,5 +175,5 @@ def plan(job: JobTables | None = None) -> JobPlan:
     >>> print(daskcnn.plan(job))  # doctest: +ELLIPSIS
     data      ...
     """
-    prepared = prepare_job(resolve(_tables(job)), progress=shown(lambda _: None), warn=lambda m: say(f"warning: {m}"))
+    prepared = prepare_job(resolve(_tables(job)), progress=shown(lambda _: None), warn=warn)
     return JobPlan(prepared.job, readable_plan(prepared))

@@ -15,6 +15,7 @@ from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.prepare_folder import Request
 from daskcnn.launch.prepare_folder import prepare as prepare_images
 from daskcnn.launch.training import shown
+from daskcnn.show.stderr import warnings_by
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
@@ -35,7 +36,7 @@ def prepare(
         order=order,
         seed=seed,
         progress=shown(say),
-        warn=_warning(say),
+        warn=warnings_by(say),
     )
 
 
@@ -64,7 +65,7 @@ def prepare_array_files(
             weights=factors,
             name=name,
             progress=shown(say),
-            warn=_warning(say),
+            warn=warnings_by(say),
             **options,
         )
     return f"wrote {path}: {summary_of(dataset)}"
@@ -91,12 +92,8 @@ def prepare_folder(
     """Write the images of a folder where workers can read them; returns what was done."""
     name = options.get("name") or local_path(path).absolute().name or "images"
     request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
-    dataset = prepare_images(request, cluster=cluster, say=say, warn=_warning(say), handle_signals=True)
+    dataset = prepare_images(request, cluster=cluster, say=say, warn=warnings_by(say), handle_signals=True)
     return f"wrote {request.out}: {summary_of(dataset)}"
-
-
-def _warning(say: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda message: say(f"warning: {message}")
 
 
 def verify(path: str) -> str:

@@ -14,6 +14,7 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
 from daskcnn.arrays import Array
+from daskcnn.files import local_path
 from daskcnn.job.tables import Job
 from daskcnn.launch.trained_run import Which, load_classifier
 from daskcnn.markup import as_table
@@ -166,7 +167,7 @@ def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:
     >>> daskcnn.load(run)
     <TrainedModel: images 8x8x3, 10 classes, 298 weights>
     """
-    path = Path(source).expanduser()
+    path = local_path(source)
     if path.suffix == ".safetensors" and path.parent.parent.name == "checkpoints":
         path = path.parent
     return TrainedModel(load_classifier(str(path), checkpoint, say))

@@ -42,6 +42,7 @@ from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
+from daskcnn.show.stderr import warnings_by
 from daskcnn.show.summary import format_summary
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
@@ -186,7 +187,7 @@ def train_job(
 
 
 def _found(job: Job, say: Callable[[str], None]) -> Dataset:
-    return find_dataset(job, progress=shown(say), warn=lambda message: say(f"warning: {message}"))
+    return find_dataset(job, progress=shown(say), warn=warnings_by(say))
 
 
 @contextmanager
@@ -210,7 +211,7 @@ def _indexed(
         client=client,
         beside=beside,
         check=check,
-        warn=lambda message: say(f"warning: {message}"),
+        warn=warnings_by(say),
     )
 
 

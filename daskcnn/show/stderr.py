@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from daskcnn.show.text import plain
 
@@ -12,6 +13,10 @@ def say(message: str) -> None:
     print(plain(message), file=sys.stderr, flush=True)
 
 
-def warn(message: str) -> None:
-    """A line on stderr about what a user may not have meant."""
-    say(f"warning: {message}")
+def warnings_by(say: Callable[[str], None]) -> Callable[[str], None]:
+    """A function that says a message as a warning: about what a user may not have meant."""
+    return lambda message: say(f"warning: {message}")
+
+
+warn = warnings_by(say)
+"""A warning on stderr."""

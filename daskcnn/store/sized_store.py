@@ -27,6 +27,8 @@ _GZIP_OR_ZLIB = 47
 _PIECE, _MOST_STREAMS = 1 << 20, 1 << 12
 _ZSTD, _SKIPPED = 0xFD2FB528, 0x184D2A5
 _MOST_BLOCK, _MOST_BLOCKS = 128 << 10, 1 << 20
+_ENDLESS = 1 << 62
+"""Stands for the size of what has more streams or blocks than any writer makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ def _blocks(data: memoryview, at: int, most: int) -> tuple[int, int]:
         at += 3 + (1 if kind == 1 else length)
         if head & 1 or at + 3 > len(data):
             return size, at
-    return 1 << 62, at  # no writer makes so many
+    return _ENDLESS, at
 
 
 def _inflated(data: memoryview, limit: int) -> int:
@@ -186,7 +188,7 @@ def _inflated(data: memoryview, limit: int) -> int:
             if not rest and at >= len(data):
                 break
             if streams > _MOST_STREAMS:
-                return 1 << 62  # no writer makes so many
+                return _ENDLESS
             size += len(inflate.decompress(rest, _PIECE))
             rest = inflate.unused_data if inflate.eof else inflate.unconsumed_tail
     except zlib.error:  # damage, which the codec will name

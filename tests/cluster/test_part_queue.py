@@ -1,4 +1,4 @@
-"""Who gets which part next, and what becomes of the parts of lost workers: decided without workers and without time."""
+"""Who gets which part next, and what becomes of the parts of lost workers. No worker and no clock is needed."""
 
 from __future__ import annotations
 
@@ -145,6 +145,9 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.begin()
+
+    def begin(self) -> None:
         self.drawn, self.ended, self.number = 0, list[int](), count()
         self.queue = PartQueue(self.parts(), {})
         self.workers: dict[str, dict[int, int]] = {}
@@ -184,7 +187,7 @@ class AnyOrder(RuleBasedStateMachine):
         try:
             self.queue.lose(worker)
         except Lost:  # the same part too often: the work ends there
-            self.__init__()  # type: ignore[misc]
+            self.begin()
 
     @invariant()
     def nothing_is_there_twice(self) -> None:

@@ -280,7 +280,7 @@ def fatal(part: int) -> int:
 
 def process_of(part: int) -> int:
     """Take long enough for something to happen meanwhile."""
-    time.sleep(0.05)
+    time.sleep(0.05)  # the test waits for no result in this time: it only makes parts last
     return os.getpid()
 
 

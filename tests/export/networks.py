@@ -100,5 +100,15 @@ MORE: list[tuple[str, Spec, tuple[int, int, int]]] = [
         {"layer": "l2pool", "size": 2}, {"layer": "sigmoid"}, {"layer": "flatten"}, {"layer": "dense", "units": 4},
     ], (11, 8, 12)),
 ]  # fmt: skip
+NODATA = [
+    ("uint8", 0),
+    ("int16", -9999),
+    ("float16", -9999),
+    ("float32", 0.1),
+    ("float64", -1e300),
+    ("uint16", 0.5),
+    ("float16", -99999),
+]
+"""Number types with the value that stands for no data, which not every type has room for."""
 NAMES = [*MODELS, "5:7", "6:9"]
 SHAPES = [(32, 32, 3), (28, 28, 1), (33, 41, 5)]

@@ -21,7 +21,7 @@ from daskcnn.export.onnx_layers import CONVERTERS
 from daskcnn.nn import LAYERS
 from daskcnn.nn.layers import ReLU
 from daskcnn.training.trained_network import Classifier
-from tests.export.networks import CLASSES, MORE, NAMES, SHAPES, Spec, classifier, every_layer, facts, pictures
+from tests.export.networks import CLASSES, MORE, NAMES, NODATA, SHAPES, Spec, classifier, every_layer, facts, pictures
 
 
 def answers(model: onnx.ModelProto, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -68,18 +68,7 @@ def test_number_types(dtype: str) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "nodata"),
-    [
-        ("uint8", 0),
-        ("int16", -9999),
-        ("float16", -9999),
-        ("float32", 0.1),
-        ("float64", -1e300),
-        ("uint16", 0.5),
-        ("float16", -99999),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "nodata"), NODATA)
 def test_pixels_without_data(dtype: str, nodata: float) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)))
 

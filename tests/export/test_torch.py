@@ -21,7 +21,7 @@ from daskcnn.export.torch_layers import CONVERTERS
 from daskcnn.export.torch_module import write_torch
 from daskcnn.nn import LAYERS
 from daskcnn.training.trained_network import Classifier
-from tests.export.networks import CLASSES, MORE, NAMES, SHAPES, Spec, classifier, every_layer, facts, pictures
+from tests.export.networks import CLASSES, MORE, NAMES, NODATA, SHAPES, Spec, classifier, every_layer, facts, pictures
 from tests.export.test_onnx import Unknown
 
 CASES = [pytest.param(spec, shape, id=name) for name, spec, shape in [*every_layer(), *MORE]]
@@ -75,18 +75,7 @@ def test_number_types(dtype: str, tmp_path: Path) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype))), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "nodata"),
-    [
-        ("uint8", 0),
-        ("int16", -9999),
-        ("float16", -9999),
-        ("float32", 0.1),
-        ("float64", -1e300),
-        ("uint16", 0.5),
-        ("float16", -99999),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "nodata"), NODATA)
 def test_pixels_without_data(dtype: str, nodata: float, tmp_path: Path) -> None:
     check(classifier({"layers": MORE[0][1]}, facts(MORE[0][2], dtype=np.dtype(dtype), nodata=nodata)), tmp_path)
 

@@ -171,7 +171,7 @@ def test_a_wrong_job_is_told_in_its_words(images: np.ndarray, y: np.ndarray) -> 
 
 
 def test_a_wrong_job_is_told_before_an_image_is_read(images: np.ndarray, y: np.ndarray) -> None:
-    """Of a large array that would be after hours of writing."""
+    """A large array takes hours to write: what is wrong is told before that."""
     unreadable = da.from_array(images, chunks=10).map_blocks(_fail, dtype=images.dtype, meta=images[:0])
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.strategy = 'sgwuu'"):
         small(strategy="sgwuu").fit(unreadable, y)

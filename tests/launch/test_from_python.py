@@ -13,7 +13,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, default_client
 
 import daskcnn
 from daskcnn.errors import ClusterError, DataError, JobError, UserError
@@ -185,6 +185,8 @@ def test_arrays_of_xarray_are_predicted_as_what_is_in_them(trained: Result, imag
 def test_home_is_found(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(trained.run.parent))
     np.testing.assert_array_equal(daskcnn.load(f"~/{trained.run.name}").vector, trained.model.vector)
+    with pytest.raises(UserError, match="~nobody-has-this-name/run"):
+        daskcnn.load("~nobody-has-this-name/run")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +201,15 @@ def test_home_is_found(trained: Result, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_client_is_refused(given: Any, words: str) -> None:
     with pytest.raises(ClusterError, match=words):
         daskcnn.train(given)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nothing://x"])
+def test_a_scheduler_that_is_not_there_is_not_dask_s_default(job: dict[str, Any], address: str) -> None:
+    with pytest.raises(ClusterError, match="cannot be reached"):
+        daskcnn.train(job=job | {"cluster": {"scheduler": address, "wait": 0}})
+    with pytest.raises(ValueError, match="No clients found"):
+        default_client()
+    assert da.ones(3, chunks=2).sum().compute() == 3
 
 
 @pytest.mark.cluster

@@ -41,6 +41,11 @@ DONE: list[Part] = []
 """The parts that were predicted, in order."""
 
 
+def _sent(what: Any) -> Any:
+    """The copy that another process gets."""
+    return pickle.loads(pickle.dumps(what))  # noqa: S301 # made here
+
+
 class SpreadHere:
     """Does what tasks do here, one part after the other; all travels as it would between processes."""
 
@@ -52,13 +57,13 @@ class SpreadHere:
         cls, client: None, function: Any, parts: Iterable[Part], settings: Any, **options: Any
     ) -> Iterator[tuple[Part, Any]]:
         assert options["whole"]
-        function = pickle.loads(pickle.dumps(function))  # noqa: S301
+        function = _sent(function)
         for number, part in enumerate(reversed(list(parts))):  # they come in any order
             if number == cls.stop_after:
                 raise cls.stop
-            there = pickle.loads(pickle.dumps(part))  # noqa: S301
+            there = _sent(part)
             DONE.append(part)
-            yield part, pickle.loads(pickle.dumps(function(there, kind="cpu", threads=2)))  # noqa: S301
+            yield part, _sent(function(there, kind="cpu", threads=2))
 
 
 @pytest.fixture(autouse=True)

@@ -279,7 +279,7 @@ def test_a_channel_that_is_the_same_everywhere_is_told(tmp_path: Path, capsys: p
 
 
 def test_labels_are_judged_before_an_image_is_read(tmp_path: Path) -> None:
-    """Of a large array that would be after hours of writing."""
+    """A large array takes hours to write: what is wrong is told before that."""
     unreadable = da.from_array(IMAGES, chunks=60).map_blocks(_fail, dtype=IMAGES.dtype, meta=IMAGES[:0])
     with pytest.raises(DataError, match="every sample is of one class"):
         prepare(unreadable, LABELS * 0, tmp_path / "x.zarr")

@@ -25,6 +25,7 @@ from daskcnn.launch.trained_run import Which as WhichCheckpoint
 from daskcnn.launch.trained_run import load_classifier
 from daskcnn.launch.training import Signals
 from daskcnn.show.counter import Counter
+from daskcnn.show.stderr import warnings_by
 from daskcnn.training.trained_network import Classifier
 
 Say = Callable[[str], None]
@@ -91,7 +92,7 @@ def _predict(
                 settings,
                 whole=True,
                 check=heed_signals(lambda: signals.first),
-                warn=lambda message: say(f"warning: {message}"),
+                warn=warnings_by(say),
             )
             with counter:
                 for part, rows in found:
