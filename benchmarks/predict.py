@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -64,8 +65,9 @@ def independent(number: int, task: PredictionTask, parts: list[Part], pipe: Any)
     pipe.send("ready")
     while pipe.recv():
         forget()
+        anew = replace(task)  # of which a predictor is made, as a worker makes one for every call
         for part in parts:
-            predict_part(task, part, "cpu", 1)
+            predict_part(anew, part, "cpu", 1)
         pipe.send("done")
 
 
