@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
+# kept whatever the environment says: every process that a test or a run starts would compile the package anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install run test test-all check docs format bench bench-conv bench-cifar10 image-replay clean
 
 install: $(VENV)/.installed
@@ -14,6 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/daskcnn doctor --warm
 	@touch $@
 
 run: install

@@ -8,9 +8,9 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from itertools import product
 from multiprocessing import get_context
@@ -28,13 +28,35 @@ Work = Callable[[], Any]
 
 IMAGE, CLASSES = (32, 32, 3), 10
 MODELS = ("50:500", "150:800", "300:1000", "500:1500", "quick", "lenet5")
+VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
+PLAIN20 = (16, *6 * (16,), -32, *5 * (32,), -64, *5 * (64,))
+CHAINS = {"vgg11": VGG11, "plain20": PLAIN20}
+"""3×3 convolutions with batch normalising, by their kernels; a negative number has a stride of 2. VGG-11's (Simonyan &
+Zisserman, table 1, A), and ResNet-20's without its shortcuts (He et al., section 4.2)."""
 PAUSE = 0.02
 """Seconds between turns: OpenMP's threads go on spinning for 8–12 ms after their work, on the next one's cores.
 OMP_WAIT_POLICY=PASSIVE would spare the wait, and make PyTorch's small networks two to three times slower."""
 DECISIVE = ("OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "ONEDNN_", "DNNL_", "ATEN_")
 """Variables that decide how fast libraries are: OPENBLAS_CORETYPE alone may halve ours."""
+TURN = 0.2
+"""Least seconds of a turn."""
 SLOW = 20.0
 """Seconds of a turn from which one measured round is enough."""
+
+
+def chain(name: str) -> list[dict[str, Any]]:
+    """The layers of a chain of 3×3 convolutions."""
+    layers: list[dict[str, Any]] = []
+    for kernels in CHAINS[name]:
+        if kernels == "pool":
+            layers.append({"layer": "maxpool", "size": 2})
+            continue
+        layers.append(
+            {"layer": "conv", "kernels": abs(kernels), "size": 3, "pad": 1, "stride": 2 if kernels < 0 else 1}
+        )
+        layers += [{"layer": "batchnorm"}, {"layer": "relu"}]
+    last = [] if name == "vgg11" else [{"layer": "averagepool", "size": 8}]
+    return [*layers, *last, {"layer": "dense", "units": CLASSES}]
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,8 @@ class Configuration:
     @property
     def layers(self) -> list[dict[str, Any]]:
         """The network's layers as a job declares them."""
+        if self.model in CHAINS:
+            return chain(self.model)
         return [s for s in model_spec(self.model, IMAGE, CLASSES) if self.lrn or s["layer"] != "lrn"]
 
     @property
@@ -60,13 +84,27 @@ class Configuration:
         return Job(model=Model(layers=self.layers), train=Train(batch_size=self.batch, threads=self.threads))
 
 
+class Samples(Sequence[int]):
+    """Stands for the samples of a data set. Nothing is read."""
+
+    def __len__(self) -> int:
+        return 50_000
+
+    def __getitem__(self, index: Any) -> Any:
+        return range(len(self))[index]
+
+    def weights(self, indices: Any) -> None:
+        """No sample has a weight of its own."""
+
+
 @dataclass(frozen=True)
 class Images:
     """Stands for a data set where only shapes matter."""
 
     shape: tuple[int, ...] = IMAGE
     classes: tuple[str, ...] = tuple("0123456789")
-    train: range = range(50_000)
+    train: Samples = field(default_factory=Samples)
+    labels: str = "classes"
 
 
 @dataclass(frozen=True)
@@ -86,10 +124,15 @@ class Budget:
 
 
 def seconds(work: Work) -> float:
-    """Wall time of one call."""
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
+    """Wall time of a call, the mean of a turn. Each call finds in caches what the one before left there.
+
+    Steps of a training follow each other so, with threads that are awake.
+    """
+    begun, calls = time.perf_counter(), 0
+    while (taken := time.perf_counter() - begun) < TURN:
+        work()
+        calls += 1
+    return taken / calls
 
 
 def take_turns(works: Mapping[K, Work], budget: Budget) -> dict[K, list[float]]:

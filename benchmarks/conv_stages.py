@@ -22,32 +22,40 @@ from common import machine
 from conv_gemm import SIDE, sgemm
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
-from daskcnn.conv import ALGORITHMS, ConvSpec, spectral
+from daskcnn.compiled import spectral
+from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.algorithm import Work
+from daskcnn.conv.fourier import fourier
+from daskcnn.conv.tiles import Tiling
 
 NETWORKS = ((50, 500), (150, 800), (300, 1000), (500, 1500))
 BATCHES = (64, 256)
-PRODUCTS = {"_multiply": "products", "_forth": "transform of {}", "_back": "transform of {}"}
+LOOPS = {
+    **dict.fromkeys(("multiply_rows", "differentiate_rows"), "products"),
+    **dict.fromkeys(("forth", "back"), "transform of {}"),
+}
+"""Compiled loops, and the stages that they are."""
 
 
 class Stages:
-    """Seconds of every stage of one pass, noted around the methods that do its arithmetic."""
+    """Seconds of every stage of one pass, noted around the compiled loops that do its arithmetic."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
-        for method, name in PRODUCTS.items():
-            self._time(method, name)
+        self.sides: dict[int, str] = {}
+        for loop, name in LOOPS.items():
+            self._time(loop, name)
 
-    def _time(self, method: str, name: str) -> None:
-        inner = getattr(spectral._Pass, method)
+    def _time(self, loop: str, name: str) -> None:
+        inner = getattr(spectral, loop)
 
-        def timed(own: Any, *arguments: Any) -> Any:
+        def timed(*arguments: Any) -> None:
             begun = time.perf_counter()
-            inner(own, *arguments)
-            sides = {id(own.f.map): "map", id(own.f.kernels): "kernels", id(own.f.output): "output"}
-            self.seconds[name.format(sides.get(id(arguments[0])))] += time.perf_counter() - begun
+            inner(*arguments)
+            # the second argument of a transform is its matrix along the height
+            self.seconds[name.format(self.sides.get(id(arguments[1])))] += time.perf_counter() - begun
 
-        setattr(spectral._Pass, method, timed)
+        setattr(spectral, loop, timed)
 
     def of(self, work: Callable[[], Any]) -> dict[str, float]:
         """Seconds of the stages of one call, and of the whole."""
@@ -63,6 +71,8 @@ def measure(spec: ConvSpec, stages: Stages, rounds: int) -> dict[str, Any]:
     algorithm, device, rng = ALGORITHMS["spectral"], Device(), np.random.default_rng(0)
     x, w, dy = (rng.standard_normal(s, dtype=np.float32) for s in (spec.x_shape, spec.w_shape, spec.y_shape))
     prepared, reference = algorithm.prepare(spec, w, device), sgemm()
+    f = fourier(*Tiling(spec, None).axes, spec.dtype)
+    stages.sides = {id(side.height): name for name, side in vars(f).items() if name != "units"}
     passes = {
         "forward": lambda: algorithm.forward(spec, x, prepared, device),
         "backward": lambda: algorithm.backward(spec, x, dy, prepared, device),

@@ -47,7 +47,7 @@ def step_of(model: Sequential, batch: int) -> Callable[[], object]:
         _, _, found, _ = loss_and_gradients(model, params, state, x, labels, LOSSES["softmax"], Context(device))
         layout.flatten(found, {}, out=grads)
         for part in trained:
-            sgd.step(vector[part], grads[part], velocity[part], 1e-4)
+            sgd.step(vector[part], grads[part], velocity[part], 1e-4, device)
 
     return step
 

@@ -1,8 +1,8 @@
-"""Images a second of a whole training step on one thread, and the seconds of each layer, forward and backward.
+"""Images a second of a whole training step, and the seconds of each layer, forward and backward.
 
 Local layers next to each other run as one chain and are timed as one: relu1+lrn1+maxpool1.
 
-python benchmarks/step.py [--model quick lenet5 50:500] [--batch 128] [--seconds 3] [--json]
+python benchmarks/step.py [--model quick lenet5 50:500] [--batch 128] [--threads 1] [--seconds 3] [--json]
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device, device_profile, single_threaded_blas
+from daskcnn.arrays import Array, Device, Pool, device_profile, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Layout, Sequential, build_model, init_network, loss_and_gradients
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Params, Residual, Shape, State
@@ -74,20 +74,19 @@ class Timed(Layer):
 
 def timed(model: Sequential, clock: Clock) -> Sequential:
     """The model with every layer timed, and every chain of local layers as one, named after all of them."""
-    children, parts = list(model.shapes(IMAGE)), []
+    children, parts = model.layers, []
     while children:
-        chain = Chain.of(((layer, 0) for _, layer, _ in children), children[0][2])
-        count = max(1, len(chain.links))
-        own = Sequential(tuple((name, layer) for name, layer, _ in children[:count]))
+        count = max(1, len(Chain.of([layer for _, layer in children]).layers))
+        own = Sequential(children[:count])
         name = "+".join(name for name, _ in own.layers)
         parts.append((name, Timed(name, own, clock)))
         children = children[count:]
     return Sequential(tuple(parts))
 
 
-def measure(model_name: str, batch: int, seconds: float) -> dict[str, Any]:
+def measure(model_name: str, batch: int, threads: int, seconds: float) -> dict[str, Any]:
     """Train on random images for so many seconds, the first two steps not counted; medians."""
-    clock, device = Clock(), Device()
+    clock, device = Clock(), Device(pool=Pool(threads))
     model = timed(build_model(model_name, None, IMAGE, CLASSES), clock)
     params, state = init_network(model, 0, IMAGE, "float32")
     layout = Layout.of(params, state)
@@ -102,7 +101,7 @@ def measure(model_name: str, batch: int, seconds: float) -> dict[str, Any]:
         with clock.time("step"):
             _, _, found, _ = loss_and_gradients(model, params, state, x, labels, loss, Context(device))
             with clock.time("descent"):
-                sgd.step(weights, layout.flatten(found, {}, out=grads), velocity, 1e-4)
+                sgd.step(weights, layout.flatten(found, {}, out=grads), velocity, 1e-4, device)
 
     for _ in range(2):
         step()
@@ -142,13 +141,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", nargs="+", default=["quick", "lenet5", "50:500"])
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, a model")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     arguments = parser.parse_args()
     with single_threaded_blas():
-        results = [measure(model, arguments.batch, arguments.seconds) for model in arguments.model]
+        results = [measure(model, arguments.batch, arguments.threads, arguments.seconds) for model in arguments.model]
     if arguments.json:
-        print(json.dumps({"processor": device_profile("cpu", 1).name, "threads": 1, "results": results}, indent=1))
+        print(
+            json.dumps(
+                {"processor": device_profile("cpu", 1).name, "threads": arguments.threads, "results": results}, indent=1
+            )
+        )
     else:
         print("\n".join(map(show, results)))
 

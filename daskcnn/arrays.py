@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -31,6 +33,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 DeviceKind = Literal["cpu", "gpu"]
 
+_logger = logging.getLogger("daskcnn")
+
 
 @dataclass(frozen=True)
 class Backend:
@@ -47,9 +51,32 @@ class Backend:
     block_bytes: int = sys.maxsize
     """Bytes of an array that one step of a pass works on, so that they stay in a core's cache; a GPU takes all."""
 
+    @property
+    def compiled(self) -> bool:
+        """Whether passes run as loops of `daskcnn.compiled`; if not, as expressions over arrays of `xp`."""
+        return self.xp is np
+
+    def contiguous(self, a: Array) -> Array:
+        """Return an array in the order of its axes, as loops and products take it.
+
+        A loop would be compiled anew for an array that is read-only, as those that come from other processes are. It
+        leaves what it is given as it is, so it is given a view that hides this.
+        """
+        a = self.xp.ascontiguousarray(a)
+        return np.asarray(_Writable(a)) if self.compiled and not a.flags.writeable else a
+
     def scalar(self, x: Any) -> float:
         """Return the Python number in an array of one element; this waits for the device."""
         return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
+
+
+class _Writable:
+    """A read-only array as if it could be written to."""
+
+    def __init__(self, a: npt.NDArray[Any]) -> None:
+        place, _ = a.__array_interface__["data"]
+        self.__array_interface__ = {**a.__array_interface__, "data": (place, False)}
+        self._kept = a
 
 
 def _nothing() -> None:
@@ -101,7 +128,7 @@ class Workspace:
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array of this shape. A later `take` of the same name returns the same memory."""
         dtype = np.dtype(dtype)
-        key, size = (name, dtype.str), int(np.prod(shape, dtype=np.int64))
+        key, size = (name, dtype.str), prod(shape)
         with self._lock:
             flat = self._taken.get(key)
             if flat is None or flat.size < size:
@@ -151,23 +178,38 @@ def _aligned(xp: Any, nbytes: int) -> Array:
 
 @dataclass
 class Device:
-    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with."""
+    """A worker's means: backend, threads, scratch memory and the bytes of it that a layer may plan with.
+
+    `exact` leaves out algorithms that round more than products of matrices.
+    """
 
     backend: Backend = NUMPY
     pool: Pool = field(default_factory=Pool)
     workspace: Workspace = field(default_factory=Workspace)
     workspace_limit: int = 1 << 30
+    exact: bool = False
 
     @classmethod
-    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30) -> Device:
+    def of(cls, kind: DeviceKind, *, threads: int = 1, workspace_limit: int = 1 << 30, exact: bool = False) -> Device:
         """Return a device of this kind. On a GPU the pool has one thread: the device itself runs work in parallel."""
         b = backend(kind)
-        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit)
+        return cls(b, Pool(threads if kind == "cpu" else 1), Workspace(b.xp), workspace_limit, exact)
 
     @property
     def xp(self) -> Any:
         """The backend's array namespace."""
         return self.backend.xp
+
+    def warm(self, dtype: str) -> None:
+        """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new."""
+        if self.backend.compiled:
+            from daskcnn.compiled.warm import warm
+
+            warm(dtype, _say_compiling)
+
+
+def _say_compiling(done: int, of: int) -> None:
+    _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
 
 
 @dataclass(frozen=True)
@@ -243,7 +285,10 @@ _BLAS = _Blas()
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Return NumPy's BLAS among others. Looking for them costs as much as a small task of a step."""
+    """Return the BLAS of NumPy and of SciPy among others. Looking for them costs as much as a small task of a step."""
+    import scipy.linalg.cython_blas  # compiled loops call it: it must be there before it is looked for
+
+    assert scipy.linalg.cython_blas
     return ThreadpoolController()
 
 

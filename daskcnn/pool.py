@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from queue import SimpleQueue
+from threading import Lock
 from typing import Any, TypeVar
+from weakref import finalize
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,6 +35,42 @@ class Task:
         self.level = 1 + max((task.level for task in self.after), default=-1)
 
 
+class _Call:
+    """Work that a helping thread may begin, once, until the caller takes it back."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        # NumPy's error state is a context variable: threads see the caller's only if it is handed on
+        self._context, self._work = copy_context(), work
+        self._taken, self._done = Lock(), Lock()
+        self._done.acquire()
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Do the work, unless it was taken back."""
+        if not self._taken.acquire(blocking=False):
+            return
+        try:
+            self._context.run(self._work)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    def finish(self) -> BaseException | None:
+        """Take the work back if no thread has begun it, else wait for its end. Return the exception it ended with."""
+        if not self._taken.acquire(blocking=False):
+            self._done.acquire()
+        return self._error
+
+
+def _help(calls: SimpleQueue[_Call | None], local: threading.local, number: int) -> None:
+    """A helping thread: do what is called for, until None comes."""
+    local.thread = number
+    while (call := calls.get()) is not None:
+        call.begin()
+        del call  # it holds arrays
+
+
 class Pool:
     """Threads of one worker, the caller among them. BLAS must be single-threaded inside (`single_threaded_blas`).
 
@@ -45,11 +83,10 @@ class Pool:
             raise ValueError(f"threads={threads}: a pool needs at least one; set train.threads to 1 or more")
         self.threads = threads
         self._local = threading.local()
-        numbers = (iter(range(1, threads)),)
-        self._executor = ThreadPoolExecutor(threads - 1, "daskcnn", self._number, numbers) if threads > 1 else None
-
-    def _number(self, numbers: Iterator[int]) -> None:
-        self._local.thread = next(numbers)
+        # locks and a queue in C begin and end sooner than futures of the standard library
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+        self._end = finalize(self, _end, self._calls, threads - 1)
 
     @property
     def thread(self) -> int:
@@ -64,7 +101,7 @@ class Pool:
 
         At most `threads` threads are used; the pool's by default.
         """
-        if self._executor is None or threads == 1:
+        if self.threads == 1 or threads == 1:
             return [function(item) for item in items]
         every = list(items)
         results: list[Any] = [None] * len(every)
@@ -94,18 +131,30 @@ class Pool:
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:
         """Call `work` on the caller's thread and on as many others as can be of use."""
-        others: list[Future[None]] = []
+        calls = [_Call(work) for _ in range(min(self.threads, at_most) - 1)]
+        if calls and not self._helpers:
+            self._start()
+        for call in calls:
+            self._calls.put(call)
         try:
-            if self._executor is not None:
-                # NumPy's error state is a context variable: threads see the caller's only if it is handed on
-                submit = self._executor.submit
-                others.extend(submit(copy_context().run, work) for _ in range(min(self.threads, at_most) - 1))
             work()
         finally:
-            started = [other for other in others if not other.cancel()]
-            wait(started)
-        for other in started:
-            other.result()
+            errors = [error for call in calls if (error := call.finish())]
+        if errors:
+            raise errors[0]
+
+    def _start(self) -> None:
+        """Start the helping threads, which know nothing of the pool: it ends with its last owner, and they with it."""
+        for number in range(1, self.threads):
+            arguments = self._calls, self._local, number
+            self._helpers.append(threading.Thread(target=_help, args=arguments, name=f"daskcnn_{number}", daemon=True))
+            self._helpers[-1].start()
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._end()
+        for helper in self._helpers:
+            helper.join()
 
     def slices(self, size: int, *, at_least: int = 1) -> list[slice]:
         """Cut range(size) into one slice per thread, nearly equal, none shorter than `at_least` (if size allows)."""
@@ -113,10 +162,10 @@ class Pool:
         edges = [size * i // parts for i in range(parts + 1)]
         return [slice(a, b) for a, b in pairwise(edges)]
 
-    def close(self) -> None:
-        """Stop the threads."""
-        if self._executor is not None:
-            self._executor.shutdown()
+
+def _end(calls: SimpleQueue[_Call | None], helpers: int) -> None:
+    for _ in range(helpers):
+        calls.put(None)
 
 
 class _Graph:

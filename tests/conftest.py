@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from daskcnn.arrays import Device
+from daskcnn.arrays import Device, cpu_count
+from daskcnn.compiled.loop import FLOATS, LOOPS, cache_path
+from daskcnn.compiled.warm import warm_in_processes
 from daskcnn.conv.planner import forget_plans
 from daskcnn.conv.timings import memory_of
 from tests.standin import DEVICES, device_of
@@ -21,6 +23,13 @@ settings.register_profile("daskcnn", deadline=None)
 settings.load_profile("daskcnn")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile all loops, once for all processes of the session and those that tests start."""
+    if not hasattr(session.config, "workerinput"):
+        for dtype in FLOATS:
+            warm_in_processes(dtype, lambda done, of: None, cpu_count())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Processes that tests start keep what they measure here, never in the user's own folder.
@@ -28,10 +37,20 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     And they measure nothing unless a test asks for it: which algorithm wins must not decide about a last digit.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_CACHE_DIR", str(cache_path()))  # what was compiled is right, whatever a test measures
         patch.setenv("DASKCNN_TUNE", "0")
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("DASKCNN_CACHE_DIR", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _loops_for_what_they_are_called_with() -> Iterator[None]:
+    """No loop was called with other arguments than `warm` compiles it for: a run would stop for seconds meanwhile."""
+    yield
+    for loop in LOOPS:
+        foreseen = {loop.types(dtype) for dtype in FLOATS}
+        assert set(loop.function.signatures) <= foreseen, loop.name
 
 
 @pytest.fixture(autouse=True)

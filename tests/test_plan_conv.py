@@ -17,13 +17,14 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.cluster.session import tasks as worker
 from daskcnn.cluster.session.session import forget_run, session_of
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
+from daskcnn.conv.planner import candidates
 from daskcnn.conv.timings import memory_of
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.prepared_job import fitted
+from daskcnn.launch.prepared_job import fitted, planning_device
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.step_calibration import tune_convolutions
@@ -139,18 +140,25 @@ def test_bad_input_is_refused_with_2_and_the_remedy(args: list[object], words: s
 
 def test_a_job_whose_convolutions_do_not_fit_its_limit_is_refused(tmp_path: Path) -> None:
     path = tiny_data(tmp_path, shape=(64, 64, 8))
-    job = resolve(tiny_job(path, train={"workspace_mib": 1, "batch_size": 512}))
+    large = {"model": {"layers": [{"layer": "conv", "kernels": 4, "size": 7}, {"layer": "dense", "units": 10}]}}
+    job = resolve(tiny_job(path, train={"workspace_mib": 1, "batch_size": 512}, **large))
     with pytest.raises(JobError, match=r"layer conv1: workspace_limit=1048576 bytes: .*train.workspace_mib"):
         fitted(job, open_dataset(path))
-    fitted(
-        resolve(tiny_job(path, train={"workspace_mib": 512, "batch_size": 512})), open_dataset(path)
-    )  # raises nothing
+    enough = resolve(tiny_job(path, train={"workspace_mib": 512, "batch_size": 512}, **large))
+    fitted(enough, open_dataset(path))  # raises nothing
 
 
 def test_the_plan_of_a_job_is_that_for_its_threads_and_limit(tmp_path: Path) -> None:
     path = tiny_data(tmp_path)
     prepared = fitted(resolve(tiny_job(path, train={"workspace_mib": 77, "threads": 3})), open_dataset(path))
     assert "77.0 MiB" in readable_plan(prepared)
+
+
+def test_an_exact_job_is_planned_without_what_rounds_more() -> None:
+    spec = ConvSpec(N=128, H=16, W=16, C=64, K=64, R=3, S=3, pad=(1, 1))
+    for exact in (False, True):
+        device = planning_device(Job.model_validate({"train": {"exact": exact}}))
+        assert ("winograd-4x3" in {c.name for c in candidates(spec, device)}) is not exact
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "1GiB"])
@@ -203,14 +211,14 @@ def test_tuning_leaves_the_weights_alone(tmp_path: Path, all_are_close: None) ->
 
 def test_calibration_goes_through_it(tmp_path: Path, cache: Path, all_are_close: None) -> None:
     path = tiny_data(tmp_path)
-    job = resolve(tiny_job(path, train={"threads": 2, "workspace_mib": 96, "batch_size": 20}))
+    job = resolve(tiny_job(path, train={"threads": 2, "workspace_mib": 96, "batch_size": 20, "exact": True}))
     try:
         measured = worker.calibrate("run", job, "cpu", open_dataset(path).fingerprint)
         device = session_of("run").replica.device
     finally:
         forget_run("run")
     assert measured.conv_seconds.keys() == {"conv1"}
-    assert (device.pool.threads, device.workspace_limit) == (2, 96 << 20)
+    assert (device.pool.threads, device.workspace_limit, device.exact) == (2, 96 << 20, True)
     (file,) = cache.glob("*.json")
     (key,) = json.loads(file.read_text())["entries"]
     assert key.startswith("N20 H8 W8 C3 K4 R3 S3 ")

@@ -9,7 +9,9 @@ import click
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.doctor.examine import asked_for, examine
 from daskcnn.doctor.findings import readable_findings, would_start
+from daskcnn.doctor.loops import compile_loops
 from daskcnn.runs.files import dumps
+from daskcnn.show.stderr import say
 
 
 @click.command(cls=Command)
@@ -24,6 +26,7 @@ from daskcnn.runs.files import dumps
     show_default=True,
     help="Seconds to wait for scheduler and workers.",
 )
+@click.option("--warm", is_flag=True, help="First compile the loops that workers of this machine will need.")
 @as_json
 @verbose
 @click.pass_context
@@ -35,6 +38,7 @@ def doctor(
     workers: str | None,
     data: str | None,
     wait: float,
+    warm: bool,
     as_json: bool,
     **_: Any,
 ) -> None:
@@ -44,6 +48,8 @@ def doctor(
     """
     if workers and not (scheduler or scheduler_file):
         raise click.UsageError("--workers: they are a cluster's; give --scheduler or --scheduler-file too")
+    if warm:
+        compile_loops(say)
     findings = examine(scheduler, scheduler_file, wait, asked_for(workers, data))
     tell(dumps([f.to_dict() for f in findings], indent=2) if as_json else readable_findings(findings))
     ctx.exit(0 if would_start(findings) else 3)

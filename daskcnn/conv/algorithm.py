@@ -44,6 +44,8 @@ class ConvAlgorithm(Protocol):
     name: str
     version: int
     """Raise it when the speed changes, so that measurements of an older version are not used."""
+    rounding: float
+    """The largest error in float32, as a share of the largest number of the result; products of numbers around 0."""
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return whether this algorithm can compute the problem."""

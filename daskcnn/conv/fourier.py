@@ -1,9 +1,8 @@
-"""The matrices of a convolution by real discrete Fourier transforms, with three multiplications per complex product.
+"""The matrices of a convolution by real discrete Fourier transforms.
 
 Every fast convolution is bilinear, y = Cᵀ[(A x) ⊙ (B w)], where ⊙ is one matrix product over the channels for every
-row. Its two adjoints are the same matrices transposed. Here A, B and C are two-dimensional DFTs of real maps,
-separable: along the height, then along the width. A complex frequency has three rows in A and B: re, im and re + im. C
-combines the three products (Karatsuba): re = t1 - t2, im = t3 - t1 - t2.
+frequency. Its two adjoints are the same matrices transposed. Here A, B and C are two-dimensional DFTs of real maps,
+separable: along the height, then along the width. A complex frequency has two rows, re and im.
 
 The cyclic length along an axis need not hold the whole convolution: wrapped numbers may fall on outputs that
 are not used. So size + pad is enough (16 + 2 rather than 16 + 4 for 5 taps with padding 2).
@@ -13,11 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from daskcnn.arrays import Array, Backend
 
 Matrix = npt.NDArray[np.float64]
 
@@ -48,76 +46,57 @@ class Side:
     Attributes
     ----------
     height : (length, h)
-    real : (rows, w), for each real row
-    pairs : (rows, 2·w), for each pair of rows re, im
+    real : (width's length, w), for each real row
+    pairs : (2 · width's length, 2·w), for each pair of rows re, im
     """
 
-    height: Array
-    real: Array
-    pairs: Array
+    height: npt.NDArray[Any]
+    real: npt.NDArray[Any]
+    pairs: npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Frequencies:
-    """Number of rows of each kind that DFTs of these lengths (height, width) have.
+class Fourier:
+    """The transforms of the map, the kernels and (transposed) the output, each to `rows` rows.
 
-    Rows are ordered: `reals` blocks of `real_rows`, then `pairs` blocks of `pair_rows`.
+    units : (frequencies, 2), the first row of a frequency, and how many it has: 1 if it is real, else 2
     """
-
-    length: tuple[int, int]
-
-    @property
-    def reals(self) -> int:
-        """Real frequencies along the height."""
-        return _reals(self.length[0])
-
-    @property
-    def pairs(self) -> int:
-        """Complex frequencies along the height."""
-        return (self.length[0] - self.reals) // 2
-
-    @property
-    def real_rows(self) -> int:
-        """Rows of a real frequency: along the width one for every real frequency and three for every complex one."""
-        return _reals(self.length[1]) + 3 * ((self.length[1] - _reals(self.length[1])) // 2)
-
-    @property
-    def pair_rows(self) -> int:
-        """Rows of a complex frequency: along the width all are complex."""
-        return 3 * self.length[1]
-
-    @property
-    def rows(self) -> int:
-        """Rows of all frequencies: each is one matrix product over the channels."""
-        return self.reals * self.real_rows + self.pairs * self.pair_rows
-
-
-@dataclass(frozen=True)
-class Fourier(Frequencies):
-    """The transforms of the map, the kernels and (transposed) the output."""
 
     map: Side
     kernels: Side
     output: Side
+    units: npt.NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all frequencies."""
+        return int(self.units[:, 1].sum())
 
 
 @lru_cache(maxsize=256)
-def fourier(height: Axis, width: Axis, dtype: str, backend: Backend) -> Fourier:
-    """Return the transforms for these axes, in the backend's memory."""
+def fourier(height: Axis, width: Axis, dtype: str) -> Fourier:
+    """Return the transforms for these axes."""
 
     def side(along_height: Matrix, along_width: tuple[Matrix, Matrix]) -> Side:
-        return Side(*(backend.from_host(m.astype(dtype)) for m in (along_height, *along_width)))
+        return Side(*(np.ascontiguousarray(m, dtype) for m in (along_height, *along_width)))
 
     def forth(h: int, w: int, sign: int) -> Side:
         H, W = np.arange(h, dtype=float), np.arange(w, dtype=float)
         return side(_along_height(height.length, H, sign), _along_width(width.length, W, sign))
 
     return Fourier(
-        (height.length, width.length),
         forth(height.size, width.size, -1),
         forth(height.taps, width.taps, 1),  # conjugated: a correlation
         side(_back_along_height(height), _back_along_width(width)),
+        _units(height.length, width.length),
     )
+
+
+def _units(height: int, width: int) -> npt.NDArray[np.int64]:
+    """Return the first row of each frequency, and its number of rows."""
+    of_real = [1] * _reals(width) + [2] * ((width - _reals(width)) // 2)
+    sizes = np.array(of_real * _reals(height) + [2] * (width * ((height - _reals(height)) // 2)))
+    return np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
 
 
 def _reals(length: int) -> int:
@@ -143,11 +122,10 @@ def _along_height(length: int, positions: Matrix, sign: int) -> Matrix:
 
 
 def _along_width(length: int, positions: Matrix, sign: int) -> tuple[Matrix, Matrix]:
-    """Return the transforms of real rows (real_rows, positions) and of pairs re, im (pair_rows, 2·positions)."""
-    real, half = (_waves(length, f, positions, sign) for f in _frequencies(length))
+    """Return the transforms of real rows (length, positions) and of pairs re, im (2·length, 2·positions)."""
     every = _waves(length, list(range(length)), positions, sign)
     re, im = np.hstack([every.real, -every.imag]), np.hstack([every.imag, every.real])
-    return np.concatenate([real.real, _rows(half.real, half.imag, half.real + half.imag)]), _rows(re, im, re + im)
+    return _along_height(length, positions, sign), _rows(re, im)
 
 
 def _back_along_height(axis: Axis) -> Matrix:
@@ -157,18 +135,11 @@ def _back_along_height(axis: Axis) -> Matrix:
 
 
 def _back_along_width(axis: Axis) -> tuple[Matrix, Matrix]:
-    """Return the inverse of `_along_width` from the three products of a complex row, transposed."""
-    real, half = (_asked_for(axis, f) for f in _frequencies(axis.length))
+    """Return the inverse of `_along_width`, transposed."""
     every = _asked_for(axis, list(range(axis.length)))
     re = np.hstack([every.real, every.imag])  # what re of a product adds to re and im of the result
     im = np.hstack([-every.imag, every.real])
-    of_real = _rows(*(2 * m for m in _of_products(half.real, -half.imag)))
-    return np.concatenate([real.real, of_real]), _rows(*_of_products(re, im))
-
-
-def _of_products(re: Matrix, im: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-    """Turn the weights of re and im into those of t1, t2, t3: re = t1 - t2, im = t3 - t1 - t2."""
-    return re - im, -re - im, im
+    return _back_along_height(axis), _rows(re, im)
 
 
 def _asked_for(axis: Axis, frequencies: list[int]) -> npt.NDArray[np.complex128]:

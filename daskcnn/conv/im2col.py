@@ -1,4 +1,4 @@
-"""Convolution as GEMM over columns, in blocks that the threads of a worker share.
+"""Convolution as matrix products over columns: on processors block by block, elsewhere tap by tap.
 
 backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
 Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert).
@@ -6,209 +6,255 @@ Visin, A guide to convolution arithmetic for deep learning, section 4, without t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Any
 
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
-from daskcnn.conv.blocks import Block, Tile, choose, least_bytes, nearly_equal, ranges_of
-from daskcnn.conv.columns import Origin, PaddedMap, at_once, map_bytes, run, take
 from daskcnn.conv.spec import ConvSpec
 
-PIXELS = 512
-"""Pixels of a block, enough for GEMM's full speed."""
-FILTER_PIXELS = 1024
-"""The same for kernel gradients, where every product is added to a sum, so fewer blocks are better."""
-PARTS = 4
-"""Most partial sums of a kernel gradient. Not the number of threads: results must not depend on it."""
-FEW_KERNELS = 256
-"""With fewer kernels a bias is added to a whole row of pixels, not in a loop of a few steps per pixel."""
-KERNELS = 256
-"""Most kernels that a task of a kernel gradient works on."""
+FEWEST_PIXELS, PIXELS = 32, 256
+"""Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
+STRIPS = 8
+"""Strips of a map, for threads to share and for as many partial sums of a kernel gradient."""
+STRIP_BYTES = 4 << 20
+"""Bytes of a strip's planes beyond which it is halved, to stay near the cache."""
+THREAD_FLOPS = 10_000_000
+"""Fewest operations of a thread: about a tenth of a millisecond, the time that waking one takes."""
+
+Origin = tuple[int, int]
 
 
 class Im2col:
-    """GEMM over columns that are expanded along the width only. Supports every problem."""
+    """Products over columns. Supports every problem."""
 
     name = "im2col"
-    version = 2
+    version = 3
+    rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return True: it supports every problem."""
         return True
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Return the bytes of the padded map, the smallest block's columns, and the flipped kernels.
-
-        A product of the kernels' gradient takes as much as the flipped kernels.
-        """
-        forward = _least(_inner(spec)) + _kernel_bytes(spec)
-        return ROUNDING + max([forward, *(_least(p.spec) + _phase_bytes(p, spec) for p in _phases(spec))])
+        """Return the bytes of the smallest strip, of its columns and of the kernels, as they are or flipped."""
+        forward = _kernel_bytes(spec) + _least(spec)
+        return ROUNDING + max([forward, *(_phase_bytes(p, spec) + _least(p.spec) for p in _phases(spec))])
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return columns and products of the direction."""
         taps, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
-        columns = Work("columns", 0, 2 * pixels * spec.S * spec.C * spec.itemsize)
+        columns = Work("columns", 0, pixels * taps * spec.itemsize // 4)  # written and read in cache
         forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, taps, spec.K)))
         dw = (columns, Work("products", spec.flops, _moved(spec), (taps, pixels, spec.K)))
-        taps = max(
-            (p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0
-        )  # none where no tap meets the map
-        columns = Work("columns", 0, 2 * spec.H * spec.W * spec.N * spec.S * spec.K * spec.itemsize)
-        dx = (columns, Work("products", spec.flops, _moved(spec), (spec.H * spec.W * spec.N, max(1, taps), spec.C)))
+        pixels = spec.H * spec.W * spec.N
+        # none where no tap meets the map
+        taps = max((p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0)
+        columns = Work("columns", 0, pixels * taps * spec.itemsize // 4)
+        dx = (columns, Work("products", spec.flops, _moved(spec), (pixels, max(1, taps), spec.C)))
         return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
         """Return the kernels themselves, contiguous."""
-        return device.xp.ascontiguousarray(w)
+        return device.backend.contiguous(w)
 
     def forward(
         self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
     ) -> Array:
         """Return y (out_H, out_W, N, K)."""
-        inner, device = _inner(spec), _limited(device)
-        device.workspace.recycle(_correlation_bytes(inner, device, held=0))
-        y = device.xp.empty(spec.y_shape, spec.dtype)
-        _correlate(inner, x, _corner(spec), prepared, y, device, held=0, bias=bias)
+        if not device.backend.compiled:
+            return _forward_by_taps(spec, x, prepared, bias, device.xp)
+        held = 0 if bias is None else _kernel_bytes(spec)
+        strips, y = _begin(spec, device, held=held), device.xp.empty(spec.y_shape, spec.dtype)
+        w = prepared.reshape(-1, spec.K)
+        if bias is not None:
+            given, w = w, _take("kernels", (_columns(spec), spec.K), spec, device)
+            w[:-1], w[-1] = given, bias
+        _correlate(spec, x, _corner(spec), w, y, strips, device)
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        device = _limited(device)
-        if spec.stride == (1, 1):
-            dx, (phase,) = device.xp.empty(spec.x_shape, spec.dtype), _phases(spec)
-            device.workspace.recycle(_phase_total(phase, spec, device))
-            _correlate_phase(phase, spec, dy, prepared, dx, device)
-            return dx
-        dx = device.xp.zeros(spec.x_shape, spec.dtype)  # a phase without taps stays zero
+        if not device.backend.compiled:
+            return _backward_data_by_taps(spec, dy, prepared, device.xp)
+        whole = spec.stride == (1, 1)
+        # a phase without taps stays zero
+        dx = device.xp.empty(spec.x_shape, spec.dtype) if whole else device.xp.zeros(spec.x_shape, spec.dtype)
         for phase in _phases(spec):
-            device.workspace.recycle(_phase_total(phase, spec, device))
-            part = take(device, "phase", phase.spec.y_shape, spec)
-            _correlate_phase(phase, spec, dy, prepared, part, device)
-            dx[phase.pixels] = part
+            held = _phase_bytes(phase, spec)
+            strips = _begin(phase.spec, device, held=held)
+            out = dx if whole else _take("phase", phase.spec.y_shape, spec, device)
+            kernels = _take("kernels", phase.spec.w_shape, spec, device)
+            kernels[...] = prepared[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
+            _correlate(phase.spec, dy, phase.origin, kernels.reshape(-1, spec.C), out, strips, device)
+            if not whole:
+                dx[phase.pixels] = out
         return dx
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that does not depend on the threads."""
-        device, inner = _limited(device), _inner(spec)
-        xp, (block, parts), kernels = device.xp, _filter_blocks(spec, device), nearly_equal(spec.K, KERNELS)
-        numbers = block.numbers(inner) + spec.R * spec.S * spec.C * kernels
-        held = map_bytes(inner) + (len(parts) - 1) * _kernel_bytes(spec)
-        tasks_of_parts = len(parts) * len(ranges_of(spec.K, kernels))
-        scratch = at_once(tasks_of_parts, numbers, spec, device, held) * numbers * spec.itemsize
-        device.workspace.recycle(held + scratch + ROUNDING)
-        padded = PaddedMap.of(inner, x, _corner(spec), device)
-        dw = xp.empty((spec.R * spec.S * spec.C, spec.K), spec.dtype)
-        sums = [dw, *take(device, "sums", (len(parts) - 1, *dw.shape), spec)]
+        if not device.backend.compiled:
+            return _backward_filter_by_taps(spec, x, dy, device.xp)
+        from daskcnn.compiled import im2col
 
-        def add_up(task: tuple[tuple[Array, list[Tile]], slice], scratch: Array) -> None:
-            (total, tiles), kernels = task
-            _add_up(total[:, kernels], padded, dy, kernels, tiles, scratch)
+        kernel_bytes, room = _kernel_bytes(spec), device.workspace_limit - ROUNDING - _least(spec)
+        parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
+        strips = _begin(spec, device, held=parts * kernel_bytes)
+        sums = _take("sums", (parts, spec.R * spec.S * spec.C, spec.K), spec, device)
+        x, dy, taps = device.backend.contiguous(x), device.backend.contiguous(dy), _taps(spec, _corner(spec))
 
-        tasks = list(product(zip(sums, parts, strict=True), ranges_of(spec.K, kernels)))
-        run(add_up, tasks, numbers, spec, device, held)
-        for other in sums[1:]:
-            dw += other
-        return dw.reshape(spec.w_shape)
+        def add_up(first: int, last: int, scratch: Array) -> None:
+            im2col.correlate_filter(x, dy, sums, taps, strips.rows, strips.pixels, first, last, scratch)
+
+        _share(add_up, parts, strips, spec, device)
+        return sums.sum(axis=0).reshape(spec.w_shape)
 
     def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw), computed one after the other: they share no work."""
         return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
 
 
+# --- on processors: strips of rows, whose columns are expanded in blocks of pixels ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Strips:
+    """Output rows of a strip, output pixels of a block, threads, and the numbers of scratch memory of each."""
+
+    rows: int
+    pixels: int
+    threads: int
+    numbers: int
+
+
+def _begin(spec: ConvSpec, device: Device, *, held: int) -> _Strips:
+    """Begin a pass that holds `held` bytes, and on each thread a strip with its columns.
+
+    Rows and pixels depend on the limit, not on the number of threads: fewer threads run where memory is short.
+    """
+    room, size = (device.workspace_limit - ROUNDING - held) // spec.itemsize, _columns(spec)
+    rows = -(-spec.out_H // STRIPS)
+    while rows > 1 and _plane_numbers(spec, rows) > min(room - size * FEWEST_PIXELS, STRIP_BYTES // spec.itemsize):
+        rows = -(-rows // 2)
+    planes = _plane_numbers(spec, rows)
+    pixels = max(FEWEST_PIXELS, min(PIXELS, (room - planes) // size))
+    numbers = planes + size * pixels
+    threads = max(1, min(device.pool.threads, room // numbers, spec.flops // THREAD_FLOPS))
+    device.workspace.recycle(held + threads * numbers * spec.itemsize + ROUNDING)
+    return _Strips(rows, pixels, threads, numbers)
+
+
+def _correlate(
+    spec: ConvSpec, source: Array, origin: Origin, w: Array, out: Array, strips: _Strips, device: Device
+) -> None:
+    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at `origin`; w (R·S·C [+ 1], K)."""
+    from daskcnn.compiled import im2col
+
+    source, taps = device.backend.contiguous(source), _taps(spec, origin)
+
+    def correlate(first: int, last: int, scratch: Array) -> None:
+        im2col.correlate(source, w, out, taps, strips.rows, strips.pixels, first, last, scratch)
+
+    _share(correlate, -(-spec.out_H // strips.rows), strips, spec, device)
+
+
+def _share(
+    work: Callable[[int, int, Array], None], count: int, strips: _Strips, spec: ConvSpec, device: Device
+) -> None:
+    """Call `work(first, last, scratch)` on the threads, each with a share of `count` strips or parts."""
+    threads = min(strips.threads, count)
+    scratch = [_take(f"strip{i}", (strips.numbers,), spec, device) for i in range(threads)]
+
+    def own(i: int) -> None:
+        work(count * i // threads, count * (i + 1) // threads, scratch[i])
+
+    device.pool.map(own, range(threads))
+
+
+def _taps(spec: ConvSpec, origin: Origin) -> Any:
+    from daskcnn.compiled.im2col import Taps
+
+    return Taps(spec.R, spec.S, *spec.stride, *origin)
+
+
+def _columns(spec: ConvSpec) -> int:
+    """Return the rows of the columns' matrix, with that of the bias."""
+    return spec.R * spec.S * spec.C + 1
+
+
+def _plane_numbers(spec: ConvSpec, rows: int) -> int:
+    """Return the numbers of the planes below this many output rows."""
+    height, right = (rows - 1) * spec.stride[0] + spec.R, spec.stride[1]
+    return height * right * (spec.out_W + (spec.S - 1) // right) * spec.N * spec.C
+
+
+def _least(spec: ConvSpec) -> int:
+    """Return the bytes of the smallest strip and its columns."""
+    return (_plane_numbers(spec, 1) + _columns(spec) * FEWEST_PIXELS) * spec.itemsize
+
+
+def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> Array:
+    return device.workspace.take(f"im2col.{name}", shape, spec.dtype)
+
+
+# --- elsewhere: a product of the whole map for every tap ---
+
+
+def _windows(spec: ConvSpec, padded: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield each tap (r, s) and what it meets: (out_H, out_W, N, C), views of the padded map."""
+    for r, s in product(range(spec.R), range(spec.S)):
+        rows, cols = (
+            slice(tap, tap + (size - 1) * stride + 1, stride)
+            for tap, size, stride in zip((r, s), (spec.out_H, spec.out_W), spec.stride, strict=True)
+        )
+        yield r, s, padded[rows, cols]
+
+
+def _padded(spec: ConvSpec, x: Array | None, xp: Any) -> Array:
+    (top, left), (H, W, N, C) = spec.pad, spec.x_shape
+    padded = xp.zeros((H + 2 * top, W + 2 * left, N, C), spec.dtype)
+    if x is not None:
+        padded[top : top + H, left : left + W] = x
+    return padded
+
+
+def _forward_by_taps(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
+    y = xp.zeros((prod(spec.y_shape[:3]), spec.K), spec.dtype)
+    if bias is not None:
+        y += bias
+    for r, s, window in _windows(spec, _padded(spec, x, xp)):
+        y += xp.matmul(window.reshape(-1, spec.C), w[r, s])
+    return y.reshape(spec.y_shape)
+
+
+def _backward_data_by_taps(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
+    (top, left), dpadded, change = spec.pad, _padded(spec, None, xp), dy.reshape(-1, spec.K)
+    for r, s, window in _windows(spec, dpadded):
+        window += xp.matmul(change, w[r, s].T).reshape(window.shape)
+    return xp.ascontiguousarray(dpadded[top : top + spec.H, left : left + spec.W])
+
+
+def _backward_filter_by_taps(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
+    dw, change = xp.empty(spec.w_shape, spec.dtype), dy.reshape(-1, spec.K)
+    for r, s, window in _windows(spec, _padded(spec, x, xp)):
+        dw[r, s] = xp.matmul(window.reshape(-1, spec.C).T, change)
+    return dw
+
+
+# --- the data's gradient: a phase for every remainder of (h, w) by the stride ---
+
+
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """The pixels of dx that the same taps reach, as a correlation of dy without padding or stride."""
+    """The pixels of dx that the same taps reach, as a correlation of dy, without stride, from `origin` on."""
 
     spec: ConvSpec
     origin: Origin
     pixels: tuple[slice, slice]
     taps: tuple[slice, slice]
-
-
-def _limited(device: Device) -> Device:
-    """Return the device with a limit reduced by what aligning scratch arrays to cache lines takes."""
-    return replace(device, workspace_limit=device.workspace_limit - ROUNDING)
-
-
-def _correlate(
-    spec: ConvSpec,
-    source: Array,
-    origin: Origin,
-    w: Array,
-    out: Array,
-    device: Device,
-    *,
-    held: int,
-    bias: Array | None = None,
-) -> None:
-    """Write out (out_H, out_W, N, K) = source ⋆ w without padding, from `origin` on.
-
-    `held` bytes are in use already.
-    """
-    padded = PaddedMap.of(spec, source, origin, device)
-    held += map_bytes(spec)
-    block = choose(spec, PIXELS, device.workspace_limit - held)
-    matrix = w.reshape(-1, spec.K)
-    few = spec.K < FEW_KERNELS
-    row = device.xp.tile(bias, block.cols * block.samples) if bias is not None and few else bias
-
-    def multiply(tile: Tile, scratch: Array) -> None:
-        result = device.xp.matmul(padded.columns(tile, scratch), matrix, out=tile.of(out))
-        if row is not None:
-            result = result.reshape(len(result), -1) if few else result
-            result += row[: result.shape[-1]]
-
-    run(multiply, block.tiles(spec), block.numbers(spec), spec, device, held)
-
-
-def _correlation_bytes(spec: ConvSpec, device: Device, *, held: int) -> int:
-    """Return all scratch memory of `_correlate`, with the bytes held."""
-    held += map_bytes(spec)
-    block = choose(spec, PIXELS, device.workspace_limit - held)
-    numbers = block.numbers(spec)
-    return held + at_once(len(block.tiles(spec)), numbers, spec, device, held) * numbers * spec.itemsize + ROUNDING
-
-
-def _phase_total(phase: _Phase, spec: ConvSpec, device: Device) -> int:
-    return _correlation_bytes(phase.spec, device, held=_phase_bytes(phase, spec))
-
-
-def _correlate_phase(phase: _Phase, spec: ConvSpec, dy: Array, w: Array, out: Array, device: Device) -> None:
-    kernels = take(device, "kernels", phase.spec.w_shape, spec)
-    kernels[...] = w[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
-    _correlate(phase.spec, dy, phase.origin, kernels, out, device, held=_phase_bytes(phase, spec))
-
-
-def _add_up(total: Array, padded: PaddedMap, dy: Array, kernels: slice, tiles: list[Tile], scratch: Array) -> None:
-    """Write total (R·S·C, K) = Σ columnsᵀ·dy over the rows of some tiles."""
-    matmul, spare = padded.device.xp.matmul, scratch[-total.size :].reshape(total.shape)
-    product = total  # the first goes straight to its place
-    for tile in tiles:
-        columns = padded.columns(tile, scratch)
-        for row, dy_row in zip(columns, tile.of(dy, kernels), strict=True):
-            matmul(row.T, dy_row, out=product)
-            if product is spare:
-                total += spare
-            product = spare
-
-
-def _filter_blocks(spec: ConvSpec, device: Device) -> tuple[Block, list[list[Tile]]]:
-    """Return the block of a kernel gradient, and its tiles dealt out to as many partial sums as the limit allows."""
-    inner, kernel_bytes = _inner(spec), _kernel_bytes(spec)
-    room = device.workspace_limit - map_bytes(inner) - kernel_bytes
-    block = choose(inner, FILTER_PIXELS, room).cut(inner, PARTS)
-    room -= block.numbers(inner) * spec.itemsize
-    tiles = block.tiles(inner)
-    parts = max(1, min(PARTS, len(tiles), 1 + room // kernel_bytes))
-    return block, [tiles[s] for s in ranges_of(len(tiles), -(-len(tiles) // parts))]
-
-
-def _inner(spec: ConvSpec) -> ConvSpec:
-    """Return the same problem over the padded map, cut to what its output reads."""
-    h, w = (spec.out_H - 1) * spec.stride[0] + spec.R, (spec.out_W - 1) * spec.stride[1] + spec.S
-    return replace(spec, H=h, W=w, pad=(0, 0))
 
 
 def _corner(spec: ConvSpec) -> Origin:
@@ -250,15 +296,11 @@ def _moved(spec: ConvSpec) -> int:
     return sum(prod(shape) for shape in shapes) * spec.itemsize
 
 
-def _least(spec: ConvSpec) -> int:
-    return map_bytes(spec) + least_bytes(spec)
-
-
 def _kernel_bytes(spec: ConvSpec) -> int:
-    return spec.R * spec.S * spec.C * spec.K * spec.itemsize
+    """Return the bytes of the kernels, with a bias."""
+    return _columns(spec) * spec.K * spec.itemsize
 
 
 def _phase_bytes(phase: _Phase, spec: ConvSpec) -> int:
     """Return the scratch bytes of the flipped kernels, and of the pixels where they are not the whole of dx."""
-    H, W, N, C = phase.spec.y_shape
-    return _kernel_bytes(phase.spec) + (H * W * N * C * spec.itemsize if spec.stride != (1, 1) else 0)
+    return _kernel_bytes(phase.spec) + (prod(phase.spec.y_shape) * spec.itemsize if spec.stride != (1, 1) else 0)

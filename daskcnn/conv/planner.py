@@ -14,6 +14,9 @@ from daskcnn.conv.cost import CPU, RATES, Seconds, predict
 from daskcnn.conv.spec import ConvSpec
 from daskcnn.conv.timings import believed, key, memory_of
 
+EXACT = 2e-6
+"""The most rounding of an algorithm that is as exact as products of matrices."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -129,15 +132,15 @@ def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, 
     ValueError : if no algorithm fits the limit
     """
     limit = device.workspace_limit if workspace_limit is None else workspace_limit
-    return _plan(spec, limit, device.backend, device.pool.threads, need_dx)
+    return _plan(spec, limit, device.backend, device.pool.threads, device.exact, need_dx)
 
 
 def candidates(spec: ConvSpec, device: Device, *, need_dx: bool = True) -> list[Candidate]:
-    """Return all algorithms that support the problem and fit the device's limit, the best first.
+    """Return all algorithms that support the problem, fit the device's limit and are as exact as it asks, best first.
 
     Measured algorithms come before all others: a prediction is not compared with a measurement.
     """
-    return _candidates(spec, device.workspace_limit, device.backend, device.pool.threads, need_dx)
+    return _candidates(spec, device.workspace_limit, device.backend, device.pool.threads, device.exact, need_dx)
 
 
 def versions(spec: ConvSpec) -> dict[str, int]:
@@ -151,30 +154,36 @@ def forget_plans() -> None:
 
 
 @lru_cache(maxsize=1024)
-def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, need_dx: bool) -> ConvPlan:
-    fit = _candidates(spec, limit, backend, threads, need_dx)
+def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool) -> ConvPlan:
+    fit = _candidates(spec, limit, backend, threads, exact, need_dx)
     if not fit:
-        raise _nothing_fits(spec, limit)
+        raise _nothing_fits(spec, limit, exact)
     best, measured = fit[0], fit[0].measured is not None
     seconds = (best.measured or best.predicted).step(need_dx)
-    reason = "; ".join([_against(fit, need_dx), *_left_out(spec, fit)])
+    reason = "; ".join([_against(fit, need_dx), *_left_out(spec, fit, exact)])
     return ConvPlan(spec, best.name, best.workspace, limit, reason, seconds, measured, need_dx)
 
 
-def _candidates(spec: ConvSpec, limit: int, backend: Backend, threads: int, need_dx: bool) -> list[Candidate]:
+def _candidates(
+    spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: bool, need_dx: bool
+) -> list[Candidate]:
     rates = RATES.get(backend.name, CPU)
     entry = memory_of(backend).entries.get(key(spec, threads, limit)) if believed() else None
     measured = entry.seconds if entry is not None and entry.versions == versions(spec) else {}
     found = []
     for name, algorithm in ALGORITHMS.items():
-        if algorithm.supports(spec) and (need := algorithm.workspace(spec)) <= limit:
+        if algorithm.supports(spec) and _allowed(algorithm, exact) and (need := algorithm.workspace(spec)) <= limit:
             known = Seconds(*measured[name]) if name in measured else None
             found.append(Candidate(name, need, predict(algorithm, spec, rates, threads), known))
     return sorted(found, key=lambda c: (c.measured is None, (c.measured or c.predicted).step(need_dx)))
 
 
-def _nothing_fits(spec: ConvSpec, limit: int) -> ValueError:
-    needs = {name: a.workspace(spec) for name, a in ALGORITHMS.items() if a.supports(spec)}
+def _allowed(algorithm: ConvAlgorithm, exact: bool) -> bool:
+    return not exact or algorithm.rounding <= EXACT
+
+
+def _nothing_fits(spec: ConvSpec, limit: int, exact: bool) -> ValueError:
+    needs = {name: a.workspace(spec) for name, a in ALGORITHMS.items() if a.supports(spec) and _allowed(a, exact)}
     name, need = min(needs.items(), key=lambda item: item[1])
     return ValueError(
         f"workspace_limit={limit} bytes: {name}, the least demanding algorithm, needs {need} for {spec}; "
@@ -191,13 +200,15 @@ def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
     return f"{kind} {seconds}" + "".join(f" against {name}'s {readable(t.step(need_dx))}" for name, t in times)
 
 
-def _left_out(spec: ConvSpec, fit: Sequence[Candidate]) -> Iterator[str]:
-    """Yield why there was no choice, and which algorithms would take too much memory."""
+def _left_out(spec: ConvSpec, fit: Sequence[Candidate], exact: bool) -> Iterator[str]:
+    """Yield why there was no choice, and which algorithms would take too much memory or are not exact."""
     supported, fitting = versions(spec), {c.name for c in fit}
     others = [name for name in ALGORITHMS if name not in supported]
     if len(supported) == 1 and others:
         yield f"{_unusual(spec, others)} is not supported by {', '.join(others)}"
-    if large := [name for name in supported if name not in fitting]:
+    if rough := [name for name in supported if not _allowed(ALGORITHMS[name], exact)]:
+        yield f"not exact enough: {', '.join(rough)}"
+    if large := [name for name in supported if name not in fitting and name not in rough]:
         yield f"more than the workspace limit for {', '.join(large)}"
 
 

@@ -2,125 +2,101 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
+from typing import Any
 
 from daskcnn.arrays import Array, Device
-from daskcnn.conv.algorithm import Direction, Work
+from daskcnn.conv.fourier import Axis
 from daskcnn.conv.spec import ConvSpec
-
-Place = tuple[int, int, int]
-"""A tile: its number, and where its outputs begin, row and column."""
-Region = tuple[slice, slice]
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """`spec`, of stride 1, in tiles of `size` outputs a side, which are samples of `inner`; not cut if size is None."""
+    """`spec`, of stride 1, in tiles of `size` outputs a side; one tile for the whole map if size is None."""
 
     spec: ConvSpec
     size: int | None
 
-    @property
-    def inner(self) -> ConvSpec:
-        """The problem of the tiles, without padding: tiles times samples."""
-        if self.size is None:
-            return self.spec
-        s, (h, w) = self.spec, self._outs
-        return replace(s, N=s.N * len(self._places()), H=h + s.R - 1, W=w + s.S - 1, pad=(0, 0))
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the tiles of maps, their gradients and outputs."""
-        if self.size is None:
-            return 0
-        H, W, N, C = self.inner.x_shape
-        h, w, _, K = self.inner.y_shape
-        return (2 * H * W * C + h * w * K) * N * self.spec.itemsize
-
-    def work(self, direction: Direction) -> tuple[Work, ...]:
-        """Return the bytes that cutting and joining move."""
-        if self.size is None:
-            return ()
-        passes = {"forward": 1, "backward": 2, "backward_filter": 1}[direction]
-        return (Work("tiles", 0, passes * self.bytes),)
-
-    def out(self, shape: tuple[int, ...], device: Device) -> Array:
-        """Return memory for a result of the inner problem."""
-        if self.size is None:
-            return device.xp.empty(shape, self.spec.dtype)
-        return device.workspace.take("tiles.result", shape, self.spec.dtype)
-
-    def cut(self, x: Array, device: Device) -> Array:
-        """Cut maps (H, W, N, C) into maps of `inner`: what each tile reads, with zeros beyond the map."""
-        (top, left), H, W = self.spec.pad, self.inner.H, self.inner.W
-        return self._gather("map", x, (H, W), (top, left), device)
-
-    def split(self, dy: Array, device: Device) -> Array:
-        """Cut (out_H, out_W, N, K) into outputs of `inner`, with zeros beyond."""
-        return self._gather("output", dy, self._outs, (0, 0), device)
-
-    def join(self, y: Array, device: Device) -> Array:
-        """Invert `split`."""
-        return self._scatter(y, self.spec.y_shape, self._outs, (0, 0), device)
-
-    def add_up(self, dx: Array, device: Device) -> Array:
-        """Apply the adjoint of `cut`: gradients of the same pixels from several tiles are added."""
-        return self._scatter(dx, self.spec.x_shape, (self.inner.H, self.inner.W), self.spec.pad, device)
-
-    @property
-    def _outs(self) -> tuple[int, int]:
+    @cached_property
+    def outs(self) -> tuple[int, int]:
+        """Outputs of a tile."""
         size = self.size or max(self.spec.out_H, self.spec.out_W)
         return min(size, self.spec.out_H), min(size, self.spec.out_W)
 
-    def _places(self) -> list[Place]:
-        h, w = self._outs
-        corners = product(range(0, self.spec.out_H, h), range(0, self.spec.out_W, w))
-        return [(i, *corner) for i, corner in enumerate(corners)]
+    @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Tiles along the height and the width."""
+        (h, w), s = self.outs, self.spec
+        return -(-s.out_H // h), -(-s.out_W // w)
 
-    def _gather(self, name: str, whole: Array, size: tuple[int, int], pad: tuple[int, int], device: Device) -> Array:
+    @cached_property
+    def tiles(self) -> int:
+        """All tiles."""
+        return self.grid[0] * self.grid[1]
+
+    @cached_property
+    def axes(self) -> tuple[Axis, Axis]:
+        """The axes of a tile, whose padding is part of it, or of the whole map."""
+        s, (h, w) = self.spec, self.outs
         if self.size is None:
-            return device.xp.ascontiguousarray(whole)
-        N, places = self.spec.N, self._places()
-        shape = (*size, len(places), N, whole.shape[-1])
-        tiles = device.workspace.take(f"tiles.{name}", shape, self.spec.dtype)
+            return Axis(s.H, s.R, s.pad[0]), Axis(s.W, s.S, s.pad[1])
+        return Axis(h + s.R - 1, s.R, 0), Axis(w + s.S - 1, s.S, 0)
 
-        def copy(samples: slice) -> None:
-            for i, *corner in places:
-                inside, own = _overlap(corner, pad, size, whole.shape)
-                if own != (slice(0, size[0]), slice(0, size[1])):
-                    tiles[:, :, i, samples] = 0
-                tiles[*own, i, samples] = whole[*inside, samples]
+    def zeros(self, device: Device) -> Array:
+        """Return memory for dx: zeros where tiles are added up."""
+        made = device.xp.empty if self.size is None else device.xp.zeros
+        return made(self.spec.x_shape, self.spec.dtype)
 
-        device.pool.map(copy, device.pool.slices(N))
-        return tiles.reshape(*size, len(places) * N, whole.shape[-1])
+    # --- as array expressions ---
 
-    def _scatter(
-        self, parts: Array, shape: tuple[int, ...], size: tuple[int, int], pad: tuple[int, int], device: Device
-    ) -> Array:
-        if self.size is None:
-            return parts
-        whole = device.xp.zeros(shape, self.spec.dtype)
-        N, places = self.spec.N, self._places()
-        tiles = parts.reshape(*size, len(places), N, shape[-1])
+    def cut(self, x: Array, xp: Any) -> Array:
+        """Return what each tile reads of x (H, W, N, C): (h, w, tiles · N, C), with zeros beyond the map."""
+        (top, left), (h, w) = self.spec.pad, self._reads
+        whole = xp.zeros((*self._padded, *x.shape[2:]), x.dtype)
+        rows, cols = min(x.shape[0], len(whole) - top), min(x.shape[1], whole.shape[1] - left)
+        whole[top : top + rows, left : left + cols] = x[:rows, :cols]
+        tiles = [whole[i : i + h, j : j + w] for i, j in self._corners]
+        return xp.stack(tiles, axis=2).reshape(h, w, -1, x.shape[3])
 
-        def add(samples: slice) -> None:
-            for i, *corner in places:
-                inside, own = _overlap(corner, pad, size, shape)
-                whole[*inside, samples] += tiles[*own, i, samples]
+    def split(self, dy: Array, xp: Any) -> Array:
+        """Return the outputs of each tile of dy (out_H, out_W, N, K): (h, w, tiles · N, K), with zeros beyond."""
+        (h, w), (down, across) = self.outs, self.grid
+        whole = xp.zeros((down * h, across * w, *dy.shape[2:]), dy.dtype)
+        whole[: len(dy), : dy.shape[1]] = dy
+        tiles = [whole[i : i + h, j : j + w] for i, j in self._corners]
+        return xp.stack(tiles, axis=2).reshape(h, w, -1, dy.shape[3])
 
-        device.pool.map(add, device.pool.slices(N))
-        return whole
+    def join(self, tiles: Array, xp: Any) -> Array:
+        """Invert `split`."""
+        (h, w), (down, across) = self.outs, self.grid
+        parts = tiles.reshape(h, w, self.tiles, self.spec.N, -1)
+        whole = xp.empty((down * h, across * w, *parts.shape[3:]), tiles.dtype)
+        for t, (i, j) in enumerate(self._corners):
+            whole[i : i + h, j : j + w] = parts[:, :, t]
+        return xp.ascontiguousarray(whole[: self.spec.out_H, : self.spec.out_W])
 
+    def add_up(self, dtiles: Array, xp: Any) -> Array:
+        """Apply the adjoint of `cut`: gradients of the same pixels from several tiles are added."""
+        s, (top, left), (h, w) = self.spec, self.spec.pad, self._reads
+        parts = dtiles.reshape(h, w, self.tiles, s.N, -1)
+        whole = xp.zeros((max(self._padded[0], top + s.H), max(self._padded[1], left + s.W), *parts.shape[3:]), s.dtype)
+        for t, (i, j) in enumerate(self._corners):
+            whole[i : i + h, j : j + w] += parts[:, :, t]
+        return xp.ascontiguousarray(whole[top : top + s.H, left : left + s.W])
 
-def _overlap(
-    corner: list[int], pad: tuple[int, int], size: tuple[int, int], shape: tuple[int, ...]
-) -> tuple[Region, Region]:
-    """Return where a tile of this size lies in the whole, and where that part lies in the tile."""
-    inside, own = [], []
-    for first, before, length, limit in zip(corner, pad, size, shape, strict=False):
-        low, high = max(0, first - before), min(limit, first - before + length)
-        high = max(low, high)
-        inside.append(slice(low, high))
-        own.append(slice(low - first + before, high - first + before))
-    return (inside[0], inside[1]), (own[0], own[1])
+    @property
+    def _reads(self) -> tuple[int, int]:
+        return self.outs[0] + self.spec.R - 1, self.outs[1] + self.spec.S - 1
+
+    @property
+    def _padded(self) -> tuple[int, int]:
+        """Rows and columns that all tiles read together."""
+        (h, w), (down, across) = self.outs, self.grid
+        return down * h + self.spec.R - 1, across * w + self.spec.S - 1
+
+    @property
+    def _corners(self) -> list[tuple[int, int]]:
+        (h, w), (down, across) = self.outs, self.grid
+        return [(i * h, j * w) for i, j in product(range(down), range(across))]

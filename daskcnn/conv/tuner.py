@@ -20,8 +20,8 @@ CLOSE = 2.5
 """A candidate is not run if it is predicted to take more than this many times the best one's seconds."""
 HOPELESS, SLOWER = 4.0, 1.5
 """A candidate that took more than this many times the best one's seconds, in the warm-up or measured, is dropped."""
-RUNS = 3
-"""Measured runs of each candidate after a warm-up, if there is time."""
+RUNS, MOST_RUNS, ENOUGH = 3, 15, 0.2
+"""Measured runs of each candidate after a warm-up, if there is time: at least, at most, and seconds of a problem."""
 TICK = 1e-9
 """Least seconds of a run, for clocks that are too coarse."""
 STEPS = (True, False)
@@ -52,6 +52,7 @@ def tune(
     """
     if not believed():
         return []
+    device = replace(device, exact=False)  # times are kept for all runs, those that are not exact too
     memory = memory_of(device.backend)
     memory.refresh()
     forget_plans()
@@ -78,14 +79,18 @@ def measure(spec: ConvSpec, device: Device, clock: Clock, end: float) -> dict[st
     # scratch memory of its own, shared by the candidates: afterwards the device's is as large as it was
     trial = _Trial(spec, replace(device, workspace=Workspace(device.xp)), clock)
     taken: dict[str, list[Seconds]] = {name: [] for name in names}
-    for factor in (HOPELESS, *[SLOWER] * RUNS):
+    warm_up = trial.turns(names, end)
+    if len(warm_up) < len(names):
+        return {}
+    names = [name for name in names if _within(HOPELESS, warm_up[name], warm_up)]
+    rounds = int(ENOUGH / sum(sum(warm_up[name]) for name in names))
+    for _ in range(max(RUNS, min(MOST_RUNS, rounds))):
         runs = trial.turns(names, end)
         if len(runs) < len(names):
             break
-        if factor == SLOWER:
-            for name, seconds in runs.items():
-                taken[name].append(seconds)
-        names = [name for name in names if _within(factor, runs[name], runs)]
+        for name, seconds in runs.items():
+            taken[name].append(seconds)
+        names = [name for name in names if _within(SLOWER, runs[name], runs)]
     complete = all(taken[name] for name in names)
     return {name: _median(runs) for name, runs in taken.items() if runs} if complete else {}
 

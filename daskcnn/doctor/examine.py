@@ -18,6 +18,7 @@ from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
 from daskcnn.doctor.findings import GIB, Finding, failed
+from daskcnn.doctor.loops import compiled_loops
 from daskcnn.doctor.worker import blas_names
 from daskcnn.errors import ClusterError
 from daskcnn.job.resolve import resolve
@@ -59,6 +60,7 @@ def _this_machine() -> Iterator[Finding]:
     cpu = device_profile("cpu", cpu_count())
     yield Finding("processor", True, f"{cpu.name}, {cpu.threads} cores for this process")
     yield _blas()
+    yield compiled_loops()
     memory = psutil.virtual_memory()
     enough = memory.available > 2 * GIB
     seen = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"

@@ -11,13 +11,16 @@ from psutil import virtual_memory
 
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
-from daskcnn.errors import JobError
+from daskcnn.errors import ClusterError, JobError
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.schedule import RateSchedule
 from daskcnn.store import Dataset, Described
+
+VECTORS = 6
+"""Vectors as long as the weights that a replica holds at least: also gradients, momentum, and what it exchanges."""
 
 
 def network_of(job: Job, dataset: Described) -> Sequential:
@@ -100,8 +103,21 @@ def training_samples(job: Job, dataset: Dataset) -> int:
     return len(dataset.train) - job.data.validation
 
 
+def vector_bytes(job: Job, dataset: Described) -> int:
+    """Memory that a replica needs for its vectors alone: weights, gradients, momentum, and what it exchanges."""
+    return VECTORS * network_of(job, dataset).numbers(dataset.shape) * np.dtype(job.model.dtype).itemsize
+
+
+def check_vectors(job: Job, dataset: Described, memory: int) -> None:
+    """Raise ClusterError where a replica's vectors are more than a worker's memory, in bytes."""
+    if (needs := vector_bytes(job, dataset)) > memory:
+        reason = (
+            f"weights, gradients and momentum take {needs / 1e9:,.1f} GB, and the worker has {memory / 1e9:,.1f} GB"
+        )
+        raise ClusterError("model", reason, "choose a smaller network, or give the worker more memory")
+
+
 def replica_bytes(job: Job, dataset: Dataset) -> int:
-    """Memory that a worker needs for one replica: weights, momentum, gradients, samples and a layer's workspace."""
-    layout, _ = initial_weights(job, dataset)
+    """Memory that a worker needs for one replica: its vectors, samples and a layer's workspace."""
     H, W, C = dataset.shape
-    return 6 * layout.nbytes + len(dataset.train) * H * W * C + (job.train.workspace_mib << 20)
+    return vector_bytes(job, dataset) + len(dataset.train) * H * W * C + (job.train.workspace_mib << 20)

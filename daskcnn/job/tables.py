@@ -228,6 +228,11 @@ class Train(Options):
     seed: int = Field(0, ge=0, lt=2**63, description="Seed of the weights, the order of samples and the augmentation.")
     threads: int | None = Field(None, ge=1, description="Threads of each worker. Default: the worker's own number.")
     workspace_mib: int = Field(1024, ge=1, description="Scratch memory of a convolution on each worker, in MiB.")
+    exact: bool = Field(
+        False,
+        description="Whether convolutions leave out algorithms that round more than products of matrices do. "
+        "Winograd's, of 4×4 outputs, round by up to 0.00003 of the largest output in float32.",
+    )
     replica_size: int = Field(1, ge=1, description="Workers that share one replica by sharding its kernels.")
     sub_batches: int = Field(
         1, ge=1, description="Parts of a minibatch that are sent on one by one, where kernels are sharded."

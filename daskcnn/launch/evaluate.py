@@ -60,9 +60,8 @@ def evaluate(
     if picture is not None and not _confuses(answers):
         reason = f"{dataset.path} has several labels a sample, or more than {MOST_CONFUSED:,} classes"
         raise UserError(picture, f"{reason}, so there is no confusion matrix", "leave --picture out")
-    replica = Replica(
-        job, _as_trained(dataset, classifier.facts), Device.of("cpu", threads=cpu_count()), clock=time.perf_counter
-    )
+    device = Device.of("cpu", threads=cpu_count(), exact=job.train.exact)
+    replica = Replica(job, _as_trained(dataset, classifier.facts), device, clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
     samples = len(dataset.test)
     with single_threaded_blas(), _small_cache():

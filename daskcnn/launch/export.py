@@ -21,8 +21,8 @@ def export(run: str, to: str, *, out: str | None, which: Which, say: Callable[[s
     place = Path(run)
     file = Path(out) if out else (place.parent if place.is_file() else place) / f"model{kind.suffix}"
     if place.is_file() and file.exists() and file.samefile(place):
-        raise DataError(file, "this is the model itself", "give another file with --out")
+        raise DataError(file, "this is the model itself", "give another file to write")
     try:
         return kind.write(classifier, run_name(run), file)
     except OSError as error:
-        raise DataError(file, error.strerror or error, "give a file that can be written with --out") from error
+        raise DataError(file, error.strerror or error, "give a file that can be written") from error

@@ -233,7 +233,7 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
             _write_good(request, plan, draft, found, workers, client)
     except Occupied:
         refuse_occupied(request.out)
-        raise DataError(request.out, "was written to meanwhile", "choose another --out") from None
+        raise DataError(request.out, "was written to meanwhile", "choose another path") from None
 
 
 _REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"

@@ -202,7 +202,8 @@ def _too_little_workspace(job: Job, dataset: Dataset) -> Iterator[str]:
 
 def planning_device(job: Job) -> Device:
     """This machine's processor, to plan with as a worker does."""
-    return Device(pool=Pool(job.train.threads or 1), workspace_limit=job.train.workspace_mib << 20)
+    pool, limit = Pool(job.train.threads or 1), job.train.workspace_mib << 20
+    return Device(pool=pool, workspace_limit=limit, exact=job.train.exact)
 
 
 def conv_specs(job: Job, dataset: Dataset) -> list[tuple[str, ConvSpec]]:

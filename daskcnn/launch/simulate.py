@@ -249,7 +249,7 @@ def _dataset(job: Job) -> Dataset:
 
 def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
     """Makes replicas that train in earnest, all on this process's processor."""
-    device = Device.of("cpu", threads=job.train.threads or cpu_count())
+    device = Device.of("cpu", threads=job.train.threads or cpu_count(), exact=job.train.exact)
 
     start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
 

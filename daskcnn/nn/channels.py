@@ -1,46 +1,66 @@
-"""Sums over the channels (last axis) of maps and vectors, in blocks on the device's threads.
+"""Sums over the pixels and samples of maps and vectors, channel by channel (the last axis).
 
-Broadcasting a few channels is a loop of a few steps for every pixel and sample. Joined with the sample axis it is a
-loop of N·C steps for every pixel, which is several times faster. Sums are products with a row of ones, for which BLAS
-reads memory at full speed. The blocks are fixed, so sums do not depend on the number of threads.
+On processors they are compiled loops over fixed parts, so that sums do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from math import prod
+
+import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.blocks import each, over_rows, row_blocks
+
+RUN = 1024
+"""About how many numbers are added to as many sums at once: enough for vectors, few enough for the first cache."""
 
 
-def pixel_rows(x: Array) -> Array:
-    """Return x (..., N, C) with one row for every pixel: (pixels, N·C)."""
-    return x.reshape(-1, x.shape[-2] * x.shape[-1])
-
-
-def over_pixels(device: Device, function: Callable[[slice], object], rows: Array) -> None:
-    """Call `function` on blocks of the rows (pixels, N·C), on the device's threads."""
-    over_rows(device, function, len(rows), rows[0].nbytes)
-
-
-def pixel_blocks(device: Device, rows: Array) -> list[slice]:
-    """Return the blocks of `over_pixels`, which depend only on the map's size."""
-    return row_blocks(device, len(rows), rows[0].nbytes)
-
-
-def sum_rows(xp: Any, rows: Array, C: int) -> Array:
-    """Return the sum of (pixels, N·C) over pixels and samples: (C,)."""
-    vectors = rows.reshape(-1, C)
-    return xp.matmul(xp.ones(len(vectors), rows.dtype), vectors)
-
-
-def channel_sum(x: Array, device: Device | None = None) -> Array:
+def channel_sum(x: Array, device: Device) -> Array:
     """Return the sum of x (..., N, C) over all axes but the last: (C,)."""
-    N, C = x.shape[-2:]
-    rows = pixel_rows(x)
-    if device is None:
-        return rows.sum(axis=0).reshape(N, C).sum(axis=0)
-    xp = device.xp
-    sums = each(device, lambda block: sum_rows(xp, rows[block], C), pixel_blocks(device, rows))
-    return xp.stack(sums).sum(axis=0)
+    if not device.backend.compiled:
+        return x.sum(axis=tuple(range(x.ndim - 1)))
+    from daskcnn.compiled import runs
+
+    C = x.shape[-1]
+    run = _run(C)
+    flat = device.backend.contiguous(x).reshape(-1)
+    parts = np.empty((-(-x.size // (runs.RUNS * run)), C))
+
+    def work(part: slice) -> None:
+        scratch = device.workspace.take(f"sums {device.pool.thread}", (run,), x.dtype)
+        runs.channel_sums(flat, C, run, part.start, part.stop, parts, scratch)
+
+    device.pool.map(work, device.pool.slices(len(parts)))
+    return parts.sum(axis=0).astype(x.dtype)
+
+
+def moments(x: Array, device: Device) -> tuple[Array, Array, Array]:
+    """Return mean, what rounding leaves of it, and variance of each channel of x (..., N, C): (C,) each.
+
+    Squares are taken about the mean, so they are exact however far it lies from 0.
+    """
+    if not device.backend.compiled:
+        axes = tuple(range(x.ndim - 1))
+        mean = x.mean(axis=axes)
+        rest = (x - mean).mean(axis=axes)
+        return mean, rest, ((x - mean - rest) ** 2).mean(axis=axes)
+    from daskcnn.compiled import batchnorm
+
+    C, count = x.shape[-1], prod(x.shape[:-1])
+    run = _run(C)
+    flat = device.backend.contiguous(x).reshape(-1)
+    parts, whole = np.empty((batchnorm.part_count(x.size, run), 2, C)), np.empty((2, C))
+
+    def work(part: slice) -> None:
+        scratch = device.workspace.take(f"moments {device.pool.thread}", (3, run), x.dtype)
+        batchnorm.moments(flat, C, run, part.start, part.stop, parts, scratch)
+
+    device.pool.map(work, device.pool.slices(len(parts)))
+    batchnorm.joined(parts, C, run, count, whole)
+    mean = whole[0].astype(x.dtype)
+    return mean, (whole[0] - mean).astype(x.dtype), whole[1].astype(x.dtype)
+
+
+def _run(C: int) -> int:
+    """Return a multiple of C."""
+    return max(1, RUN // C) * C

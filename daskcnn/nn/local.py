@@ -1,284 +1,262 @@
-"""Layers whose output depends only on nearby input, run together block by block.
+"""Layers whose output depends only on nearby input, run together on processors.
 
-A map is far larger than the caches, and each of these layers does a few operations per number: alone they would wait
-for memory. A chain of them is therefore run on one block after the other: pixels that belong to the same output pixels,
-some samples, all channels. Every block is read from memory once and written once. Only the chain's input is kept for
-the backward pass; each block goes forward again first, which costs less than writing and reading all residuals.
+A chain of such layers is one compiled loop over blocks (`daskcnn.compiled.chain`), which keeps only the chain's input
+for the backward pass. On GPUs each layer is array expressions of its own, and keeps what it needs.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
+
 from daskcnn.arrays import Array
-from daskcnn.nn.blocks import arena, block_bytes, cut, share
+from daskcnn.compiled.program import SCALE, Operation, Program
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 
 ALL = slice(None)
 """Every channel."""
 
+THREAD_PARTS = 5
+"""Fewest parts of a map for each thread, worth waking one."""
+
 
 class LocalLayer(Layer):
-    """Base of layers without parameters, each block of whose output depends on one block of the input.
-
-    A block is a part (h, w, n, C) of a map. Vectors are maps of one pixel.
-    """
+    """Base of layers without parameters, each pixel of whose output depends on a window of pixels of the input."""
 
     @abstractmethod
-    def window(self, in_shape: Shape) -> int | None:
-        """Return how many pixels a side belong to one output pixel; None if blocks of this input would share pixels."""
+    def operation(self, ctx: Context) -> Operation | None:
+        """Return what the layer is in a compiled chain; None if this pass leaves x as it is."""
 
     @abstractmethod
-    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
-        """Note the steps of a block's forward pass with `block.do`; return (y, residual for `block_backward`)."""
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+        """Return (y, residual) by array expressions over `ctx.device.xp`."""
 
     @abstractmethod
-    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
-        """Note the steps of a block's backward pass; return dx. They may overwrite the residual and dy, but not x."""
+    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+        """Return dx by array expressions."""
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        """Run the layer as a chain of one; the residual is x."""
-        return self._alone(x, ctx).forward(x, ctx), state, x
+        """Run the layer as a chain of one, or by array expressions."""
+        if ctx.device.backend.compiled:
+            return Chain((self,)).forward(params, state, x, [ctx])
+        y, residual = self.array_forward(x, ctx)
+        return y, state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
-        """Run the chain of one backward."""
-        return self._alone(residual, ctx).backward(residual, dy, ctx), {}
-
-    def _alone(self, x: Array, ctx: Context) -> Chain:
-        return Chain.of([(self, ctx.salt)], (*x.shape[:-2], x.shape[-1]))
-
-
-@dataclass(frozen=True, slots=True)
-class ChainLink:
-    """A layer of a chain."""
-
-    layer: LocalLayer
-    salt: int
-    side: int
-    """How many pixels a side of its input belong to one pixel of the chain's output."""
+        """Run the chain of one backward, or array expressions."""
+        if ctx.device.backend.compiled:
+            dx, grads = Chain((self,)).backward(params, residual, dy, [ctx])
+            assert dx is not None, "it has no parameters, so it is run backward for dx alone"
+            return dx, grads
+        return self.array_backward(residual, dy, ctx), {}
 
 
-@dataclass(frozen=True, slots=True)
-class BlockPlace:
-    """The place of a block: rows and columns of the chain's output, and samples."""
+@dataclass(frozen=True)
+class Scaling:
+    """What batch normalising does to x: y = (x - mean) · factor + shift, each (C,).
 
-    rows: slice
-    columns: slice
-    samples: slice
-
-    def of(self, x: Array, side: int) -> Array:
-        """Return a view: the block of a map with `side` pixels a side for each output pixel."""
-        return x[_times(self.rows, side), _times(self.columns, side), self.samples]
-
-
-class BlockView:
-    """Stands for a part of a map in the steps of a block, which are noted before the block's place is known."""
-
-    def __init__(self, example: Array, at: Callable[[BlockPlace], Array]) -> None:
-        self.at = at
-        self.shape, self.dtype = example.shape, example.dtype
-        self._example = example
-
-    @classmethod
-    def of(cls, x: Array, side: int, part: BlockPlace) -> BlockView:
-        """Return the view of a map x with `side` pixels a side for each output pixel.
-
-        `part` is any block of this shape.
-        """
-        return cls(part.of(x, side), lambda part: part.of(x, side))
-
-    def __getitem__(self, index: Any) -> BlockView:
-        return BlockView(self._example[index], lambda part: self.at(part)[index])
-
-
-class BlockSteps:
-    """Steps for blocks of one shape: calls on arrays of a thread's arena, noted once and run for every block.
-
-    Noting once matters: a block has a hundred thousand numbers, and NumPy takes a few microseconds for a step.
+    `rest` is what rounding left of the mean, and `deviation` the inverse of x's standard deviation.
     """
 
-    def __init__(self, ctx: Context, x: Array, *, goes_back: bool) -> None:
-        """Begin the steps for a map or vectors x; `goes_back` says whether residuals are wanted."""
-        self.xp, self.dtype, self.training, self.goes_back = ctx.device.xp, x.dtype, ctx.training, goes_back
-        self.vectors, self.channel = x.ndim == 2, ctx.channel
-        self.arena = arena(ctx.device, x.nbytes)
-        self.link: ChainLink
-        self.target: Any = None
-        """Where the current layer writes its result, if it is the last one."""
-        self.ends = True
-        """Whether the current layer is the last one: no other layer needs its result."""
-        self.part: BlockPlace
-        self.keys: Array | None = None
-        self._steps: list[tuple[Callable[..., Any], list[Any], dict[str, Any]]] = []
-        self._views: list[tuple[Any, Any, BlockView]] = []
+    mean: Array
+    rest: Array
+    deviation: Array
+    factor: Array
+    shift: Array
 
-    def take(self, shape: Shape, dtype: Any = None) -> Array:
-        """Return uninitialised memory for this block. Inside `with block.arena:` it is valid until the scope ends."""
-        return self.arena.take(shape, self.dtype if dtype is None else dtype)
 
-    def result(self, shape: Shape, free: Array | None = None) -> Array:
-        """Return where the layer writes its result: the map itself, else `free` (unused memory), or a new array."""
-        if self.target is not None:
-            return self.target
-        return self.take(shape) if free is None or isinstance(free, BlockView) else free
+class ScalingLayer(Layer):
+    """Base of layers that shift and scale each channel by numbers of the whole minibatch: they may head a chain."""
 
-    def do(self, function: Callable[..., Any], *arguments: Any, out: Array) -> Array:
-        """Note a call that writes to `out`, which is returned."""
-        self._note(function, [*arguments], {"out": out})
-        return out
+    @abstractmethod
+    def scaling(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Scaling, State]:
+        """Return what the pass does to x, and the new state."""
 
-    def copy(self, source: Any, target: Array) -> Array:
-        """Note a copy."""
-        self._note(self.xp.copyto, [target, source], {})
-        return target
+    @abstractmethod
+    def gradients(
+        self, params: Params, scaling: Scaling, total: Array, product: Array, count: int
+    ) -> tuple[Params, Scaling]:
+        """Return the gradients, and what makes dx = (x - mean) · factor + shift without the term dy · factor of before.
 
-    def _note(self, function: Callable[..., Any], arguments: list[Any], named: dict[str, Any]) -> None:
-        self._steps.append((function, arguments, named))
-        self._views += [(arguments, i, a) for i, a in enumerate(arguments) if isinstance(a, BlockView)]
-        self._views += [(named, name, a) for name, a in named.items() if isinstance(a, BlockView)]
+        total, product: sums (C,) over `count` pixels and samples of dy and of dy · (x - mean).
+        """
 
-    def run(self, part: BlockPlace | None = None, keys: Array | None = None) -> None:
-        """Make the calls, with the views at this part of the maps, whose samples have these keys."""
-        if part is not None:
-            self.part, self.keys = part, keys
-            for arguments, place, view in self._views:
-                arguments[place] = view.at(part)
-        for function, arguments, named in self._steps:
-            function(*arguments, **named)
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Run the layer as a chain of one, or by array expressions; the residual holds x and the scaling."""
+        if ctx.device.backend.compiled:
+            return Chain((self,)).forward(params, state, x, [ctx])
+        s, state = self.scaling(params, state, x, ctx)
+        return (x - s.mean) * s.factor + s.shift, state, (x, s)
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return dx (None if not needed) and the gradients, by two passes over x and dy."""
+        if ctx.device.backend.compiled:
+            return Chain((self,)).backward(params, residual, dy, [ctx])
+        x, s = residual
+        axes, centred = tuple(range(x.ndim - 1)), x - s.mean
+        total, product = dy.sum(axis=axes), (dy * centred).sum(axis=axes)
+        grads, back = self.gradients(params, s, total, product, x.size // x.shape[-1])
+        return dy * s.factor + centred * back.factor + back.shift if ctx.need_dx else None, grads
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Local layers that run together, one after the other."""
+    """Neighbouring local layers that run as one compiled loop. A scaling layer may be the first."""
 
-    links: tuple[ChainLink, ...]
+    layers: tuple[Layer, ...]
 
     @classmethod
-    def of(cls, layers: Iterable[tuple[Layer, int]], in_shape: Shape) -> Chain:
-        """Return the longest chain that these layers begin with, for inputs of this shape (no N).
+    def of(cls, layers: Sequence[Layer]) -> Chain:
+        """Return the longest chain that these layers begin with."""
+        count = 0
+        while count < len(layers) and isinstance(layers[count], LocalLayer if count else LocalLayer | ScalingLayer):
+            count += 1
+        return cls(tuple(layers[:count]))
 
-        Layers come with their salts.
-        """
-        found: list[tuple[LocalLayer, int, int]] = []
-        for layer, salt in layers:
-            window = layer.window(in_shape) if isinstance(layer, LocalLayer) else None
-            if not isinstance(layer, LocalLayer) or window is None:
-                break
-            found.append((layer, salt, window))
-            in_shape = layer.out_shape(in_shape)
-        side, links = 1, []
-        for layer, salt, window in reversed(found):
-            side *= window
-            links.append(ChainLink(layer, salt, side))
-        return cls(tuple(reversed(links)))
+    def forward(
+        self, params: Params, state: State, x: Array, contexts: Sequence[Context]
+    ) -> tuple[Array, State, Residual]:
+        """Return (y, state, residual) of a map or of vectors. params, state: of the head. contexts: of each layer."""
+        scaling = None
+        if isinstance(self.layers[0], ScalingLayer):
+            scaling, state = self.layers[0].scaling(params, state, x, contexts[0])
+        return _ChainPass(self, x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
 
-    @property
-    def side(self) -> int:
-        """How many pixels a side of the input belong to one output pixel."""
-        return self.links[0].side
-
-    def forward(self, x: Array, ctx: Context) -> Array:
-        """Return y of a map or of vectors x. Backward needs only x."""
-        x_map = _as_map(x)
-        y = ctx.device.xp.empty(self._out_shape(x_map.shape), x.dtype)
-
-        def note(block: BlockSteps, part: BlockPlace) -> None:
-            self._forward(BlockView.of(x_map, self.side, part), block, BlockView.of(y, 1, part))
-
-        self._over_blocks(note, x, ctx, goes_back=False)
-        return y if x is x_map else y[0, 0]
-
-    def backward(self, x: Array, dy: Array, ctx: Context, *, given: slice = ALL, wanted: slice = ALL) -> Array:
-        """Return dx of the pass that x went through.
+    def backward(
+        self,
+        params: Params,
+        residual: Residual,
+        dy: Array,
+        contexts: Sequence[Context],
+        *,
+        given: slice = ALL,
+        wanted: slice = ALL,
+    ) -> tuple[Array | None, Params]:
+        """Return dx (None if the head has parameters and its dx is not needed) and the head's gradients.
 
         `given` are the channels that dy has (it is 0 elsewhere), `wanted` those that dx is needed for. Selecting them
-        here, in cache, costs less than a larger dy or dx in memory.
+        in cache costs less than a larger dy or dx in memory.
         """
-        x_map, dy_map = _as_map(x), _as_map(dy)
-        C = x_map.shape[-1]
-        dx = ctx.device.xp.empty((*x_map.shape[:-1], len(range(C)[wanted])), x.dtype)
-
-        def note(block: BlockSteps, part: BlockPlace) -> None:
-            residuals = self._forward(BlockView.of(x_map, self.side, part), block, None)
-            back = _widened(BlockView.of(dy_map, 1, part), given, C, block)
-            self._backward(residuals, back, block, BlockView.of(dx, self.side, part), wanted)
-
-        self._over_blocks(note, x, ctx, goes_back=True)
-        return dx if x is x_map else dx[0, 0]
-
-    def _forward(self, x: Any, block: BlockSteps, target: BlockView | None) -> list[Residual]:
-        """Note the pass of x through the layers to the target, if any; return the layers' residuals."""
-        residuals = []
-        for block.link in self.links:
-            block.ends = block.link is self.links[-1]
-            block.target = target if block.ends else None
-            x, kept = block.link.layer.block_forward(x, block)
-            residuals.append(kept)
-        self._finish(x, block)
-        return residuals
-
-    def _backward(
-        self, residuals: list[Residual], dy: Any, block: BlockSteps, target: BlockView, wanted: slice
-    ) -> None:
-        """Note the way of dy back to the target, which has the wanted channels."""
-        for block.link, kept in zip(reversed(self.links), reversed(residuals), strict=True):
-            block.target = target if block.link is self.links[0] and wanted == ALL else None
-            dy = block.link.layer.block_backward(kept, dy, block)
-        block.target = target
-        self._finish(dy[..., wanted] if wanted != ALL else dy, block)
-
-    @staticmethod
-    def _finish(result: Any, block: BlockSteps) -> None:
-        if block.target is not None and result is not block.target:
-            block.copy(result, block.target)
-
-    def _out_shape(self, x_shape: Shape) -> Shape:
-        H, W, N, C = x_shape
-        return H // self.side, W // self.side, N, C
-
-    def _over_blocks(
-        self, note: Callable[[BlockSteps, BlockPlace], None], x: Array, ctx: Context, *, goes_back: bool
-    ) -> None:
-        """Run the steps that `note` gives a block on all blocks of x."""
-        device, x_map = ctx.device, _as_map(x)
-        keys = None if ctx.keys is None else device.backend.from_host(ctx.keys)
-
-        def work(queue: Iterator[BlockPlace]) -> None:
-            noted: dict[Shape, BlockSteps] = {}
-            for part in queue:
-                shape = part.of(x_map, self.side).shape
-                if shape not in noted:
-                    noted[shape] = BlockSteps(ctx, x, goes_back=goes_back)
-                    note(noted[shape], part)
-                noted[shape].run(part, None if keys is None else keys[part.samples])
-
-        share(device, work, self._parts(x_map, block_bytes(device, x.nbytes)))
-
-    def _parts(self, x: Array, limit: int) -> list[BlockPlace]:
-        """Return blocks of about `limit` bytes: all samples of a few pixels, or a few samples of one output pixel."""
-        H, W, N, C = self._out_shape(x.shape)
-        fit = max(1, limit // (self.side**2 * C * x.dtype.itemsize))  # pixels of the output and samples, multiplied
-        samples, columns = cut(N, fit), cut(W, fit // N)
-        rows = cut(H, fit // (N * W))
-        return [BlockPlace(h, w, n) for h in rows for w in columns for n in samples]
+        x, scaling = residual
+        way = _ChainPass(self, x, contexts, goes_back=True)
+        if scaling is None:
+            return way.backward(dy, None, None, given, wanted), {}
+        assert isinstance(self.layers[0], ScalingLayer)
+        total, product = way.sums(dy, scaling, given)
+        grads, back = self.layers[0].gradients(params, scaling, total, product, x.size // x.shape[-1])
+        return way.backward(dy, scaling, back, given, wanted) if contexts[0].need_dx else None, grads
 
 
-def _widened(dy: BlockView, given: slice, channels: int, block: BlockSteps) -> Array | BlockView:
-    """Return the gradient of all channels from that of some, in the block's memory."""
-    if given == ALL:
-        return dy
-    whole = block.take((*dy.shape[:-1], channels))
-    block.copy(0, whole)
-    block.copy(dy, whole[..., given])
-    return whole
+class _ChainPass:
+    """A pass of a map through a chain, on the device's threads."""
+
+    def __init__(self, chain: Chain, x: Array, contexts: Sequence[Context], *, goes_back: bool) -> None:
+        self._shape, self._ctx, self._device = x.shape, contexts[0], contexts[0].device
+        x = self._device.backend.contiguous(x)
+        self._x = x if x.ndim == 4 else x[None, None]
+        first = (Operation(SCALE),) if isinstance(chain.layers[0], ScalingLayer) else ()
+        local = [(la, c) for la, c in zip(chain.layers, contexts, strict=True) if isinstance(la, LocalLayer)]
+        own = [operation for layer, ctx in local if (operation := layer.operation(ctx)) is not None]
+        self._operations = (*first, *own)
+        self._goes_back = goes_back
+        keys = self._ctx.keys
+        self._keys = np.zeros(0, np.uint64) if keys is None else self._device.backend.contiguous(keys)
+        self._place = np.array([self._ctx.channel, x.ndim == 2], np.int64)
+
+    @cached_property
+    def _program(self) -> Program:
+        return self._composed(self._operations, goes_back=self._goes_back)
+
+    def _composed(self, operations: tuple[Operation, ...], *, goes_back: bool) -> Program:
+        return _program(operations, self._x.shape, self._x.dtype, self._device.backend.block_bytes, goes_back)
+
+    def forward(self, scaling: Scaling | None) -> Array:
+        """Return y."""
+        if not self._operations:
+            return self._as_given(self._x.copy())
+        return self._as_given(self._forward(self._program, _rows(scaling, None, self._x)))
+
+    def _forward(self, program: Program, by_channel: Array) -> Array:
+        from daskcnn.compiled import chain
+
+        y = np.empty(program.out_shape, self._x.dtype)
+        self._each(program, lambda *own: chain.forward(self._x, y, by_channel, *own))
+        return y
+
+    def sums(self, dy: Array, scaling: Scaling, given: slice) -> tuple[Array, Array]:
+        """Return the sums over pixels and samples of the gradient behind the head, and of it times (x - mean)."""
+        from daskcnn.compiled import chain
+
+        dy_map, x = self._map(dy), self._x
+        parts, none = np.empty((len(self._program.parts), 2, x.shape[-1])), np.empty((0, 0, 0, 0), x.dtype)
+        by_channel, start = _rows(scaling, None, x), given.start or 0
+        self._each(
+            self._program,
+            lambda *own: chain.backward(x, dy_map, none, parts, start, 0, False, by_channel, *own),
+        )
+        total, product = parts.sum(axis=0)
+        return total, product
+
+    def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None, given: slice, wanted: slice) -> Array:
+        """Return dx of the wanted channels; back: what else than the scaled gradient it is made of."""
+        from daskcnn.compiled import chain
+
+        x, dy_map = self._x, self._map(dy)
+        adds = not self._program.tiles
+        by_channel = _rows(scaling, None if adds else back, x)
+        dx, parts = self._start(scaling, back, wanted, adds=adds), np.empty((0, 0, 0))
+        starts = given.start or 0, wanted.start or 0
+        self._each(self._program, lambda *own: chain.backward(x, dy_map, dx, parts, *starts, adds, by_channel, *own))
+        return self._as_given(dx)
+
+    def _start(self, scaling: Scaling | None, back: Scaling | None, wanted: slice, *, adds: bool) -> Array:
+        """Return memory for dx, or what windows that overlap, or leave pixels out, add their gradients to."""
+        x = self._x
+        if not adds:
+            return np.empty((*x.shape[:-1], len(range(x.shape[-1])[wanted])), x.dtype)
+        if scaling is None or back is None:
+            return np.zeros((*x.shape[:-1], len(range(x.shape[-1])[wanted])), x.dtype)
+        program = self._composed((Operation(SCALE),), goes_back=False)
+        base = self._forward(program, _rows(replace(back, mean=scaling.mean), None, x))
+        return np.ascontiguousarray(base[..., wanted])
+
+    def _each(self, program: Program, call: Callable[..., None]) -> None:
+        """Call the loop for ranges of the program's parts, on threads."""
+        device, dtype = self._device, self._x.dtype
+        own = (program.table, program.numbers, program.block, program.parts, self._keys, self._place)
+
+        def work(part: slice) -> None:
+            thread, take = device.pool.thread, device.workspace.take
+            scratch = take(f"chain {thread}", (program.scratch,), dtype)
+            tiled = take(f"tiled {thread}", program.tiled, dtype) if program.tiled[0] else np.empty((0, 0), dtype)
+            bits = take(f"keys {thread}", (program.bits,), np.uint64) if program.bits else np.empty(0, np.uint64)
+            call(*own, part.start, part.stop, scratch, tiled, bits)
+
+        device.pool.map(work, device.pool.slices(len(program.parts), at_least=THREAD_PARTS))
+
+    def _map(self, dy: Array) -> Array:
+        return self._device.backend.contiguous(dy).reshape(*self._program.out_shape[:3], dy.shape[-1])
+
+    def _as_given(self, y: Array) -> Array:
+        return y if len(self._shape) == 4 else y[0, 0]
 
 
-def _as_map(x: Array) -> Array:
-    return x if x.ndim == 4 else x[None, None]
+def _rows(scaling: Scaling | None, back: Scaling | None, x: Array) -> Array:
+    """Return what the loops take, `tiled` of `compiled.batchnorm`: (5, C), (0, C) without a head."""
+    if scaling is None:
+        return np.empty((0, x.shape[-1]), x.dtype)
+    none = np.zeros_like(scaling.mean)
+    by_x, by_all = (none, none) if back is None else (back.factor, back.shift)
+    return np.stack([scaling.mean, scaling.factor, scaling.shift, by_x, by_all])
 
 
-def _times(pixels: slice, side: int) -> slice:
-    return slice(pixels.start * side, pixels.stop * side)
+@lru_cache(maxsize=1024)
+def _program(
+    operations: tuple[Operation, ...], shape: Shape, dtype: np.dtype[Any], limit: int, goes_back: bool
+) -> Program:
+    return Program.of(operations, shape, dtype, limit, goes_back=goes_back)

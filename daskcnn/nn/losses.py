@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import NUMPY, Array
 
 LabelKind = Literal["classes", "several"]
 
@@ -45,6 +45,8 @@ class SoftmaxCrossEntropy:
     labels: ClassVar[LabelKind] = "classes"
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
+        if xp is np:
+            return _softmax_cross_entropy(scores, labels, weights)
         rows = xp.arange(len(scores))
         shifted = scores - scores.max(axis=1, keepdims=True)
         dscores = xp.exp(shifted)
@@ -116,6 +118,16 @@ def _mean(each: Array, dscores: Array, weights: Array | None) -> tuple[Any, Arra
         dscores *= weights[:, None]
     dscores *= 1 / len(each)
     return each.mean(), dscores
+
+
+def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None) -> tuple[Any, Array]:
+    """Return the mean loss and its gradient from the compiled loop."""
+    from daskcnn.compiled import softmax
+
+    dscores = np.empty_like(scores)
+    own = np.empty(0, scores.dtype) if weights is None else weights.astype(scores.dtype, copy=False)
+    given, classes, own = (NUMPY.contiguous(a) for a in (scores, labels.astype(np.int64, copy=False), own))
+    return scores.dtype.type(softmax.cross_entropy(given, classes, own, dscores)), dscores
 
 
 def correct(scores: Array, labels: Array) -> Any:

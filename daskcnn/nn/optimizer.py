@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.blocks import over_rows
+
+Vectors: TypeAlias = tuple[Array, Array]
+AT_LEAST = 1 << 16
+"""Fewest parameters for each thread: their step takes about as long as waking it."""
 
 
 @dataclass(frozen=True)
@@ -25,48 +29,39 @@ class SGD:
             raise ValueError(f"weight_decay={self.weight_decay}: SGD needs 0 or more")
 
     def step(
-        self,
-        params: Array,
-        grads: Array,
-        velocity: Array,
-        lr: float,
-        device: Device | None = None,
-        *,
-        out: tuple[Array, Array] | None = None,
+        self, params: Array, grads: Array, velocity: Array, lr: float, device: Device, *, out: Vectors | None = None
     ) -> None:
-        """Make one step on vectors of one length, in place; `grads` is overwritten too.
-
-        With a device the step runs in blocks that stay in cache, on the device's threads. The numbers are the same.
+        """Make one step on vectors of one length, in place; `grads` stays as it is.
 
         Parameters
         ----------
-        params, grads, velocity : vectors of one length; velocity starts at zero
+        params, grads, velocity : vectors of one length, of the device; velocity starts at zero
         lr : learning rate
-        device : its threads are used; None for the calling thread
+        device : its threads are used
         out : vectors for the new parameters and velocity; the old ones then stay unchanged
         """
         new = out or (params, velocity)
-
-        def step(block: slice) -> None:
-            if out is not None:
-                out[0][block], out[1][block] = params[block], velocity[block]
-            self._step(new[0][block], grads[block], new[1][block], lr)
-
-        if device is None:
-            step(slice(None))
+        if not device.backend.compiled:
+            _step(self, params, grads, velocity, lr, *new)
             return
+        from daskcnn.compiled.optimizer import sgd
 
-        over_rows(device, step, len(params), params.itemsize)
+        p, g, v = (device.backend.contiguous(vector) for vector in (params, grads, velocity))
+        rate, momentum, decay = (params.dtype.type(value) for value in (lr, self.momentum, self.weight_decay))
 
-    def _step(self, params: Array, grads: Array, velocity: Array, lr: float) -> None:
-        if self.weight_decay:
-            grads += self.weight_decay * params
-        if self.momentum:
-            velocity *= self.momentum
-            velocity += grads
-            if self.nesterov:
-                grads += self.momentum * velocity
-            else:
-                grads[...] = velocity
-        grads *= lr
-        params -= grads
+        def step(part: slice) -> None:
+            sgd(p, g, v, rate, momentum, decay, self.nesterov, *new, part.start, part.stop)
+
+        device.pool.map(step, device.pool.slices(len(params), at_least=AT_LEAST))
+
+
+def _step(sgd: SGD, params: Array, grads: Array, velocity: Array, lr: float, *new: Array) -> None:
+    """Write `new` parameters and velocity."""
+    new_params, new_velocity = new
+    g = step = grads + sgd.weight_decay * params
+    new_velocity[...] = velocity
+    if sgd.momentum:
+        new_velocity[...] = step = sgd.momentum * velocity + g
+        if sgd.nesterov:
+            step = g + sgd.momentum * step
+    new_params[...] = params - lr * step

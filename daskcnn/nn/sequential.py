@@ -23,10 +23,10 @@ class Sequential(Layer):
     """Named layers, each fed by the one before. It is a layer itself, so it nests.
 
     params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
-    with one entry per child; outside training it is None and nothing is kept. Neighbouring local layers run as one
-    chain. Weights before a ReLU (pooling, normalisation and dropout may lie between) start He normal, others Glorot
-    uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the way back ends at the first child that
-    is trained.
+    with one entry for each child or chain of children; outside training it is None and nothing is kept. Neighbouring
+    local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie
+    between) start He normal, others Glorot uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the
+    way back ends at the first child that is trained.
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -91,59 +91,56 @@ class Sequential(Layer):
         return self.layers[0][1].initial_before(self._initial(after)[0])
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
-        """Return (y, new state, residuals). Chains of local layers run block by block."""
+        """Return (y, new state, residuals). Chains run in one go."""
         new_state: State = {}
         residuals: list[Residual] = []
         first = self._first_with(params)
-        while len(residuals) < len(self.layers):
-            name, layer = self.layers[len(residuals)]
-            chain = self._chain(len(residuals), _without_samples(x.shape), ctx)
-            if chain.links:
-                residuals += [_Run(chain, x) if ctx.training else None, *[None] * (len(chain.links) - 1)]
-                x = chain.forward(x, ctx)
-            else:
-                child = ctx.child(name, need_dx=ctx.need_dx or len(residuals) > first)
-                x, kept, residual = layer.forward(params.get(name, {}), state.get(name, {}), x, child)
-                new_state |= {name: kept} if kept else {}
-                residuals.append(residual)
+        for run in self._runs(ctx):
+            own = params.get(run.name, {}), state.get(run.name, {})
+            x, kept, residual = run.forward(*own, x, run.contexts(ctx, first))
+            new_state |= {run.name: kept} if kept else {}
+            residuals.append(residual)
         return x, new_state, tuple(residuals) if ctx.training else None
 
-    def _chain(self, start: int, in_shape: Shape, ctx: Context) -> Chain:
-        """Return the chain of local layers that begins with this child; it is empty if the child is not local."""
-        place = start, in_shape, ctx.salt
-        chain = self._chains.get(place)
-        if chain is None:
-            chain = Chain.of(((layer, ctx.child(name).salt) for name, layer in self.layers[start:]), in_shape)
-            self._chains[place] = chain
-        return chain
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
+        first = self._first_with(params)
+        grads: Params = {}
+        for run, kept in zip(reversed(self._runs(ctx)), reversed(residual), strict=True):
+            if run.start < first and not ctx.need_dx:
+                break
+            dy, own = run.backward(params.get(run.name, {}), kept, dy, run.contexts(ctx, first))
+            grads |= {run.name: own} if own else {}
+        return dy if ctx.need_dx else None, self._complete(grads, params, ctx.device.xp)
+
+    def _complete(self, grads: Params, params: Params, xp: Any) -> Params:
+        """Return the gradients, with 0 for children that are frozen or were not reached."""
+        found = grads.keys() - self.frozen
+        return {name: grads[name] if name in found else _zeros(own, xp) for name, own in params.items()}
+
+    def _runs(self, ctx: Context) -> tuple[_Run, ...]:
+        """Return what runs in one go: chains on processors, single children elsewhere."""
+        return self._chains if ctx.device.backend.compiled else self._children
 
     @cached_property
-    def _chains(self) -> dict[tuple[int, Shape, int], Chain]:
-        """The chains by first child, its input's shape and the network's salt: found once, not by each minibatch."""
-        return {}
+    def _children(self) -> tuple[_Run, ...]:
+        return tuple(_Run(i, (name,), layer) for i, (name, layer) in enumerate(self.layers))
+
+    @cached_property
+    def _chains(self) -> tuple[_Run, ...]:
+        runs: list[_Run] = []
+        start = 0
+        while start < len(self.layers):
+            names, layers = zip(*self.layers[start:], strict=True)
+            chain = Chain.of(layers)
+            count = max(1, len(chain.layers))
+            runs.append(_Run(start, names[:count], chain if chain.layers else layers[0]))
+            start += count
+        return tuple(runs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the layers alone: chains are found where they are needed."""
         return {"layers": self.layers, "frozen": self.frozen}
-
-    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
-        """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
-        first = 0 if ctx.need_dx else self._first_with(params)
-        grads: Params = {}
-        for i in reversed(_starts(residual)):
-            if i < first:
-                break
-            if isinstance(residual[i], _Run):
-                dy = residual[i].chain.backward(residual[i].x, dy, ctx)
-                continue
-            name, layer = self.layers[i]
-            child = ctx.child(name, need_dx=ctx.need_dx or i > first)
-            dy, own = layer.backward(params.get(name, {}), residual[i], dy, child)
-            grads |= {name: own} if own and name not in self.frozen else {}
-        xp = ctx.device.xp
-        return dy if ctx.need_dx else None, {
-            n: grads[n] if n in grads else _zeros(own, xp) for n, own in params.items()
-        }
 
     def backward_of(
         self, params: Params, residual: Residual, dy: Array, ctx: Context, *, given: slice, of: int, wanted: slice
@@ -152,9 +149,14 @@ class Sequential(Layer):
 
         Return the channels `wanted` of dx.
         """
-        run = residual[0]
-        if isinstance(run, _Run) and len(run.chain.links) == len(self.layers):
-            return run.chain.backward(run.x, dy, ctx, given=given, wanted=wanted), {}
+        run, *others = self._runs(ctx)
+        if isinstance(run.work, Chain) and not others:
+            contexts = run.contexts(ctx, self._first_with(params))
+            back, own = run.work.backward(
+                params.get(run.name, {}), residual[0], dy, contexts, given=given, wanted=wanted
+            )
+            assert back is not None, "asked for"
+            return back, self._complete({run.name: own}, params, ctx.device.xp)
         whole = ctx.device.xp.zeros((*dy.shape[:-1], of), dy.dtype)
         whole[..., given] = dy
         dx, grads = self.backward(params, residual, whole, ctx)
@@ -166,27 +168,36 @@ class Sequential(Layer):
         return next((i for i, (name, _) in enumerate(self.layers) if name in trained), len(self.layers))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
-    """The residual of children that ran as one chain. It stands at the first child's place; the others have None."""
+    """A child, or neighbouring children that run as one chain; the number of the first, and their names."""
 
-    chain: Chain
-    x: Array
+    start: int
+    names: tuple[str, ...]
+    work: Layer | Chain
+
+    @property
+    def name(self) -> str:
+        """The first child's name: no other of a chain has parameters."""
+        return self.names[0]
+
+    def contexts(self, ctx: Context, first: int) -> list[Context]:
+        """Return the context of each child; `first` is the network's first one that is trained."""
+        return [ctx.child(name, need_dx=ctx.need_dx or self.start > first) for name in self.names]
+
+    def forward(self, params: Params, state: State, x: Array, contexts: list[Context]) -> tuple[Array, State, Residual]:
+        """Run the chain, or the only child."""
+        if isinstance(self.work, Chain):
+            return self.work.forward(params, state, x, contexts)
+        return self.work.forward(params, state, x, contexts[0])
+
+    def backward(self, params: Params, residual: Residual, dy: Array, contexts: list[Context]) -> tuple[Any, Params]:
+        """Run it backward."""
+        if isinstance(self.work, Chain):
+            return self.work.backward(params, residual, dy, contexts)
+        return self.work.backward(params, residual, dy, contexts[0])
 
 
 def _zeros(params: Params, xp: Any) -> Params:
     """Return gradients of 0, nested like these parameters, which take no memory."""
     return map_leaves(lambda a: xp.broadcast_to(xp.zeros((), a.dtype), a.shape), params)
-
-
-def _starts(residuals: tuple[Residual, ...]) -> list[int]:
-    """Return where each child, or chain of children, begins."""
-    starts, i = [], 0
-    while i < len(residuals):
-        starts.append(i)
-        i += len(residuals[i].chain.links) if isinstance(residuals[i], _Run) else 1
-    return starts
-
-
-def _without_samples(x_shape: Shape) -> Shape:
-    return *x_shape[:-2], x_shape[-1]

@@ -147,6 +147,8 @@ class Stalling:
 
     def end(self, begin: float, work: float) -> float:
         """When the work is done, pauses included."""
+        if not work:
+            return begin  # even where a pause begins
         while True:
             while self._until <= begin:
                 self._next(self._until)

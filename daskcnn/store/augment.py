@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,30 +12,46 @@ from daskcnn.arrays import derive, uniform
 
 Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
+"""(N, 3): the row and the column of each image that come first, and 1, or -1 where columns go from right to left."""
 
 PAD = 4
 _ROWS, _COLUMNS, _MIRROR = (1 << 32) + 1, (1 << 32) + 2, (1 << 32) + 3  # layers draw with salts of 32 bits
 
 
-def crop_mirror(x: Array, keys: Keys) -> Array:
-    """Shift every image of x (H, W, N, C) by up to 4 pixels each way, zeros moving in, and mirror half of them.
+def crop_mirror(keys: Keys, width: int) -> Places:
+    """Shift every image by up to 4 pixels each way, zeros moving in, and mirror half of them.
 
     This is the usual augmentation for CIFAR-10: pad by 4, random crop, random mirror (He et al. 2016, §4.2).
     Theano-MPI, Alg. 1, crops sub-images out of larger images instead. Zero is the mean after `normalise`.
     """
+    plain = uniform(np, derive(np, keys, _MIRROR)) < 0.5
+    begin = _shift(keys, _COLUMNS) + np.where(plain, 0, width - 1)
+    return np.stack([_shift(keys, _ROWS), begin, np.where(plain, 1, -1)], axis=1)
+
+
+def _shift(keys: Keys, salt: int) -> npt.NDArray[np.int64]:
+    """Return where each crop begins in the image, -4 to 4."""
+    return (uniform(np, derive(np, keys, salt)) * (2 * PAD + 1)).astype(np.int64) - PAD
+
+
+def moved(x: Array, places: Places) -> Array:
+    """Return x (H, W, N, C) with every image moved to its place, at most 4 pixels away, zeros moving in."""
     h, w, n, c = x.shape
     padded = np.zeros((h + 2 * PAD, w + 2 * PAD, n, c), x.dtype)
     padded[PAD : PAD + h, PAD : PAD + w] = x
-    rows = _shift(keys, _ROWS) + np.arange(h)[:, None]
-    columns = np.arange(w)[:, None]
-    columns = _shift(keys, _COLUMNS) + np.where(uniform(np, derive(np, keys, _MIRROR)) < 0.5, columns, w - 1 - columns)
+    rows = PAD + places[:, 0] + np.arange(h)[:, None]
+    columns = PAD + places[:, 1] + places[:, 2] * np.arange(w)[:, None]
     pixels = rows[:, None, :] * ((w + 2 * PAD) * n) + (columns * n + np.arange(n))
     return padded.reshape(-1, c).take(pixels, axis=0)
 
 
-def _shift(keys: Keys, salt: int) -> npt.NDArray[np.int64]:
-    """Return where each crop begins in the padded image, 0 to 8."""
-    return (uniform(np, derive(np, keys, salt)) * (2 * PAD + 1)).astype(np.int64)
+def still(count: int) -> Places:
+    """Leave every image where it is."""
+    return np.repeat(np.array([[0, 0, 1]]), count, axis=0)
 
 
-AUGMENTATIONS = {"none": lambda x, keys: x, "crop-mirror": crop_mirror}
+AUGMENTATIONS: dict[str, Callable[[Keys, int], Places]] = {
+    "none": lambda keys, width: still(len(keys)),
+    "crop-mirror": crop_mirror,
+}

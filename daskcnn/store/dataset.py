@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,25 +68,31 @@ class Split:
 
     def gather(self, indices: Indices) -> tuple[Images, Labels]:
         """Return images (n, H, W, C) and labels of these samples, in this order. Held chunks cost only a copy."""
-        return self._taken("images", indices), _as_labels(self._taken("labels", indices))
+        parts = self._by_chunk(indices)
+        return self._taken("images", parts), _as_labels(self._taken("labels", parts))
 
     def weights(self, indices: Indices) -> npt.NDArray[np.float32] | None:
         """Return the weights of these samples, (n,), in this order; None where the samples have none."""
-        return self._taken("weights", indices) if "weights" in self.source.arrays else None
+        return self._taken("weights", self._by_chunk(indices)) if "weights" in self.source.arrays else None
 
     def labels(self) -> Labels:
         """Return the labels of all samples."""
-        return _as_labels(self._taken("labels", np.arange(self.samples)))
+        return _as_labels(self._taken("labels", self._by_chunk(np.arange(self.samples))))
 
-    def _taken(self, array: str, indices: Indices) -> npt.NDArray[Any]:
+    def _by_chunk(self, indices: Indices) -> list[tuple[int, Indices, Indices]]:
+        """Return each chunk that has some of the samples, where they are in it, and which of the samples they are."""
         self._check_indices(indices)
-        shape, dtype = self.source.like(array)
-        taken = np.empty((len(indices), *shape), dtype)
         chunks, places = self.source.places(indices)
-        by_chunk = np.argsort(chunks, kind="stable")
-        different, begins = np.unique(chunks[by_chunk], return_index=True)
-        for index, here in zip(different.tolist(), np.split(by_chunk, begins[1:]), strict=False):
-            taken[here] = self.source.held(array, index)[places[here]]
+        order = np.argsort(chunks, kind="stable")
+        chunks, places = chunks[order], places[order]
+        edges = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(order)]
+        return [(int(chunks[a]), places[a:b], order[a:b]) for a, b in pairwise(edges) if a < b]
+
+    def _taken(self, array: str, parts: Sequence[tuple[int, Indices, Indices]]) -> npt.NDArray[Any]:
+        shape, dtype = self.source.like(array)
+        taken = np.empty((sum(len(here) for _, _, here in parts), *shape), dtype)
+        for chunk, places, here in parts:
+            taken[here] = self.source.held(array, chunk).take(places, axis=0)
         return taken
 
     def _check_indices(self, indices: Indices) -> None:

@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.arrays import derive
-from daskcnn.store.augment import AUGMENTATIONS, Keys
+from daskcnn.arrays import NUMPY, derive
+from daskcnn.store.augment import AUGMENTATIONS, Keys, Places, moved, still
 from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Dataset, Described, Labels, Split
@@ -140,12 +140,31 @@ def _concatenate(parts: list[Indices]) -> Indices:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-@np.errstate(over="ignore")  # a mark for no data may be larger than float32 has room for
 def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.float32) -> Array:
     """Turn images (N, H, W, C) into x (H, W, N, C): channel means subtracted, divided by the channels' deviations.
 
     Pixels without data become 0, the mean.
     """
+    return _placed(dataset, images, dtype, still(len(images)))
+
+
+def _placed(dataset: Described, images: Images, dtype: npt.DTypeLike, places: Places) -> Array:
+    """Return images normalised, each at its place: of bytes in one compiled pass, of others by array expressions."""
+    if images.dtype != np.uint8 or dataset.nodata is not None:
+        x = _normalised(dataset, images, dtype)
+        return x if (places == (0, 0, 1)).all() else moved(x, places)
+    from daskcnn.compiled import minibatch
+
+    n, h, w, c = images.shape
+    x = np.empty((h, w, n, c), dtype)
+    mean, factor = dataset.mean.astype(dtype), (1 / dataset.deviation).astype(dtype)
+    given, mean, factor = (NUMPY.contiguous(a) for a in (images, mean, factor))
+    minibatch.normalise(given, mean, factor, places, x)
+    return x
+
+
+@np.errstate(over="ignore")  # a mark for no data may be larger than float32 has room for
+def _normalised(dataset: Described, images: Images, dtype: npt.DTypeLike) -> Array:
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
     mean = np.tile(dataset.mean, n).astype(dtype)  # one long inner loop instead of one of C per pixel
@@ -165,7 +184,7 @@ def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DType
     """Return the batch of these samples, in this order. Raises DataError if a chunk is damaged."""
     images, labels = split.gather(indices)
     keys = sample_keys(plan, indices)
-    x = AUGMENTATIONS[plan.augment](normalise(dataset, images, dtype), keys)
+    x = _placed(dataset, images, dtype, AUGMENTATIONS[plan.augment](keys, images.shape[2]))
     return Batch(x, labels, keys, split.weights(indices))
 
 

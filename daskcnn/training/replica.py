@@ -109,6 +109,7 @@ class Replica:
         throttle: float = 1.0,
         pause: Callable[[float], Any] | None = None,
     ) -> None:
+        device.warm(job.model.dtype)
         self.job, self.dataset, self.device = job, dataset, device
         self.model = network_of(job, dataset)
         self.layout, host = initial_weights(job, dataset)

@@ -36,7 +36,8 @@ class Classifier:
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Probability of each class, (N, classes). Raises ValueError for images of another shape or type."""
         self.check_images(images)
-        return self.on(Device(workspace_limit=self.job.train.workspace_mib << 20)).probabilities(images)
+        train = self.job.train
+        return self.on(Device(workspace_limit=train.workspace_mib << 20, exact=train.exact)).probabilities(images)
 
     def check_images(self, images: Any) -> None:
         """Raise ValueError where an array of any kind is none of images as the network knows them."""
@@ -53,6 +54,7 @@ class Predictor:
     """A network with its weights on a device. What depends on the weights alone is kept from call to call."""
 
     def __init__(self, classifier: Classifier, device: Device) -> None:
+        device.warm(classifier.job.model.dtype)
         self._classifier, self._ctx = classifier, Context(device, kept={})
         self._params, self._state = classifier.layout.views(device.backend.from_host(classifier.weights))
 

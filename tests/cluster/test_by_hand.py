@@ -67,6 +67,7 @@ def test_missing_resource_is_named_with_its_remedy(tmp_path: Path, synthetic: st
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, synthetic: str) -> None:
     job, file = job_file(tmp_path, synthetic), str(tmp_path / "late.json")
     command = daskcnn_run(job, "--scheduler-file", file, "--workers", "cpu=2", "--wait", "90", "--json")

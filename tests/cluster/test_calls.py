@@ -20,7 +20,7 @@ from daskcnn.events import Warned
 from daskcnn.job.tables import Cluster, Job, Workers
 from tests.fake_client import fake_client
 
-SHORT = 0.3  # seconds of a limit
+SHORT = 0.8  # seconds of a limit: a busy machine answers within it too
 A, B, C, S = (f"tcp://10.0.0.2:400{i}" for i in range(4))
 
 
@@ -91,7 +91,7 @@ class NeverAnswers:
 def test_a_scheduler_that_hangs_is_named() -> None:
     with (
         fake_client(there(A), hang={"scheduler"}) as client,
-        pytest.raises(Unanswered, match=r"scheduler tcp://10.0.0.1:8786: no answer within 0.3 s; "),
+        pytest.raises(Unanswered, match=r"scheduler tcp://10.0.0.1:8786: no answer within 0.8 s; "),
     ):
         ask_scheduler(client, int, within=SHORT)
 
@@ -128,7 +128,7 @@ def test_a_run_starts_without_a_worker_that_hangs_where_others_are_enough() -> N
     with fake_client(there(A, B, C), hang={A}) as client:
         found, (warning,) = admitted(client, cpu=2)
     assert [m.address for m in found.workers] == [B, C]
-    assert warning.startswith(f"worker {A}: no answer within 0.3 s; ")
+    assert warning.startswith(f"worker {A}: no answer within 0.8 s; ")
     assert "the run starts without it" in warning
 
 
@@ -223,7 +223,7 @@ def test_data_that_does_not_arrive_though_all_answer_ends_the_run_resumably(monk
             await client._perhaps("network")
 
         client.scatter, client.hang = slow, {"network"}
-        with pytest.raises(Lost, match=rf"{A}: data did not arrive within 0.3 s; "):
+        with pytest.raises(Lost, match=rf"{A}: data did not arrive within 0.8 s; "):
             context.dispatch.send("data")
 
 

@@ -65,13 +65,13 @@ class Told:
 def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
     three_workers: Client, synthetic: str, runs: str, strategy: str
 ) -> None:
-    """The nanny brings a killed worker back under a new address, which is one that comes.
+    """The nanny brings a killed worker back under a new address, which is one that comes; the run lasts until then.
 
     The recorded facts lead to the same orders and events without a cluster.
     """
     watch, told = Watch("round", kill_worker(three_workers, "cpu-1")), Told()
     watch.then("worker-lost", lambda: wait_for_all(three_workers, 4))
-    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 12})
+    job = small_job(synthetic, runs, train={"strategy": strategy, "epochs": 40})
     result = run(three_workers, job, watch, heard=told)
     (lost,), (joined,) = watch.of("worker-lost"), watch.of("worker-joined")
     assert (lost["worker"], joined["worker"]) == ("cpu-1", "cpu-3")
@@ -83,7 +83,7 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
     assert sum(sizes[-1].values()) == 800
     after = watch.events[watch.events.index(joined) :]
     assert {event["worker"] for event in after if event["event"] == "round"} == {"cpu-0", "cpu-2", "cpu-3"}
-    assert presented(watch) == 12 * 800
+    assert presented(watch) == 40 * 800
     assert result.summary["status"] == "done"
 
     resolved = resolve(job)
@@ -142,6 +142,7 @@ def test_new_server_goes_on_when_its_host_is_killed(
     assert result.summary["epochs"] == 4
 
 
+@pytest.mark.slow
 def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
     three_workers: Client, synthetic: str, runs: str
 ) -> None:

@@ -39,8 +39,9 @@ class FakeAlgorithm:
         workspace: int = 1,
         version: int = 1,
         strides: bool = True,
+        rounding: float = 1e-7,
     ) -> None:
-        self.name, self.version = name, version
+        self.name, self.version, self.rounding = name, version, rounding
         self.predicted, self.seconds, self.runs = predicted, list(seconds), 0
         self._clock, self._workspace, self._strides = clock or FakeClock(), workspace, strides
 

@@ -53,7 +53,7 @@ def curve(dtype: str) -> list[float]:
         params, state = layout.views(weights)
         found = loss_and_gradients(model, params, state, batches[i % 4], labels[i % 4], LOSSES["softmax"], ctx)
         losses.append(float(found[0]))
-        sgd.step(weights[: layout.parameter_size], layout.flatten(found[2], {}), velocity, 0.01)
+        sgd.step(weights[: layout.parameter_size], layout.flatten(found[2], {}), velocity, 0.01, ctx.device)
     return losses
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -143,10 +144,31 @@ def test_the_fallback_says_what_was_not_supported(only: Only) -> None:
     assert "stride (2, 1) is not supported by quick" in chosen.reason
 
 
+def test_exact_leaves_out_who_rounds_more_and_says_so(only: Only) -> None:
+    only(FakeAlgorithm("rough", 0.1, rounding=1e-5), FakeAlgorithm("fine", 0.9))
+    assert plan(SPEC, Device()).algorithm == "rough"
+    chosen = plan(SPEC, Device(exact=True))
+    assert chosen.algorithm == "fine"
+    assert "not exact enough: rough" in chosen.reason
+    assert [c.name for c in candidates(SPEC, Device(exact=True))] == ["fine"]
+
+
+def test_exact_names_no_algorithm_that_it_would_not_take(only: Only) -> None:
+    only(FakeAlgorithm("rough", 0.1, workspace=40, rounding=1e-5), FakeAlgorithm("fine", 0.9, workspace=50))
+    with pytest.raises(ValueError, match="fine, the least demanding"):
+        plan(SPEC, Device(workspace_limit=39, exact=True))
+
+
+def test_layers_of_3x3_take_winograd_unless_they_are_to_be_exact() -> None:
+    spec = ConvSpec(N=128, H=16, W=16, C=128, K=128, R=3, S=3, pad=(1, 1))
+    assert plan(spec, Device()).algorithm == "winograd-4x3"
+    assert plan(spec, Device(exact=True)).algorithm != "winograd-4x3"
+
+
 def test_strides_fall_back_to_im2col() -> None:
     strided = plan(replace(SPEC, stride=(2, 2)), Device())
     assert strided.algorithm == "im2col"
-    assert "stride (2, 2) is not supported by spectral" in strided.reason
+    assert re.search(r"stride \(2, 2\) is not supported by .*spectral", strided.reason)
 
 
 def test_the_refusal_names_the_least_demanding(only: Only) -> None:

@@ -97,6 +97,7 @@ def test_a_client_of_the_authority_is_let_in(scheduler: tuple[Pod, Authority], t
     assert f"tls://{pod.address}:8786, encrypted, 0 workers" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_authority_does_not_join(
     scheduler: tuple[Pod, Authority], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from daskcnn.cluster import admission
 from daskcnn.cluster.admission import PACKAGES
 from daskcnn.cluster.calls import ask_scheduler, ask_workers
 from daskcnn.cluster.members import Member
+from daskcnn.compiled import loop, warm
 from daskcnn.doctor import cluster as doctor_cluster
 from daskcnn.doctor import examine as doctor
 from daskcnn.doctor.cluster import Wanted, clocks, links, sharing, worker_findings
@@ -43,6 +44,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(8 << 30, 16 << 30))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(50 << 30))
     monkeypatch.setattr(doctor, "_has_avx512", lambda: False)
+    monkeypatch.setattr(warm, "is_ready", lambda _: True)
 
 
 def finding(check: str, scheduler: str | None = None) -> Finding:
@@ -52,7 +54,7 @@ def finding(check: str, scheduler: str | None = None) -> Finding:
 
 def test_a_healthy_machine() -> None:
     findings = examine(None, None, 1.0, Wanted())
-    assert [f.check for f in findings] == ["packages", "processor", "BLAS", "memory", "GPU", "disk"]
+    assert [f.check for f in findings] == ["packages", "processor", "BLAS", "compiled loops", "memory", "GPU", "disk"]
     assert [f for f in findings if not f.ok or f.remedy] == []
 
 
@@ -74,6 +76,15 @@ def test_what_a_machine_lacks_comes_with_a_remedy(
     assert not found.ok
     assert remedy in found.remedy
     assert f"NO  {check}" in readable_findings([found])
+
+
+def test_loops_to_compile_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "is_ready", lambda _: False)
+    assert finding("compiled loops").ok
+    assert "doctor --warm" in finding("compiled loops").remedy
+    monkeypatch.setattr(loop, "UNCACHED", True)
+    assert finding("compiled loops").ok
+    assert "DASKCNN_CACHE_DIR" in finding("compiled loops").remedy
 
 
 def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -344,7 +355,7 @@ def test_a_worker_of_other_versions(cluster: Callable[..., list[Finding]]) -> No
 def test_a_worker_that_hangs_is_a_finding_and_the_others_are_looked_at(
     cluster: Callable[..., list[Finding]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_cluster, "ask_workers", partial(ask_workers, within=0.3))
+    monkeypatch.setattr(doctor_cluster, "ask_workers", partial(ask_workers, within=1.5))
     workers = {"a": {"CPU": 1}, "b": {"CPU": 1}, "c": {"CPU": 1}}
     findings = cluster(workers, Wanted(Workers(cpu=2)), hang=["b"])
     found = of(findings, "worker b")

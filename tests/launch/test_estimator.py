@@ -58,10 +58,19 @@ def small(**parameters: Any) -> CNNClassifier:
     return CNNClassifier(**{"model": [{"layer": "dense"}], "epochs": 3, "batch_size": 10, **parameters})
 
 
+LONG = {"classifiers_classes", "estimators_dtypes", "classifiers_train", "classifier_data_not_an_array"}
+"""Checks that train for seconds."""
+
+
 checks = list(estimator_checks.estimator_checks_generator(CNNClassifier(), mark=None))
 
 
-@pytest.mark.parametrize(("estimator", "check"), checks, ids=[check.func.__name__ for _, check in checks])
+def _param(estimator: CNNClassifier, check: Any) -> Any:
+    name = check.func.__name__
+    return pytest.param(estimator, check, id=name, marks=[pytest.mark.slow] * (name.removeprefix("check_") in LONG))
+
+
+@pytest.mark.parametrize(("estimator", "check"), [_param(*each) for each in checks])
 @pytest.mark.filterwarnings("default")
 def test_scikit_learn_s_checks(estimator: CNNClassifier, check: Any) -> None:
     name = check.func.__name__

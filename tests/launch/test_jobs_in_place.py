@@ -119,6 +119,7 @@ def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client,
         assert train_job(resolve(raw), client=client).summary["status"] == "done", "its index was forgotten"
 
 
+@pytest.mark.slow
 def test_an_array_that_has_changed_before_a_run_is_read_anew_by_the_next(client: Client, tmp_path: Path) -> None:
     arrays = tiles(tmp_path)
     raw = job_on(arrays, tmp_path / "runs")

@@ -294,7 +294,7 @@ def _fail(block: Any) -> Any:
 @pytest.mark.parametrize("name", ["a/b", "../x", "..", ""])
 def test_a_name_that_is_no_file_s_needs_an_output(name: str) -> None:
     assert path_of("tiles") == "data/tiles.zarr"
-    with pytest.raises(DataError, match="the name of no file; say with --out"):
+    with pytest.raises(DataError, match="the name of no file; say where"):
         path_of(name)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daskcnn.nn import blocks
+from daskcnn.compiled import program
+from daskcnn.nn import local
 
 
 @pytest.fixture
@@ -17,4 +18,5 @@ def rng() -> np.random.Generator:
 @pytest.fixture(autouse=True)
 def eager_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share the smallest pass, which is not worth waking them otherwise."""
-    monkeypatch.setattr(blocks, "THREAD_ITEMS", 1)
+    monkeypatch.setattr(local, "THREAD_PARTS", 1)
+    monkeypatch.setattr(program, "LEAST_PART", 1)

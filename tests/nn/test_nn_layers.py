@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Array, Device, Pool
+from daskcnn.arrays import Array, Device
+from daskcnn.compiled.program import Program
 from daskcnn.nn import Context, Layer, Params, Shape, State
 from daskcnn.nn.layers import (
     LRN,
@@ -25,9 +26,6 @@ from daskcnn.nn.layers import (
     Sigmoid,
 )
 from tests.nn.nn_cases import example, values
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def context(**options: Any) -> Context:
@@ -122,24 +120,13 @@ def test_pools_reduce_their_windows(
     assert y.shape[:2] == ((7 - size) // step + 1, (8 - size) // step + 1)
 
 
-@pytest.mark.parametrize("layer", [MaxPool, AveragePool, L2Pool])
-@pytest.mark.parametrize(("stride", "shared"), [(2, False), (3, False), (1, True)])
-def test_threads_never_add_to_pixels_that_windows_share(
-    layer: type[MaxPool | AveragePool | L2Pool], stride: int, shared: bool, rng: np.random.Generator
-) -> None:
-    class Recording(Pool):
-        calls = 0
-
-        def map(self, function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> list[R]:
-            self.calls += 1
-            return super().map(function, items, threads=threads)
-
-    pool = Recording()
-    pooling, ctx = layer(2, stride), Context(Device(pool=pool), training=True)
-    y, _, residual = pooling.forward({}, {}, values(rng, (5, 5, 2, 2)), ctx)
-    before = pool.calls
-    pooling.backward({}, residual, values(rng, y.shape), ctx)
-    assert pool.calls - before == (0 if shared else 1)
+@pytest.mark.parametrize(("size", "shared"), [(1, False), (2, False), (3, True)])
+def test_threads_never_add_to_pixels_that_windows_share(size: int, shared: bool) -> None:
+    operation = MaxPool(size, 2).operation(context())
+    program = Program.of([operation], (9, 9, 32, 64), np.dtype("float32"), 1 << 10, goes_back=True)
+    bands = {tuple(part[:2]) for part in program.parts}
+    assert len(program.parts) > 8
+    assert (len(bands) == 1) == shared
 
 
 def test_l2_pool_has_no_gradient_at_zero() -> None:

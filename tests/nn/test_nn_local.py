@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from daskcnn.arrays import Array, Device, derive, mix64, uniform
-from daskcnn.nn import Context, Layer, Sequential, Shape, blocks
+from daskcnn.nn import Context, Layer, Sequential, Shape, map_leaves
 from daskcnn.nn.layer import Keys
-from daskcnn.nn.layers import LRN, AveragePool, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh, normalise
+from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
 from daskcnn.nn.local import Chain
 from tests.nn.nn_cases import MAP, example, in_blocks, label, values
 
@@ -28,7 +28,17 @@ CHAINS = [
     (chain(Tanh(), ReLU(), Dropout(0.4), ReLU()), (7,)),
     (chain(Tanh(), MaxPool(2), ReLU(), MaxPool(2)), (9, 8, 3)),  # the first tiles the map, the second not
     (chain(ReLU(), MaxPool(3, 2), LRN(size=9, alpha=1.0)), (7, 7, 4)),
+    (chain(Dropout(0.2), L2Pool(3, 2), Tanh(), AveragePool(3, 1), Dropout(0.4)), (11, 9, 3)),  # overlap in overlap
+    (chain(AveragePool(2, 3), Sigmoid(), MaxPool(2)), (9, 12, 5)),  # pixels between the windows
 ]
+HEADED = [
+    (chain(BatchNorm(), ReLU(), MaxPool(2)), (6, 8, 7)),
+    (chain(BatchNorm(), ReLU(), MaxPool(2)), (7, 5, 3)),  # pixels in no window count for the moments
+    (chain(BatchNorm(), Tanh(), AveragePool(3, 2), Dropout(0.3)), (7, 9, 4)),
+    (chain(BatchNorm(fixed=True), ReLU(), LRN(alpha=0.5), MaxPool(3, 2)), (7, 9, 4)),
+    (chain(BatchNorm(), Sigmoid()), (9,)),
+]
+every_headed_chain = pytest.mark.parametrize(("net", "in_shape"), HEADED, ids=label)
 every_chain = pytest.mark.parametrize(("net", "in_shape"), CHAINS, ids=label)
 
 
@@ -63,6 +73,63 @@ def test_a_chain_is_its_layers_one_by_one(net: Sequential, in_shape: Shape, bloc
     alone = layer_by_layer(net, x, dy, ctx)
     for found, expected in zip(together(net, x, dy, replace(ctx, device=in_blocks(block))), alone, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@every_headed_chain
+@pytest.mark.parametrize("block", [1, 300, 1 << 20])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_chain_behind_batch_normalising_is_its_layers_one_by_one(
+    net: Sequential, in_shape: Shape, block: int, training: bool
+) -> None:
+    params, state, x, dy, ctx = example(net, in_shape, Device(), N=5, training=training)
+    (name, norm), *others = net.layers
+    middle, new, kept = norm.forward(params[name], state[name], x, ctx.child(name))
+    rest = Sequential(tuple(others))
+    y, back = layer_by_layer(rest, middle, dy, ctx)
+    found, state_found, residual = net.forward(params, state, x, replace(ctx, device=in_blocks(block)))
+    np.testing.assert_allclose(found, y, rtol=1e-11, atol=1e-13)
+    np.testing.assert_equal(state_found, {name: new})
+    if training:
+        dx, grads = norm.backward(params[name], kept, back, ctx)
+        for device in (in_blocks(block), in_blocks(block, threads=3)):
+            own_dx, own = net.backward(params, residual, dy, replace(ctx, device=device))
+            assert own_dx is not None
+            assert dx is not None
+            np.testing.assert_allclose(own_dx, dx, rtol=1e-10, atol=1e-12)
+            for parameter in ("scale", "shift"):
+                np.testing.assert_allclose(own[name][parameter], grads[parameter], rtol=1e-11)
+
+
+@every_headed_chain
+@pytest.mark.parametrize("given", [slice(1, 3), slice(None)])
+def test_going_back_through_batch_normalising_from_some_channels_to_some(
+    net: Sequential, in_shape: Shape, given: slice
+) -> None:
+    params, state, x, dy, ctx = example(net, in_shape, in_blocks(300), N=3)
+    _, _, residual = net.forward(params, state, x, ctx)
+    whole = np.zeros_like(dy)
+    whole[..., given] = dy[..., given]
+    expected, grads = net.backward(params, residual, whole, ctx)
+    assert expected is not None
+    of, wanted = in_shape[-1], slice(1, 2)
+    found, own = net.backward_of(params, residual, dy[..., given], ctx, given=given, of=of, wanted=wanted)
+    np.testing.assert_allclose(found, expected[..., wanted], rtol=1e-12)
+    np.testing.assert_equal(own, grads)
+
+
+@every_headed_chain
+def test_devices_agree_on_chains_behind_batch_normalising(net: Sequential, in_shape: Shape, device: Device) -> None:
+    params, state, x, dy, ctx = example(net, in_shape, device)
+    move, host = device.backend.from_host, device.backend.to_host
+    y, _, residual = net.forward(params, state, x, replace(ctx, device=Device()))
+    dx, _ = net.backward(params, residual, dy, replace(ctx, device=Device()))
+    there = map_leaves(move, params), map_leaves(move, state)
+    found, _, kept = net.forward(*there, move(x), ctx)
+    np.testing.assert_allclose(host(found), y, rtol=1e-9, atol=1e-12)
+    found_dx, _ = net.backward(there[0], kept, move(dy), ctx)
+    assert dx is not None
+    assert found_dx is not None
+    np.testing.assert_allclose(host(found_dx), dx, rtol=1e-9, atol=1e-12)
 
 
 @every_chain
@@ -112,25 +179,22 @@ def test_chains_write_to_nothing_they_are_given_and_go_back_twice(net: Sequentia
     np.testing.assert_equal((x, dy, again), (*given, first))
 
 
-def test_a_chain_keeps_its_input_alone_at_its_first_layer() -> None:
+def test_a_chain_keeps_its_input_alone() -> None:
     net = chain(ReLU(), LRN(), MaxPool(2), Dense(3), Tanh())
     params, state, x, _, ctx = example(net, (4, 4, 3), Device())
-    _, _, (run, *others, last) = net.forward(params, state, x, ctx)
-    assert run.x is x
-    assert [link.layer for link in run.chain.links] == [ReLU(), LRN(), MaxPool(2)]
-    assert others[:2] == [None, None]
-    assert [link.layer for link in last.chain.links] == [Tanh()]
+    _, _, ((kept, scaling), _, _) = net.forward(params, state, x, ctx)
+    assert kept is x
+    assert scaling is None
 
 
-def test_only_what_comes_first_and_is_local_on_the_shape_is_chained() -> None:
-    def links(in_shape: Shape, *layers: Layer) -> list[tuple[Layer, int]]:
-        return [(link.layer, link.side) for link in Chain.of([(layer, 0) for layer in layers], in_shape).links]
+def test_a_chain_ends_before_what_is_not_local_and_batch_normalising_begins_one() -> None:
+    def lengths(*layers: Layer) -> int:
+        return len(Chain.of(layers).layers)
 
-    assert links((4, 6, 1), ReLU(), MaxPool(2), Tanh()) == [(ReLU(), 2), (MaxPool(2), 2), (Tanh(), 1)]
-    assert links((12, 6, 1), MaxPool(2), LRN(), AveragePool(3)) == [(MaxPool(2), 6), (LRN(), 3), (AveragePool(3), 3)]
-    assert links((5, 6, 1), ReLU(), MaxPool(2), Tanh()) == [(ReLU(), 1)]
-    assert links((6, 6, 1), ReLU(), MaxPool(3, 2)) == [(ReLU(), 1)]
-    assert links((6, 6, 1), Conv(1, 1), ReLU()) == []
+    assert lengths(ReLU(), MaxPool(2), Tanh()) == 3
+    assert lengths(ReLU(), MaxPool(3, 2), Dense(2), Tanh()) == 2
+    assert lengths(BatchNorm(), ReLU(), MaxPool(2), BatchNorm()) == 3
+    assert lengths(Conv(1, 1), ReLU()) == 0
 
 
 def reference_mask(shape: Shape, keys: Keys, salt: int, rate: float) -> npt.NDArray[np.bool]:
@@ -191,12 +255,8 @@ def test_lrn_keeps_what_is_not_finite_to_its_own_sample(bad: float, size: int, r
         assert np.isnan(found[:, :, 1]).all()
 
 
-@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("beta", [0.75, 0.6])
-def test_powers_by_logarithms_and_by_roots_are_powers(
-    fast: bool, beta: float, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(normalise, "_FAST_EXP2", fast)
+def test_powers_by_roots_are_powers(beta: float, rng: np.random.Generator) -> None:
     x = 30 * values(rng, (1, 1, 50, 1), "float32")
     y, _, _ = LRN(size=1, alpha=1.0, beta=beta).forward({}, {}, x, Context(Device()))
     np.testing.assert_allclose(y, x * (1 + x.astype("float64") ** 2) ** -beta, rtol=1e-6)
@@ -223,35 +283,7 @@ def test_scratch_memory_stays_within_what_blocks_need() -> None:
     assert 0 < ctx.device.workspace.nbytes < x.nbytes
 
 
-def test_an_arena_hands_out_memory_that_does_not_overlap_and_takes_scopes_back(device: Device) -> None:
-    arena = blocks.Arena.of(device, 1024)
-    first = arena.take((10,), "float32")
-    with arena:
-        second = arena.take((2, 5), "float64")
-        second[...] = 2
-    third = arena.take((2, 5), "float64")
-    assert (device.backend.to_host(third) == 2).all()  # the same memory
-    first[...] = 1
-    large = arena.take((1000,), "float64")
-    large[...] = 5
-    assert (device.backend.to_host(third) == 2).all()
-    assert device.backend.to_host(large).sum() == 5000
-
-
-def test_arenas_of_numpy_begin_at_a_cache_line() -> None:
-    arena = blocks.Arena.of(Device(), 1000)
-    for shape in ((3,), (7, 2), (1,)):
-        assert arena.take(shape, "float32").ctypes.data % 64 == 0
-
-
-@pytest.mark.parametrize(("extent", "size", "lengths"), [(10, 4, [3, 3, 4]), (3, 0, [1, 1, 1]), (5, 9, [5])])
-def test_cuts_are_nearly_equal_and_complete(extent: int, size: int, lengths: list[int]) -> None:
-    cuts = blocks.cut(extent, size)
-    assert [c.stop - c.start for c in cuts] == lengths
-    assert [i for c in cuts for i in range(extent)[c]] == list(range(extent))
-
-
-def test_the_first_error_in_a_block_is_raised() -> None:
+def test_dropout_in_a_chain_says_what_it_needs() -> None:
     _, _, x, _, ctx = example(Dropout(0.5), MAP, in_blocks(1, threads=2))
     with pytest.raises(ValueError, match="keys=None"):
         Dropout(0.5).forward({}, {}, x, replace(ctx, keys=None))

@@ -158,7 +158,7 @@ def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Ge
         params_t.grad = torch.tensor(gradient)
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-        ours.step(params, gradient.copy(), velocity, lr)
+        ours.step(params, gradient, velocity, lr, Device())
     np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
 
 

@@ -162,7 +162,7 @@ def test_accuracy_by_label_is_the_share_of_right_labels_however_parts_are_cut() 
 
 def test_plain_descent_with_decay_by_hand() -> None:
     params, grads, velocity = np.array([1.0, -2]), np.array([0.5, 0.5]), np.zeros(2)
-    SGD(weight_decay=0.1).step(params, grads, velocity, 0.1)
+    SGD(weight_decay=0.1).step(params, grads, velocity, 0.1, Device())
     np.testing.assert_allclose(params, [1 - 0.1 * 0.6, -2 - 0.1 * 0.3])
 
 
@@ -172,7 +172,7 @@ def test_momentum_by_hand(nesterov: bool, second: float) -> None:
     params, velocity = np.zeros(1), np.zeros(1)
     seen = []
     for _ in range(3):
-        SGD(0.9, nesterov).step(params, np.ones(1), velocity, 0.5)
+        SGD(0.9, nesterov).step(params, np.ones(1), velocity, 0.5, Device())
         seen.append(-params[0] / 0.5)
     assert velocity[0] == pytest.approx(2.71)
     first = 1.9 if nesterov else 1.0
@@ -182,7 +182,7 @@ def test_momentum_by_hand(nesterov: bool, second: float) -> None:
 
 def test_steps_keep_float32() -> None:
     params, grads, velocity = (np.ones(3, "float32") for _ in range(3))
-    SGD(0.9, True, 1e-3).step(params, grads, velocity, 0.1)
+    SGD(0.9, True, 1e-3).step(params, grads, velocity, 0.1, Device())
     assert {a.dtype.name for a in (params, grads, velocity)} == {"float32"}
 
 
@@ -343,7 +343,7 @@ def test_training_learns_a_few_samples_by_heart(name: str, rng: np.random.Genera
     for _ in range(80):
         loss, hits, grads, _ = loss_and_gradients(model, params, state, x, labels, LOSSES["softmax"], Context(device))
         losses.append(float(loss))
-        SGD(0.9, True).step(weights, layout.flatten(grads, {}), velocity, 0.01)
+        SGD(0.9, True).step(weights, layout.flatten(grads, {}), velocity, 0.01, Device())
     assert losses[0] > 1
     assert losses[-1] < 0.05
     assert hits == N

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from daskcnn.arrays import NUMPY, Backend
+from daskcnn.arrays import NUMPY, Backend, Device
 from daskcnn.nn.optimizer import SGD
 from daskcnn.ps import (
     RULES,
@@ -32,6 +32,7 @@ from daskcnn.ps.bases import Bases
 
 Gradient: TypeAlias = Callable[[Vector], Vector]
 Life: TypeAlias = Generator[Request, Reply, None]
+DEVICE = Device()
 PLAIN, MOMENTUM = SGD(), SGD(momentum=0.9, nesterov=True, weight_decay=0.01)
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -163,7 +164,7 @@ class Replica:
     def _step(self, velocity: Vector) -> None:
         local, before = self.local, self.local.weights.copy()
         grads = self.rule.local_step(self.gradient(local.weights), local)
-        self.sgd.step(local.weights, grads, velocity, self.lr)
+        self.sgd.step(local.weights, grads, velocity, self.lr, Device(self.backend))
         self.trained.append(local.weights - before)
 
 
@@ -219,5 +220,5 @@ def alone(start: Vector, gradient: Gradient, steps: int, *, lr: float = 0.1, sgd
     """The weights after so many steps without any server."""
     weights, velocity = start.copy(), np.zeros_like(start)
     for _ in range(steps):
-        sgd.step(weights, gradient(weights), velocity, lr)
+        sgd.step(weights, gradient(weights), velocity, lr, DEVICE)
     return weights

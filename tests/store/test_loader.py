@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
-from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror
+from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror, moved
 from daskcnn.store.chunk_source import Indices
-from daskcnn.store.loader import DEPTH, Batch, batch_edges, sample_order
+from daskcnn.store.loader import DEPTH, Batch, _normalised, batch_edges, sample_order
 from daskcnn.store.manifest import Source
 
 
@@ -227,7 +227,7 @@ def test_every_image_is_a_shift_and_perhaps_a_mirror_image(shape: tuple[int, int
     h, w, c = shape
     rng = np.random.default_rng(0)
     x, keys = rng.normal(size=(h, w, 300, c)), rng.integers(0, 1 << 63, 300).astype(np.uint64)
-    y = crop_mirror(x, keys)
+    y = moved(x, crop_mirror(keys, w))
     seen = []
     for n in range(300):
         crops = np.lib.stride_tricks.sliding_window_view(_padded(x[:, :, n]), (h, w), axis=(0, 1))
@@ -253,5 +253,14 @@ def test_augmentation_is_of_the_sample_not_of_its_batch(data: Dataset) -> None:
 
 def test_augmentation_leaves_its_input(data: Dataset) -> None:
     x = np.ones((8, 8, 2, 1), np.float32)
-    crop_mirror(x, np.arange(2, dtype=np.uint64))
+    moved(x, crop_mirror(np.arange(2, dtype=np.uint64), 8))
     assert (x == 1).all()
+
+
+@pytest.mark.parametrize("augment", AUGMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bytes_in_one_pass_are_what_array_expressions_make_of_them(data: Dataset, augment: Any, dtype: str) -> None:
+    plan, indices = BatchPlan(((0, 230),), 16, seed=3, augment=augment), np.arange(5, 200, 3)
+    images, keys = data.train.gather(indices)[0], sample_keys(plan, indices)
+    expected = moved(_normalised(data, images, dtype), AUGMENTATIONS[augment](keys, images.shape[2]))
+    np.testing.assert_array_equal(load_batch(data, data.train, plan, dtype, indices).x, expected)

@@ -362,9 +362,14 @@ def test_adopted_vectors_are_copied(device: Device, dataset: Dataset) -> None:
 
 def test_a_replica_works_on_a_device_as_on_the_host(dataset: Dataset) -> None:
     host, own = (_replica(dataset, device=device_of(name)) for name in ("numpy", "standin"))
-    assert _round(own).score == _round(host).score
-    np.testing.assert_array_equal(own.host_weights(), host.host_weights())
-    assert own.evaluate(dataset.train, 200, 230) == host.evaluate(dataset.train, 200, 230)
+    # compiled loops add up in another order than the device's expressions
+    found, expected = _round(own).score, _round(host).score
+    assert replace(found, loss_sum=expected.loss_sum) == expected
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-13)
+    np.testing.assert_allclose(own.host_weights(), host.host_weights(), rtol=0, atol=1e-13)
+    found, expected = (replica.evaluate(dataset.train, 200, 230) for replica in (own, host))
+    assert replace(found, loss_sum=expected.loss_sum) == expected
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-13)
     assert step_seconds(own, steps=1)[1].keys() == step_seconds(host, steps=1)[1].keys()
 
 

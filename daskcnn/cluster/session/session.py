@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 
 from distributed import get_worker
 
-from daskcnn.arrays import Array, Device, DeviceKind, keep_freed_memory, release_freed_memory
+from daskcnn.arrays import Array, Device, DeviceKind, device_profile, keep_freed_memory, release_freed_memory
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.dataset import opened
+from daskcnn.job.network import check_vectors
 from daskcnn.job.tables import Job
 from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
@@ -123,19 +124,31 @@ def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -
 
 
 def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None = None) -> Session:
-    """Begin the run on this worker; whatever another run kept here goes. Raises ClusterError without the device."""
+    """Begin the run on this worker; whatever another run kept here goes.
+
+    Raises ClusterError without the device, or with too little memory for the network.
+    """
     with _lock:
         here = _here()
         for other, worker in list(_sessions):
             if worker == here:
                 _forget(other, worker)
         threads = job.train.threads or get_worker().state.nthreads
+        dataset = opened(job.data, index)
+        if kind == "cpu":  # a GPU says itself when it is full
+            check_vectors(job, dataset, _memory())
         keep_freed_memory()
-        device = Device.of(kind, threads=threads, workspace_limit=job.train.workspace_mib << 20)
+        limit = job.train.workspace_mib << 20
+        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
         throttle = float(os.environ.get(THROTTLE, "1"))
-        clock = time.perf_counter
-        replica = Replica(job, opened(job.data, index), device, clock=clock, throttle=throttle, pause=time.sleep)
+        replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         return keep_session(run, Session(replica))
+
+
+def _memory() -> int:
+    """Bytes that this worker may fill: its own limit, or what the machine has."""
+    limit = get_worker().memory_manager.memory_limit if _here() else None
+    return limit or device_profile("cpu", 1).memory
 
 
 def keep_session(run: str, session: Session) -> Session:

@@ -47,13 +47,13 @@ class KeptParts:
             self._folder.mkdir(exist_ok=True)
             self._check(task)
         except OSError as error:
-            raise DataError(self._folder, error.strerror or error, "give another --out") from error
+            raise DataError(self._folder, error.strerror or error, "give another path") from error
 
     def _check(self, task: dict[str, Any]) -> None:
-        file, again = self._folder / "task.json", f"remove {self._folder} to start anew, or give another --out"
+        file, again = self._folder / "task.json", f"remove {self._folder} to start anew, or give another path"
         if not os.path.lexists(file):
             if any(self._folder.iterdir()):
-                raise DataError(self._folder, "a folder with other files", "give another --out")
+                raise DataError(self._folder, "a folder with other files", "give another path")
             replace_file(file, json.dumps(task, indent=1).encode())
             return
         found = parse_json(read_regular(file, _BOUNDS.size), file, remedy=again, bounds=_BOUNDS)

@@ -237,7 +237,7 @@ class FileSource:
             except DataError as error:
                 if not self.skip_bad:
                     raise DataError(
-                        error.value, error.reason, f"{error.remedy}, or pass over it with --skip-bad"
+                        error.value, error.reason, f"{error.remedy}, or pass over it: skip_bad=True, --skip-bad"
                     ) from error
                 images.append(np.zeros(self.facts.shape, self.facts.dtype))
                 bad.append((place, str(error)))

@@ -160,11 +160,11 @@ TABLES: Mapping[str, Callable[[Path, Columns, int], Table]] = {
 def check_table(out: Path) -> None:
     """Raise UserError for a file that no table is written to, before anything starts."""
     if out.suffix not in TABLES:
-        raise DataError(f"--out {out}", "its format is not known", f"end its name with one of {', '.join(TABLES)}")
+        raise DataError(out, "its format is not known", f"end its name with one of {', '.join(TABLES)}")
     if os.path.lexists(out):
-        raise DataError(f"--out {out}", "exists already", "remove it, or give another name")
+        raise DataError(out, "exists already", "remove it, or give another name")
     if not out.parent.is_dir():
-        raise DataError(f"--out {out}", f"there is no folder {out.parent}", "make it, or give another name")
+        raise DataError(out, f"there is no folder {out.parent}", "make it, or give another name")
     if out.suffix == ".parquet":
         _pyarrow()
 
@@ -195,6 +195,6 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        remedy = "pip install 'daskcnn[parquet]', or give --out a name that ends in .csv or .zarr"
+        remedy = "pip install 'daskcnn[parquet]', or write to a name that ends in .csv or .zarr"
         raise UserError("package pyarrow", "it is not installed", remedy) from error
     return pyarrow, pyarrow.parquet

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
 
-from daskcnn.arrays import Device, DeviceKind
+from daskcnn.arrays import Device, DeviceKind, keep_freed_memory, release_freed_memory
 from daskcnn.launch.predictions.rows import Predicted
 from daskcnn.launch.predictions.sources import Part, PredictedSource
 from daskcnn.training.trained_network import Classifier, Predictor
@@ -29,8 +29,13 @@ def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: in
     """Predict a part on this process's device. Raises DataError where its samples cannot be read."""
     samples = task.source.read(part)
     if (predictor := _PREDICTORS.get(task)) is None:
-        limit = task.classifier.job.train.workspace_mib << 20
-        predictor = _PREDICTORS[task] = task.classifier.on(Device.of(kind, threads=threads, workspace_limit=limit))
+        # Dask's workers return freed memory at once: every part would take fresh pages, for a quarter of its time
+        keep_freed_memory()
+        finalize(task, release_freed_memory)
+        train = task.classifier.job.train
+        limit = train.workspace_mib << 20
+        device = Device.of(kind, threads=threads, workspace_limit=limit, exact=train.exact)
+        predictor = _PREDICTORS[task] = task.classifier.on(device)
     probabilities = predictor.probabilities(samples.images).astype(np.float32)
     probabilities[[place for place, _ in samples.bad]] = np.nan
     return Predicted(probabilities, samples.labels, tuple(problem for _, problem in samples.bad))

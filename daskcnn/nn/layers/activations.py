@@ -5,19 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from daskcnn.arrays import Array
+from daskcnn.compiled.program import RELU, SIGMOID, TANH, Operation
 from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
-from daskcnn.nn.layer import Residual, Shape
-from daskcnn.nn.local import BlockSteps, LocalLayer
+from daskcnn.nn.layer import Context, Residual, Shape
+from daskcnn.nn.local import LocalLayer
 
 
 class _Activation(LocalLayer):
-    """Base of the activations; y is kept as the residual."""
+    """Base of the activations. As array expressions they keep y."""
 
     def out_shape(self, in_shape: Shape) -> Shape:
         return in_shape
-
-    def window(self, in_shape: Shape) -> int | None:
-        return 1
 
     @property
     def reach(self) -> int | None:
@@ -28,17 +26,18 @@ class _Activation(LocalLayer):
 class ReLU(_Activation):
     """max(x, 0); the derivative at 0 is 0."""
 
-    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
-        """Note y = max(x, 0); the residual is y."""
-        zeros = block.xp.zeros(x.shape[-2:], x.dtype)  # NumPy takes four times as long with a number in their place
-        y = block.do(block.xp.maximum, x, zeros, out=block.result(x.shape))
+    def operation(self, ctx: Context) -> Operation:
+        """Return the operation."""
+        return Operation(RELU)
+
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+        """Return max(x, 0)."""
+        y = ctx.device.xp.maximum(x, 0)
         return y, y
 
-    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
-        """Note dx = dy where y > 0, else 0."""
-        y, xp = residual, block.xp
-        positive = block.do(xp.greater, y, 0, out=block.take(y.shape, bool))
-        return block.do(xp.multiply, dy, positive, out=block.result(y.shape, free=dy))
+    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+        """Return dy where y > 0, else 0."""
+        return dy * (residual > 0)
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return He's initializer."""
@@ -47,23 +46,20 @@ class ReLU(_Activation):
 
 @dataclass(frozen=True)
 class Sigmoid(_Activation):
-    """1 / (1 + e^-x), computed as (1 + tanh(x / 2)) / 2, which does not overflow."""
+    """1 / (1 + e^-x)."""
 
-    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
-        """Note y = (1 + tanh(x / 2)) / 2; the residual is y."""
-        xp = block.xp
-        y = block.do(xp.multiply, x, 0.5, out=block.result(x.shape))
-        block.do(xp.tanh, y, out=y)
-        block.do(xp.add, y, 1, out=y)
-        block.do(xp.multiply, y, 0.5, out=y)
+    def operation(self, ctx: Context) -> Operation:
+        """Return the operation."""
+        return Operation(SIGMOID)
+
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+        """Return (1 + tanh(x / 2)) / 2, which does not overflow."""
+        y = (1 + ctx.device.xp.tanh(x * 0.5)) * 0.5
         return y, y
 
-    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
-        """Note dx = dy · y · (1 - y)."""
-        y, xp = residual, block.xp
-        slope = block.do(xp.subtract, 1, y, out=block.take(y.shape))
-        block.do(xp.multiply, slope, y, out=slope)
-        return block.do(xp.multiply, slope, dy, out=block.result(y.shape, free=slope))
+    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+        """Return dy · y · (1 - y)."""
+        return dy * residual * (1 - residual)
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return Glorot's initializer."""
@@ -74,17 +70,18 @@ class Sigmoid(_Activation):
 class Tanh(_Activation):
     """tanh x."""
 
-    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
-        """Note y = tanh x; the residual is y."""
-        y = block.do(block.xp.tanh, x, out=block.result(x.shape))
+    def operation(self, ctx: Context) -> Operation:
+        """Return the operation."""
+        return Operation(TANH)
+
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+        """Return tanh x."""
+        y = ctx.device.xp.tanh(x)
         return y, y
 
-    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
-        """Note dx = dy · (1 - y²)."""
-        y, xp = residual, block.xp
-        block.do(xp.multiply, y, y, out=y)
-        slope = block.do(xp.subtract, 1, y, out=y)
-        return block.do(xp.multiply, slope, dy, out=block.result(y.shape, free=slope))
+    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+        """Return dy · (1 - y²)."""
+        return dy * (1 - residual * residual)
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return Glorot's initializer."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.blocks import block_bytes, each, row_blocks
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
 
@@ -48,7 +48,8 @@ class Dense(Layer):
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return y = x·w + b, the products of blocks of pixels added up in a fixed order; the residual is x."""
         pixels, weights, blocks = _blocks(x, params["w"], ctx.device)
-        parts = each(ctx.device, lambda b: ctx.device.xp.matmul(pixels[b], weights[b]).sum(axis=0), blocks)
+        matmul = ctx.device.xp.matmul
+        parts = ctx.device.pool.map(lambda b: matmul(pixels[b], weights[b]).sum(axis=0), blocks)
         y = sum(parts[1:], start=parts[0])
         if self.bias:
             y += params["b"]
@@ -65,7 +66,7 @@ class Dense(Layer):
             if dx is not None:
                 xp.matmul(dy, weights[b].swapaxes(1, 2), out=dx[b])
 
-        each(ctx.device, back, blocks)
+        ctx.device.pool.map(back, blocks)
         grads = {"w": dw.reshape(w.shape)} | ({"b": dy.sum(axis=0)} if self.bias else {})
         return None if dx is None else _joined(dx, x.shape), grads
 
@@ -109,11 +110,14 @@ def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slic
     """
     weights = w.reshape(-1, *w.shape[-2:])
     pixels = x.reshape(-1, *x.shape[-2:])
-    if x.ndim == 2 and w.nbytes > block_bytes(device, w.nbytes):
+    limit = device.backend.block_bytes
+    if x.ndim == 2 and w.nbytes > limit:
         pieces = next(p for p in range(max(1, len(w) // _PIECE), 0, -1) if len(w) % p == 0)
         pixels = x.reshape(len(x), pieces, -1).swapaxes(0, 1)
         weights = w.reshape(pieces, -1, w.shape[-1])
-    return pixels, weights, row_blocks(device, len(weights), weights[0].nbytes + pixels[0].nbytes)
+    count = len(weights)
+    parts = max(1, min(count, (w.nbytes + x.nbytes) // limit))
+    return pixels, weights, [slice(a, b) for a, b in pairwise(count * i // parts for i in range(parts + 1))]
 
 
 def _joined(dx: Array, x_shape: Shape) -> Array:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
+import numpy as np
+
 from daskcnn.arrays import Array, derive, mix64, uniform
-from daskcnn.nn.layer import Residual, Shape
-from daskcnn.nn.local import BlockSteps, LocalLayer
+from daskcnn.compiled.program import DROPOUT, Operation
+from daskcnn.nn.layer import Context, Keys, Residual, Shape
+from daskcnn.nn.local import LocalLayer
 
 _ODD = 0x9E3779B97F4A7C15
 
@@ -30,43 +34,45 @@ class Dropout(LocalLayer):
         """Return the shape of the input."""
         return in_shape
 
-    def window(self, in_shape: Shape) -> int | None:
-        """Return 1: each number depends on one number."""
-        return 1
-
     @property
     def reach(self) -> int | None:
         """0: each channel depends on itself alone."""
         return 0
 
-    def block_forward(self, x: Array, block: BlockSteps) -> tuple[Array, Residual]:
-        """Note the mask and y; the residual is the mask, None outside training."""
-        if not block.training:
-            return x, None
-        pixels = () if block.vectors else (block.link.side,) * 2
-        kept = block.do(self._draw, block, block.link.salt, pixels, out=block.take(x.shape, bool))
-        return self._masked(x, kept, block), kept
+    def operation(self, ctx: Context) -> Operation | None:
+        """Return the operation in training. Raises ValueError if the context has no keys."""
+        if not ctx.training:
+            return None
+        _keys(ctx)
+        # what `uniform` gives is a multiple of 2^-24: it reaches the rate from this multiple on
+        threshold = ceil(float(np.float32(self.rate)) * (1 << 24))
+        return Operation(DROPOUT, (1 / (1 - self.rate),), salt=ctx.salt, threshold=threshold)
 
-    def block_backward(self, residual: Residual, dy: Array, block: BlockSteps) -> Array:
-        """Note dx: dy under the mask of the forward pass."""
-        return self._masked(dy, residual, block)
+    def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
+        """Return the numbers that are kept, scaled; the residual is the mask, None outside training."""
+        if not ctx.training:
+            return x.copy(), None
+        mask = self._mask(x.shape, ctx)
+        return x * mask * (1 / (1 - self.rate)), mask
 
-    def _masked(self, x: Array, kept: Array, block: BlockSteps) -> Array:
-        y = block.do(block.xp.multiply, x, kept, out=block.result(x.shape))
-        return block.do(block.xp.multiply, y, 1 / (1 - self.rate), out=y)
+    def array_backward(self, residual: Residual, dy: Array, ctx: Context) -> Array:
+        """Return dy under the mask of the forward pass."""
+        return dy * residual * (1 / (1 - self.rate))
 
-    def _draw(self, block: BlockSteps, salt: int, sides: tuple[int, ...], *, out: Array) -> None:
-        """Write which numbers (h, w, n, C) are kept. `sides` are the pixels per pixel of the chain's output."""
-        if block.keys is None:
-            raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
-        xp, first = block.xp, block.channel
-        keys = _spread(
-            xp, derive(xp, block.keys, salt)[:, None], xp.arange(first, first + out.shape[-1], dtype=xp.uint64)
-        )
-        for pixels, side in zip((block.part.columns, block.part.rows), sides, strict=False):
-            numbers = xp.arange(pixels.start * side, pixels.stop * side, dtype=xp.uint64)
-            keys = _spread(xp, keys, numbers.reshape(-1, *(1,) * keys.ndim))
-        out[...] = (uniform(xp, keys) >= self.rate).reshape(out.shape)
+    def _mask(self, shape: Shape, ctx: Context) -> Array:
+        """Return which numbers (H, W, N, C) or (N, F) are kept."""
+        xp, first = ctx.device.xp, ctx.channel
+        keys = derive(xp, ctx.device.backend.from_host(_keys(ctx)), ctx.salt)[:, None]
+        keys = _spread(xp, keys, xp.arange(first, first + shape[-1], dtype=xp.uint64))
+        for extent in reversed(shape[:-2]):
+            keys = _spread(xp, keys, xp.arange(extent, dtype=xp.uint64).reshape(-1, *(1,) * keys.ndim))
+        return (uniform(xp, keys) >= self.rate).reshape(shape)
+
+
+def _keys(ctx: Context) -> Keys:
+    if ctx.keys is None:
+        raise ValueError("keys=None: dropout in training draws from the samples' keys; give them in the context")
+    return ctx.keys
 
 
 def _spread(xp: Any, keys: Array, numbers: Array) -> Array:

@@ -1,0 +1,157 @@
+"""GB/s of every compiled loop, there and back, beside plain copying of as many bytes in the same run.
+
+python benchmarks/compiled.py [--shape 32 32 64 50] [--threads 1 2] [--rounds 9] [--only relu lrn] [--json]
+A loop's bytes are what it must read and write at least: a map that is read twice counts once. Copying and all loops
+take turns, so that a busy machine meets all alike. A new loop is one entry of LOOPS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device, Pool, device_profile, keep_freed_memory, single_threaded_blas
+from daskcnn.nn import LOSSES, SGD, Context, Layer, Sequential
+from daskcnn.nn.channels import channel_sum
+from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A loop's call, and the bytes that it must read and write."""
+
+    work: Work
+    nbytes: int
+
+
+Turns = dict[str, Turn]
+"""By direction: "forward", "backward"."""
+
+
+def passes(*layers: Layer) -> Callable[[Array, Device], Turns]:
+    """Forward and backward of neighbouring layers on a map, in training."""
+
+    def turns(x: Array, device: Device) -> Turns:
+        net = Sequential(tuple((f"{i}", layer) for i, layer in enumerate(layers)))
+        rng = np.random.default_rng(0)
+        params, state, _ = net.init(rng, (*x.shape[:2], x.shape[3]))
+        params, state = _cast(params, x.dtype), _cast(state, x.dtype)
+        ctx = Context(device, training=True, keys=rng.integers(0, 1 << 63, x.shape[2], dtype=np.uint64))
+        y, _, residual = net.forward(params, state, x, ctx)
+        dy = rng.standard_normal(y.shape, dtype=y.dtype)
+        return {
+            "forward": Turn(lambda: net.forward(params, state, x, ctx), x.nbytes + y.nbytes),
+            "backward": Turn(lambda: net.backward(params, residual, dy, ctx), 2 * x.nbytes + dy.nbytes),
+        }
+
+    return turns
+
+
+def _cast(tree: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    return {k: _cast(v, dtype) if isinstance(v, dict) else v.astype(dtype) for k, v in tree.items()}
+
+
+def channel_sums(x: Array, device: Device) -> Turns:
+    return {"forward": Turn(lambda: channel_sum(x, device), x.nbytes)}
+
+
+def descent(x: Array, device: Device) -> Turns:
+    """Momentum, Nesterov's, with decay: reads and writes weights, velocity and gradients."""
+    weights, grads, velocity = (np.zeros(x.size, x.dtype) for _ in range(3))
+    sgd = SGD(0.9, nesterov=True, weight_decay=1e-3)
+    return {"forward": Turn(lambda: sgd.step(weights, grads, velocity, 0.1, device), 6 * x.nbytes)}
+
+
+def softmax(x: Array, device: Device) -> Turns:
+    scores = x.reshape(-1, 10)
+    labels = np.arange(len(scores)) % 10
+    return {"forward": Turn(lambda: LOSSES["softmax"](scores, labels), 2 * x.nbytes)}
+
+
+LOOPS: dict[str, Callable[[Array, Device], Turns]] = {
+    "relu": passes(ReLU()),
+    "sigmoid": passes(Sigmoid()),
+    "tanh": passes(Tanh()),
+    "lrn": passes(LRN()),
+    "maxpool 2": passes(MaxPool(2)),
+    "maxpool 3/2": passes(MaxPool(3, 2)),
+    "averagepool 2": passes(AveragePool(2)),
+    "l2pool 2": passes(L2Pool(2)),
+    "dropout": passes(Dropout(0.5)),
+    "batchnorm": passes(BatchNorm()),
+    "relu lrn maxpool": passes(ReLU(), LRN(), MaxPool(2)),
+    "relu averagepool": passes(ReLU(), AveragePool(2)),
+    "relu maxpool 3/2 lrn": passes(ReLU(), MaxPool(3, 2), LRN()),
+    "batchnorm relu": passes(BatchNorm(), ReLU()),
+    "batchnorm relu maxpool": passes(BatchNorm(), ReLU(), MaxPool(2)),
+    "dense": passes(Dense(10)),
+    "channel sums": channel_sums,
+    "descent": descent,
+    "softmax": softmax,
+}
+
+
+def copying(x: Array, device: Device) -> Turn:
+    """Copying a map."""
+    y, rows = np.empty_like(x), device.pool.slices(len(x))
+    return Turn(lambda: device.pool.map(lambda r: np.copyto(y[r], x[r]), rows), 2 * x.nbytes)
+
+
+def measure(shape: tuple[int, ...], dtype: str, threads: int, rounds: int, only: list[str]) -> dict[str, float]:
+    """Median GB/s of each loop and direction, and of copying."""
+    device = Device(pool=Pool(threads))
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    turns = {"copy": copying(x, device)}
+    for name in only:
+        turns |= {f"{name} {direction}": turn for direction, turn in LOOPS[name](x, device).items()}
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(rounds + 1):
+        for name, turn in turns.items():
+            begun = perf_counter()
+            turn.work()
+            seconds[name].append(perf_counter() - begun)
+    device.pool.close()
+    return {name: turn.nbytes / median(seconds[name][1:]) / 1e9 for name, turn in turns.items()}
+
+
+def show(shape: tuple[int, ...], results: dict[int, dict[str, float]]) -> str:
+    """A table: a row for each loop and direction; GB/s and the part of copying's, for each number of threads."""
+    head = "".join(f"{f'{n} thr. GB/s':>14} of copying" for n in results)
+    lines = [f"{'×'.join(map(str, shape)):32}{head}"]
+    for name in next(iter(results.values())):
+        cells = "".join(f"{r[name]:14.1f}{r[name] / r['copy']:11.2f}" for r in results.values())
+        lines.append(f"{name:32}{cells}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shape", nargs=4, type=int, default=[32, 32, 64, 50], metavar=("H", "W", "N", "C"))
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=9, help="measured rounds (default 9)")
+    parser.add_argument("--only", nargs="+", choices=LOOPS, default=list(LOOPS), metavar="LOOP", help="default: all")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args()
+    shape = tuple(options.shape)
+    keep_freed_memory()  # as a worker does
+    with single_threaded_blas():
+        results = {n: measure(shape, options.dtype, n, options.rounds, options.only) for n in options.threads}
+    if options.json:
+        machine = {"processor": device_profile("cpu", 1).name, "dtype": options.dtype}
+        print(json.dumps({**machine, "shape": shape, "GB_per_second": results}, indent=1))
+    else:
+        print(show(shape, results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""Chains of local layers: every block of a map goes through all of them while it is in cache.
+
+A map far exceeds the caches, and each of these layers does a few operations per number: alone they would wait for
+memory. Only the chain's input is kept for the way back; each block goes forward again first, which costs less than
+writing and reading what every layer would keep. `program` says what is done and where a block's numbers lie.
+"""
+
+from __future__ import annotations
+
+from daskcnn.compiled import activations, batchnorm, dropout, lrn, pool
+from daskcnn.compiled.loop import Array, boolean, float64, inner, int64, intp, loop, uint64
+from daskcnn.compiled.program import (
+    AVERAGE,
+    CODE,
+    DROPOUT,
+    DX,
+    DY,
+    KEPT,
+    LRN,
+    REACH,
+    SALT,
+    SCALE,
+    SCALE_RELU,
+    SIDE,
+    SIZE,
+    STEP,
+    TANH,
+    THRESHOLD,
+    X,
+    Y,
+)
+from daskcnn.compiled.runs import add_run, copy, fold
+
+Pixels = tuple[int, int, int]
+"""Row, column and sample; or how many of each."""
+
+
+@loop(
+    lambda T: (
+        *(T[:, :, :, ::1], T[:, :, :, ::1], T[:, ::1], int64[:, ::1], T[:, ::1], int64[::1], int64[:, ::1]),
+        *(uint64[::1], int64[::1], intp, intp, T[::1], T[:, ::1], uint64[::1]),
+    )
+)
+def forward(
+    x: Array,
+    y: Array,
+    by_channel: Array,
+    table: Array,
+    numbers: Array,
+    block: Array,
+    parts: Array,
+    keys: Array,
+    place: Array,
+    first: int,
+    last: int,
+    scratch: Array,
+    tiled: Array,
+    bits: Array,
+) -> None:
+    """y of the parts first, …, last - 1 of a map.
+
+    by_channel: (5, C) of batch normalising at the chain's head (`batchnorm`), (0, C) without. table,
+    numbers, block, parts: of the program. keys: of the samples. place: the first channel's number, and whether the map
+    is vectors. scratch, tiled, bits: scratch memory of the program's `scratch`, `tiled` and `bits` numbers.
+    """
+    C, end = x.shape[3], table[len(table) - 1]
+    _tile(by_channel, tiled)
+    for part in range(first, last):
+        for i in range(_count(parts[part], block, y.shape[1])):
+            at, sides = _block(parts[part], block, y.shape[1], i)
+            _load(x, at, sides, table[0], scratch[table[0, X] :])
+            _through(at, sides, C, table, numbers, keys, place, (scratch, tiled, bits), not len(x))
+            _store(scratch[end[X] :], at, sides, end, C, 0, y, False)
+
+
+@loop(
+    lambda T: (
+        *(T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], intp, intp, boolean),
+        *(T[:, ::1], int64[:, ::1], T[:, ::1], int64[::1], int64[:, ::1]),
+        *(uint64[::1], int64[::1], intp, intp, T[::1], T[:, ::1], uint64[::1]),
+    )
+)
+def backward(
+    x: Array,
+    dy: Array,
+    dx: Array,
+    sums: Array,
+    given: int,
+    wanted: int,
+    adds: bool,
+    by_channel: Array,
+    table: Array,
+    numbers: Array,
+    block: Array,
+    parts: Array,
+    keys: Array,
+    place: Array,
+    first: int,
+    last: int,
+    scratch: Array,
+    tiled: Array,
+    bits: Array,
+) -> None:
+    """dx of the parts of a map; or, with sums (parts, 2, C), what batch normalising at the chain's head needs before.
+
+    dy and dx may have some channels only, `given` and `wanted` on; dy is 0 elsewhere. adds: whether dx is added to what
+    is there. sums: of the gradient behind the head and of the same times (x - mean); then dx is not touched.
+    """
+    C = x.shape[3]
+    _tile(by_channel, tiled)
+    for part in range(first, last):
+        tiled[5:] = 0
+        for i in range(_count(parts[part], block, dy.shape[1])):
+            at, sides = _block(parts[part], block, dy.shape[1], i)
+            _load(x, at, sides, table[0], scratch[table[0, X] :])
+            _through(at, sides, C, table, numbers, keys, place, (scratch, tiled, bits), len(x) > 0)
+            _load_some(dy, at, sides, table[len(table) - 1], C, given, scratch)
+            _back(sides, C, table, numbers, tiled, scratch, len(sums) > 0)
+            if not len(sums):
+                _store(scratch[table[0, DX] :], at, sides, table[0], C, wanted, dx, adds)
+        if len(sums):
+            fold(tiled[5], sums[part, 0])
+            fold(tiled[6], sums[part, 1])
+
+
+@inner
+def _through(
+    at: Pixels,
+    sides: Pixels,
+    C: int,
+    table: Array,
+    numbers: Array,
+    keys: Array,
+    place: Array,
+    memory: tuple[Array, Array, Array],
+    goes_back: bool,
+) -> None:
+    """The block, which lies in scratch, goes through all operations."""
+    (scratch, tiled, bits), run = memory, sides[2] * C
+    for link in range(len(table) - 1):
+        row = table[link]
+        code, width, out = row[CODE], _extent(row, sides[1]), table[link + 1]
+        x = scratch[row[X] : row[X] + _extent(row, sides[0]) * width * run]
+        y = scratch[row[Y] : row[Y] + _extent(out, sides[0]) * _extent(out, sides[1]) * run]
+        kept = scratch[row[KEPT] :]
+        if code <= DROPOUT and row[X] != row[Y]:
+            copy(x, y)
+        if code <= TANH:
+            activations.forward(code, y)
+        elif code == LRN:
+            lrn.forward(x, y, kept, C, numbers[link])
+        elif SCALE <= code <= SCALE_RELU:
+            batchnorm.forward(x, y, tiled, run, code == SCALE_RELU)
+        elif code == DROPOUT:
+            corner = at[0] * row[SIDE], at[1] * row[SIDE], place[0]
+            own = keys[at[2] : at[2] + sides[2]]
+            dropout.draw(
+                kept[: len(x)], own, row[SALT], corner, width, C, row[THRESHOLD], numbers[link, 0], bits, place[1]
+            )
+            dropout.masked(y, kept)
+        else:
+            if goes_back and code == AVERAGE and link == len(table) - 2:
+                break  # its gradient does not need it
+            windows = _extent(out, sides[0]), _extent(out, sides[1])
+            pool.forward(code, x, width, y, windows, row[SIZE], row[STEP], kept, goes_back)
+
+
+@inner
+def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scratch: Array, sums: bool) -> None:
+    """The gradient of the block's output goes back through all operations."""
+    run = sides[2] * C
+    for link in range(len(table) - 2, -1, -1):
+        row = table[link]
+        code, width, out = row[CODE], _extent(row, sides[1]), table[link + 1]
+        size, out_size = (
+            _extent(row, sides[0]) * width * run,
+            _extent(out, sides[0]) * _extent(out, sides[1]) * run,
+        )
+        x, y = scratch[row[X] : row[X] + size], scratch[row[Y] : row[Y] + out_size]
+        dy = scratch[row[DY] : row[DY] + out_size]
+        kept = scratch[row[KEPT] :]
+        if code <= TANH:
+            activations.backward(code, y, dy)
+        elif code == LRN:
+            lrn.backward(x, kept, C, numbers[link], dy)
+        elif SCALE <= code <= SCALE_RELU:
+            if sums:
+                batchnorm.add_sums(x, y, dy, tiled, run, code == SCALE_RELU)
+            else:
+                batchnorm.backward(x, y, dy, tiled, run, code == SCALE_RELU)
+        elif code == DROPOUT:
+            dropout.masked(dy, kept)
+        else:
+            windows = _extent(out, sides[0]), _extent(out, sides[1])
+            dx = scratch[row[DX] : row[DX] + size]
+            pool.backward(code, x, width, dy, windows, row[SIZE], row[STEP], kept, dx)
+
+
+@inner
+def _extent(row: Array, pixels: int) -> int:
+    """Pixels a side of an operation's input that belong to this many of the chain's output."""
+    return (pixels - 1) * row[SIDE] + row[REACH]
+
+
+@inner
+def _count(part: Array, block: Array, width: int) -> int:
+    """How many blocks a part has."""
+    rows, samples = part[1] - part[0], part[3] - part[2]
+    return -(-rows // block[0]) * -(-width // block[1]) * -(-samples // block[2])
+
+
+@inner
+def _block(part: Array, block: Array, width: int, i: int) -> tuple[Pixels, Pixels]:
+    """Where the part's block of this number begins in the output, and its sides."""
+    down, across = -(-(part[1] - part[0]) // block[0]), -(-width // block[1])
+    row = part[0] + i // across % down * block[0]
+    column = i % across * block[1]
+    sample = part[2] + i // (across * down) * block[2]
+    sides = min(block[0], part[1] - row), min(block[1], width - column), min(block[2], part[3] - sample)
+    return (row, column, sample), sides
+
+
+@inner
+def _tile(by_channel: Array, tiled: Array) -> None:
+    """Repeat each row of numbers by channel for all samples of a block."""
+    heads, C = by_channel.shape
+    for row in range(heads):
+        for i in range(tiled.shape[1]):
+            tiled[row, i] = by_channel[row, i % C]
+
+
+@inner
+def _load(x: Array, at: Pixels, sides: Pixels, row: Array, to: Array) -> None:
+    """Copy a block of a map."""
+    flat, run = x.reshape(x.size), sides[2] * x.shape[3]
+    width = _extent(row, sides[1])
+    for i in range(_extent(row, sides[0])):
+        for j in range(width):
+            pixel = (at[0] * row[SIDE] + i) * x.shape[1] + at[1] * row[SIDE] + j
+            start = (pixel * x.shape[2] + at[2]) * x.shape[3]
+            copy(flat[start:], to[(i * width + j) * run : (i * width + j + 1) * run])
+
+
+@inner
+def _load_some(dy: Array, at: Pixels, sides: Pixels, end: Array, C: int, given: int, scratch: Array) -> None:
+    """Copy a block of a gradient that is 0 but for some channels."""
+    to = scratch[end[DX] :]
+    if dy.shape[3] == C:
+        _load(dy, at, sides, end, to)
+        return
+    to[: sides[0] * sides[1] * sides[2] * C] = 0
+    for i in range(sides[0]):
+        for j in range(sides[1]):
+            for n in range(sides[2]):
+                start = ((i * sides[1] + j) * sides[2] + n) * C + given
+                copy(dy[at[0] + i, at[1] + j, at[2] + n], to[start : start + dy.shape[3]])
+
+
+@inner
+def _store(block: Array, at: Pixels, sides: Pixels, row: Array, C: int, wanted: int, y: Array, adds: bool) -> None:
+    """Copy a block to a map, all channels or some; or add it to what is there."""
+    flat, own = y.reshape(y.size), y.shape[3]
+    run, width = sides[2] * C, _extent(row, sides[1])
+    pieces = 1 if own == C else sides[2]
+    length = run // pieces if own == C else own
+    for i in range(_extent(row, sides[0])):
+        for j in range(width):
+            pixel = (at[0] * row[SIDE] + i) * y.shape[1] + at[1] * row[SIDE] + j
+            start = (pixel * y.shape[2] + at[2]) * own
+            for piece in range(pieces):
+                to = flat[start + piece * own : start + piece * own + length]
+                source = block[(i * width + j) * run + piece * C + wanted :]
+                if adds:
+                    add_run(source, to)
+                else:
+                    copy(source, to)

@@ -1,0 +1,69 @@
+"""Products of matrices that are parts of larger arrays, by the BLAS that `numpy.dot` calls in loops.
+
+`numpy.dot` takes contiguous matrices only. Here a matrix is a place in a row of numbers, and the distance of its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from daskcnn.compiled.loop import blas_gemm, inner, overload
+
+SMALL = 1_000_000
+"""Multiplications of a product that OpenBLAS does without copying its factors, which is faster."""
+PANEL, STEP, MOST = 6_000, 16, 64
+"""Numbers of the left factor in such a product, to stay in the first-level cache; what its rows and columns are a
+multiple of; and its most columns."""
+
+
+class Matrix(NamedTuple):
+    """A matrix in an array of one axis: where it begins, the distance of its rows, and whether it is transposed."""
+
+    numbers: Any
+    start: int
+    apart: int
+    transposed: bool
+
+
+@inner
+def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool) -> None:
+    """Write or add c = a·b (rows × columns), each number a sum over `depth`. Large products are cut into small ones."""
+    across, step = rows, columns
+    if rows * columns * depth > SMALL >= STEP * STEP * depth:
+        across = max(STEP, PANEL // depth // STEP * STEP)
+        step = min(MOST, SMALL // (across * depth) // STEP * STEP)
+    for i in range(0, rows, across):
+        for j in range(0, columns, step):
+            at = a.numbers[a.start + (i if a.transposed else i * a.apart) :]
+            bt = b.numbers[b.start + (j * b.apart if b.transposed else j) :]
+            ct = c.numbers[c.start + i * c.apart + j :]
+            m, n = min(across, rows - i), min(step, columns - j)
+            # BLAS goes by columns: what it sees is the transposed product, of the factors in reverse
+            _gemm(b.transposed, a.transposed, n, m, depth, bt, b.apart, at, a.apart, add, ct, c.apart)
+
+
+def _gemm(
+    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
+) -> None:
+    raise NotImplementedError("only compiled functions call it")
+
+
+def _gemm_of_blas(
+    ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
+) -> Any:
+    kind, gemm = blas_gemm(a.dtype)
+    one, zero = np.ones(1, a.dtype.name), np.zeros(1, a.dtype.name)
+
+    def call(
+        ta: Any, tb: Any, m: Any, n: Any, k: Any, a: Any, lda: Any, b: Any, ldb: Any, add: Any, c: Any, ldc: Any
+    ) -> None:
+        first, second = 84 if ta else 78, 84 if tb else 78  # T, N
+        factor = one if add else zero
+        gemm(kind, first, second, m, n, k, one.ctypes, a.ctypes, lda, b.ctypes, ldb, factor.ctypes, c.ctypes, ldc)
+
+    return call
+
+
+overload(_gemm)(_gemm_of_blas)

@@ -1,0 +1,106 @@
+"""Compile every loop before it is needed, once for a machine; later processes load what the first one compiled.
+
+Two processes that fill Numba's cache with the same function at once may crash (numba#4807). So processes of a machine
+take turns by a lock, until a file beside the cache says that all loops are there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import platform
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from importlib import import_module
+from inspect import getsource
+from multiprocessing import get_context
+from pathlib import Path
+from threading import Lock
+
+from filelock import FileLock
+
+import daskcnn.compiled
+from daskcnn.compiled.loop import LOOPS, UNCACHED, cache_path, fingerprint, processor, version
+
+Say = Callable[[int, int], None]
+"""Called with the number of loops that are compiled, and of all, each time one had to be compiled anew."""
+
+_WARM: set[str] = set()
+"""The number types that this process has loaded."""
+_ONE = Lock()
+
+
+def warm(dtype: str, say: Say = lambda done, of: None) -> int:
+    """Load all loops for networks of this dtype; compile those that are not in the cache. Return how many those were.
+
+    It takes a minute on a machine that never did it, and a few tenths of a second elsewhere.
+    """
+    with _ONE:
+        if dtype in _WARM:
+            return 0
+        _import_all()
+        ready = is_ready(dtype)
+        if ready or UNCACHED:
+            new = _compile(dtype, say)
+        else:
+            with FileLock(_lock()):
+                new = _compile(dtype, say)
+                with suppress(OSError):
+                    _mark(dtype).touch()
+        _WARM.add(dtype)
+        return new
+
+
+def warm_in_processes(dtype: str, say: Say, processes: int) -> int:
+    """Compile the loops that are not in the cache, in several processes at once. Return how many those were."""
+    if UNCACHED or is_ready(dtype):
+        return 0
+    _import_all()
+    with FileLock(_lock()), ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        new = 0
+        # the longest first, so that the processes end together
+        order = sorted(LOOPS, key=lambda loop: -len(getsource(loop.function.py_func)))
+        for done, compiled in enumerate(as_completed([pool.submit(_compile_one, o.name, dtype) for o in order]), 1):
+            if compiled.result():
+                new += 1
+                say(done, len(LOOPS))
+        with suppress(OSError):
+            _mark(dtype).touch()
+    return new
+
+
+def _compile_one(name: str, dtype: str) -> bool:
+    _import_all()
+    return next(loop for loop in LOOPS if loop.name == name).compile(dtype)
+
+
+def is_ready(dtype: str) -> bool:
+    """Return whether a process has compiled all loops of this version for a processor like this one."""
+    return _mark(dtype).exists()
+
+
+def _compile(dtype: str, say: Say) -> int:
+    new = 0
+    for done, loop in enumerate(LOOPS, 1):
+        if loop.compile(dtype):
+            new += 1
+            say(done, len(LOOPS))
+    return new
+
+
+def _import_all() -> None:
+    for module in _modules():
+        import_module(f"{daskcnn.compiled.__name__}.{module}")
+
+
+def _modules() -> list[str]:
+    return [module.name for module in pkgutil.iter_modules(daskcnn.compiled.__path__)]
+
+
+def _lock() -> Path:
+    return cache_path() / f"{platform.node()}.lock"
+
+
+def _mark(dtype: str) -> Path:
+    """Return the file that says it, named by all that a compiled loop depends on."""
+    return cache_path() / f"ready-{fingerprint(processor(), version(), dtype)}"

@@ -1,0 +1,17 @@
+"""The scratch memory of Winograd's loops, for those who plan without compiling anything."""
+
+from __future__ import annotations
+
+RUN = 128
+"""Numbers of a pixel that go through both steps of a transform at once, so that they stay in the first-level cache."""
+STEP = RUN + 16
+"""Distance of runs in scratch memory: powers of two would meet in the same lines of the cache."""
+MOST_POINTS = 8
+"""Points of the largest tile along one axis."""
+STEPS = (MOST_POINTS * MOST_POINTS + MOST_POINTS) * STEP
+"""Numbers of scratch memory between the two steps of a transform, and for what of a tile lies beyond the map."""
+
+
+def apart(rows: int, channels: int) -> int:
+    """Return the numbers from the rows of a point to those of the next: full cache lines, but no power of two."""
+    return -(-rows * channels // 16) * 16 + 16

@@ -1,0 +1,346 @@
+"""Winograd's convolution of tiles: F(4×4, 3×3) makes 16 outputs with 36 multiplications in place of 144.
+
+Tiles, kernels and the outputs' gradients are brought to points (`minimal`), where a convolution is one product of
+matrices over the channels for each pair of points. Processors work on groups of tiles and samples that stay in cache.
+Rounding grows with the number of points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import ROUNDING, Array, Device
+from daskcnn.compiled.winograd_scratch import STEPS, apart
+from daskcnn.conv.algorithm import Direction, Work
+from daskcnn.conv.minimal import Correlation, Minimal, correlate, correlate_filter, transform_kernels
+from daskcnn.conv.ranges import nearly_equal, ranges_of
+from daskcnn.conv.spec import ConvSpec
+
+GROUP_BYTES = 1 << 20
+"""Bytes of a group at all points, before and after the products: what stays in a core's cache."""
+LEAST_ROWS, FEWEST_ROWS = 64, 8
+"""Rows of a product below which GEMM is slow, and of the smallest group."""
+GROUPS = 4
+"""Fewest groups, for threads to share, if each has enough rows."""
+PARTS, PART_BYTES = 8, 16 << 20
+"""Most partial sums of a kernel gradient, and most bytes of them. No result depends on the number of threads."""
+TASKS = 4
+"""Tasks of a thread, to even out the threads' speeds."""
+THREAD_NUMBERS = 1 << 14
+"""Fewest numbers of a tap that a thread transforms: waking one takes as long."""
+
+
+@dataclass(frozen=True)
+class PointKernels:
+    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (points², C, K)."""
+
+    w: Array
+    transformed: Array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """How tiles and samples are cut into groups.
+
+    Attributes
+    ----------
+    tiles, samples : of a group, which has several tiles only if it has all samples
+    count : groups of a map
+    numbers : scratch memory of a group
+    """
+
+    tiles: int
+    samples: int
+    count: int
+    numbers: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a group's products."""
+        return self.tiles * self.samples
+
+
+class Winograd:
+    """F(m×m, r×r): tiles of m×m outputs. Supports stride 1 and kernels of r×r."""
+
+    version = 1
+
+    def __init__(self, outputs: int, taps: int, rounding: float) -> None:
+        self.name, self.rounding, self._f = f"winograd-{outputs}x{taps}", rounding, Minimal(outputs, taps)
+
+    def supports(self, spec: ConvSpec) -> bool:
+        """Return True for stride 1 and kernels of r×r, in float32 and float64."""
+        fits = spec.R == spec.S == self._f.taps and spec.stride == (1, 1)
+        return fits and spec.dtype in ("float32", "float64")
+
+    def workspace(self, spec: ConvSpec) -> int:
+        """Return the bytes of kernels at their points, and of the smallest group.
+
+        The array expressions of a GPU take more: the whole map at its points.
+        """
+        f, forward, data = self._f, Correlation.forward(spec), Correlation.data(spec)
+        kernels = _kernels(f, spec)
+        gradient = kernels + _groups(f, forward, 0, spec.C * spec.K).numbers
+        passes = [
+            sum(_of_lines(f, c)) if _by_lines(f, c) else kernels + c.y_shape[3] + _groups(f, c, 0).numbers
+            for c in (forward, data)
+        ]
+        return ROUNDING + max(gradient, *passes) * spec.itemsize
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        """Return transforms and products of the direction."""
+        f = self._f
+        forward, data = (_work(f, c(spec)) for c in (Correlation.forward, Correlation.data))
+        return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
+
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> PointKernels:
+        """Return the kernels; with their transform too, if many passes share it and it takes at most half of the limit.
+
+        A training step would use it once: the gradient of the data is made with the turned kernels.
+        """
+        f, w = self._f, device.backend.contiguous(w)
+        if not keep or 2 * _kernels(f, spec) * spec.itemsize > device.workspace_limit:
+            return PointKernels(w, None)
+        if not device.backend.compiled:
+            return PointKernels(w, transform_kernels(f, w, False, device))
+        u, scratch = np.empty((f.points**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
+        return PointKernels(w, _transformed(f, w, u, scratch, turned=False))
+
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: PointKernels, device: Device, *, bias: Array | None = None
+    ) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        return _correlate(self._f, Correlation.forward(spec), x, prepared, bias, device, turned=False)
+
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: PointKernels, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        return _correlate(self._f, Correlation.data(spec), dy, prepared, None, device, turned=True)
+
+    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
+        f, c = self._f, Correlation.forward(spec)
+        if not device.backend.compiled:
+            return correlate_filter(f, c, x, dy, device)
+        return _correlate_filter(f, c, device.backend.contiguous(x), device.backend.contiguous(dy), device)
+
+    def backward(
+        self, spec: ConvSpec, x: Array, dy: Array, prepared: PointKernels, device: Device
+    ) -> tuple[Array, Array]:
+        """Return (dx, dw), one after the other: they need dy at its points in two ways."""
+        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+
+
+def _kernels(f: Minimal, spec: ConvSpec) -> int:
+    """Return the numbers of the kernels at their points."""
+    return f.points**2 * spec.C * spec.K
+
+
+def _correlate(
+    f: Minimal, c: Correlation, x: Array, prepared: PointKernels, bias: Array | None, device: Device, *, turned: bool
+) -> Array:
+    """Return y of this correlation with the kernels; `turned` swaps their channels too."""
+    u = None if turned else prepared.transformed
+    if not device.backend.compiled:
+        u = transform_kernels(f, prepared.w, turned, device) if u is None else u
+        y = correlate(f, c, x, u.swapaxes(1, 2) if turned else u, device)
+        return y if bias is None else y + bias
+    work = _LoopPass(f, c, device.backend.contiguous(x), prepared.w, u, bias, turned)
+    return work.by_lines(device) if _by_lines(f, c) else work.by_groups(device)
+
+
+@dataclass(frozen=True)
+class _LoopPass:
+    """A correlation of x with kernels w, or with their transform u if it was kept, in compiled loops."""
+
+    f: Minimal
+    c: Correlation
+    x: Array
+    w: Array
+    u: Array | None
+    bias: Array | None
+    turned: bool
+
+    def by_groups(self, device: Device) -> Array:
+        """Return y, made group by group, each of which stays in cache from its transform to its outputs."""
+        from daskcnn.compiled import winograd
+
+        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        shape = (f.points**2, *self.w.shape[2:])
+        held = prod(shape) + c.y_shape[3]
+        groups = _groups(f, c, _room(device, c.dtype) - held)
+        scratch = _Scratch(device, c.dtype, held, groups.numbers)
+        u, bias = self.u, self._bias(scratch)
+        if u is None:
+            u = _transformed(f, self.w, scratch.take("kernels", *shape), scratch, self.turned)
+
+        cut = STEPS + f.points**2 * apart(groups.rows, c.x_shape[3])
+
+        def some(part: slice, own: Array) -> None:
+            inputs, products = own[:cut], own[cut:]
+            numbers = (*c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points)
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+
+        scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
+        return y
+
+    def by_lines(self, device: Device) -> Array:
+        """Return y, made line of points by line, whose kernels stay in cache from their transform to the products."""
+        from daskcnn.compiled import winograd
+
+        f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
+        shape, tiles, samples = (f.points, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
+        held, own = _of_lines(f, c)
+        scratch = _Scratch(device, c.dtype, held, own)
+        products, bias = scratch.take("products", held - c.y_shape[3]), self._bias(scratch)
+        g = np.ascontiguousarray(f.kernel_matrix(self.turned), c.dtype)
+
+        def line(i: int, own: Array) -> None:
+            kernels, inputs = own[: prod(shape)], own[prod(shape) :]
+            if self.u is None:
+                u = kernels.reshape(shape)
+                winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
+            else:
+                u = self.u[i * f.points : (i + 1) * f.points]
+            numbers = (*c.pad, tiles, samples, 0, 1, i, i + 1)
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+
+        def outputs(part: slice, own: Array) -> None:
+            winograd.write_outputs(products, y, f.outputs, f.points, part.start, part.stop, own)
+
+        scratch.map(line, range(f.points))
+        scratch.map(outputs, _parts(tiles * samples, scratch.threads))
+        return y
+
+    def _bias(self, scratch: _Scratch) -> Array:
+        """Return the bias, or zeros."""
+        bias = scratch.take("bias", self.c.y_shape[3])
+        bias[:] = 0 if self.bias is None else self.bias
+        return bias
+
+
+def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
+    """Return dw (R, S, C, K). A partial sum is of the same groups for any number of threads."""
+    from daskcnn.compiled import winograd
+
+    C, K = x.shape[3], dy.shape[3]
+    sums, room = f.points**2 * C * K, _room(device, c.dtype)
+    fit = (room - _groups(f, c, 0, C * K).numbers) // sums
+    parts = max(1, min(PARTS, fit, PART_BYTES // (sums * x.itemsize)))
+    groups = _groups(f, c, room - parts * sums, C * K)
+    scratch = _Scratch(device, c.dtype, parts * sums, groups.numbers)
+    du = scratch.take("sums", min(parts, groups.count), f.points**2, C, K)
+    # threads beyond the parts share out the points of a part, at which sums are independent
+    lines = ranges_of(f.points, -(-f.points // -(-scratch.threads // len(du))))
+
+    def some(task: tuple[int, slice, slice], own: Array) -> None:
+        part, of_part, line = task
+        numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples)
+        bounds = (of_part.start, of_part.stop, line.start, line.stop)
+        winograd.correlate_filter(x, dy, du[part], *numbers, *bounds, own)
+
+    scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
+    dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
+
+    def fold(part: slice, own: Array) -> None:
+        winograd.fold_kernels(du, gt, dw, part.start, part.stop, own)
+
+    scratch.map(fold, device.pool.slices(C * K, at_least=THREAD_NUMBERS))
+    return dw
+
+
+def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool) -> Array:
+    """Return u (points², C, K), filled with the kernels w at their points."""
+    from daskcnn.compiled import winograd
+
+    g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
+
+    def some(part: slice, own: Array) -> None:
+        winograd.transform_kernels(w, g, u, 0, f.points, part.start, part.stop, own)
+
+    scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
+    return u
+
+
+class _Scratch:
+    """The scratch memory of one pass, in numbers: `held` for all threads and `own` for each."""
+
+    def __init__(self, device: Device, dtype: str, held: int, own: int) -> None:
+        self.device, self._dtype, self._own = device, dtype, own
+        self.threads = max(1, min(device.pool.threads, (_room(device, dtype) - held) // own))
+        device.workspace.recycle((held + self.threads * own) * np.dtype(dtype).itemsize + ROUNDING)
+
+    def take(self, name: str, *shape: int) -> Array:
+        """Return memory for all threads."""
+        return self.device.workspace.take(f"winograd.{name}", shape, self._dtype)
+
+    def map(self, function: Callable[[Any, Array], None], items: Iterable[Any]) -> None:
+        """Call the function of every item, with a thread's memory, on as many threads as there is memory for."""
+        free: SimpleQueue[Array] = SimpleQueue()
+        for i in range(self.threads):
+            free.put(self.take(f"own{i}", self._own))
+
+        def work(item: Any) -> None:
+            own = free.get()
+            try:
+                function(item, own)
+            finally:
+                free.put(own)
+
+        self.device.pool.map(work, items, threads=self.threads)
+
+
+def _room(device: Device, dtype: str) -> int:
+    """Return how many numbers the limit is for."""
+    return (device.workspace_limit - ROUNDING) // np.dtype(dtype).itemsize
+
+
+def _by_lines(f: Minimal, c: Correlation) -> bool:
+    """Return whether kernels at their points take more memory than maps do, so that each is transformed where used."""
+    C, K = c.x_shape[3], c.y_shape[3]
+    return prod(c.tiles(f)) * c.x_shape[2] * (C + K) < 2 * C * K
+
+
+def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
+    """Return the numbers of all products and a bias, and those of a line of points: its kernels and inputs."""
+    rows, C, K = prod(c.tiles(f)) * c.x_shape[2], c.x_shape[3], c.y_shape[3]
+    return f.points**2 * apart(rows, K) + K, STEPS + f.points * (C * K + apart(rows, C))
+
+
+def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
+    """Return groups of as many rows as stay in cache and fit `room` numbers, `product` of them beside the group."""
+    (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
+
+    def numbers(rows: int) -> int:
+        return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K)) + product
+
+    # a product with fewer rows than channels would read kernels more than maps
+    rows = max(LEAST_ROWS, (C + K) // 2, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
+    rows = min(rows, max(LEAST_ROWS, tiles * N // GROUPS))
+    while rows > FEWEST_ROWS and numbers(rows) > room:
+        rows //= 2
+    samples = nearly_equal(N, rows)
+    several = min(tiles, rows // N) if samples == N else 1
+    return Groups(several, samples, -(-tiles // several) * -(-N // samples), numbers(several * samples))
+
+
+def _parts(count: int, parts: int) -> list[slice]:
+    """Cut range(count) into `parts` slices, nearly equal and none of them empty."""
+    edges = [count * i // parts for i in range(parts + 1)]
+    return [slice(a, b) for a, b in pairwise(edges) if a < b]
+
+
+def _work(f: Minimal, c: Correlation) -> tuple[Work, ...]:
+    (N, C), K, itemsize = c.x_shape[2:], c.y_shape[3], np.dtype(c.dtype).itemsize
+    rows, squared = prod(c.tiles(f)) * N, f.points**2
+    return (
+        Work("kernels", 0, (f.taps**2 + squared) * C * K * itemsize),
+        Work("transforms", 0, squared * rows * (C + K) * itemsize // 2),
+        Work("products", 2 * squared * rows * C * K, squared * C * K * itemsize, (rows, C, K)),
+    )

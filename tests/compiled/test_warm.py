@@ -1,0 +1,68 @@
+"""Filling and sharing the cache of compiled loops, in processes of its own; one module's loops stand for all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys
+import numpy as np
+import daskcnn.compiled.warm as warm
+warm._modules = lambda: ["optimizer"]
+new = warm.warm("float32")
+from daskcnn.arrays import Device
+from daskcnn.nn import SGD
+params = np.ones(5, "f")
+SGD().step(params, np.ones(5, "f"), np.zeros(5, "f"), 0.5, Device())
+assert (params == 0.5).all(), params
+print(new, warm.is_ready("float32"), warm.UNCACHED)
+"""
+
+
+def start(cache: Path, **variables: str) -> subprocess.Popen[str]:
+    """A process that needs the loops, with its cache there."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA")}
+    env |= {"DASKCNN_CACHE_DIR": str(cache), **variables}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", SCRIPT], env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def printed(process: subprocess.Popen[str]) -> list[str]:
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out.split()
+
+
+def test_processes_that_start_at_once_compile_each_loop_once(tmp_path: Path) -> None:
+    both = [start(tmp_path) for _ in range(2)]
+    new = sorted(int(printed(process)[0]) for process in both)
+    assert new == [0, 1]
+    assert printed(start(tmp_path)) == ["0", "True", "False"]
+
+
+@pytest.mark.slow
+def test_a_cache_is_shared_with_a_processor_without_avx2(tmp_path: Path) -> None:
+    old = {"NUMBA_CPU_NAME": "nehalem", "NUMBA_CPU_FEATURES": "+sse4.2"}
+    assert printed(start(tmp_path)) == ["1", "True", "False"]
+    assert printed(start(tmp_path, **old)) == ["1", "True", "False"]
+    assert printed(start(tmp_path)) == ["0", "True", "False"]
+    assert printed(start(tmp_path, **old)) == ["0", "True", "False"]
+
+
+def test_without_a_folder_to_write_every_process_compiles(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert printed(start(tmp_path / "file" / "cache")) == ["1", "False", "True"]
+
+
+@pytest.mark.parametrize(
+    "module", ["daskcnn", "daskcnn.cli", "daskcnn.cluster", "daskcnn.launch.training", "daskcnn.ps.server"]
+)
+def test_what_does_not_compute_does_not_load_numba(module: str) -> None:
+    """The command line, the driver and the server: Numba costs half a second and 140 MB."""
+    code = f"import sys, {module}; sys.exit('numba' in sys.modules or 'llvmlite' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
