@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
 import platform
 import sys
@@ -121,14 +122,14 @@ class Workspace:
         self._xp = xp
         self._slab: Array | None = None
         self._used = 0
-        self._taken: dict[tuple[str, str], Array] = {}
-        self._beside: dict[tuple[str, str], int] = {}  # bytes of those that did not fit
+        self._taken: dict[tuple[str, np.dtype[Any]], Array] = {}
+        self._beside: dict[tuple[str, np.dtype[Any]], int] = {}  # bytes of those that did not fit
         self._lock = threading.Lock()
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an uninitialised array of this shape. A later `take` of the same name returns the same memory."""
         dtype = np.dtype(dtype)
-        key, size = (name, dtype.str), prod(shape)
+        key, size = (name, dtype), prod(shape)
         with self._lock:
             flat = self._taken.get(key)
             if flat is None or flat.size < size:
@@ -136,7 +137,7 @@ class Workspace:
                 flat = self._taken[key] = self._new(key, size, dtype)
         return flat[:size].reshape(shape)
 
-    def _new(self, key: tuple[str, str], size: int, dtype: np.dtype[Any]) -> Array:
+    def _new(self, key: tuple[str, np.dtype[Any]], size: int, dtype: np.dtype[Any]) -> Array:
         start, nbytes = self._used + -self._used % LINE, size * dtype.itemsize
         if self._slab is not None and start + nbytes <= self._slab_bytes:
             self._used = start + nbytes
@@ -154,7 +155,7 @@ class Workspace:
             beside = sum(n + LINE for n in self._beside.values())
             if (needed := max(nbytes, self._used + beside if beside else 0)) > self._slab_bytes:
                 self._slab = None  # freed before the larger one is made
-                self._slab = _aligned(self._xp, needed)
+                self._slab = _pages(needed) if self._xp is np else _aligned(self._xp, needed)
             self._beside.clear()
             self._used = 0
 
@@ -166,6 +167,12 @@ class Workspace:
     def nbytes(self) -> int:
         """Bytes held."""
         return self._slab_bytes + sum(self._beside.values())
+
+
+def _pages(nbytes: int) -> Array:
+    """Return memory, (nbytes,) uint8, that is not the heap's: among the arrays of a step it would leave gaps there."""
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return np.frombuffer(mmap.mmap(-1, max(1, nbytes), **private), np.uint8)[:nbytes]
 
 
 def _aligned(xp: Any, nbytes: int) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -80,18 +81,18 @@ class Im2col:
         """Return dx (H, W, N, C)."""
         if not device.backend.compiled:
             return _backward_data_by_taps(spec, dy, prepared, device.xp)
-        whole = spec.stride == (1, 1)
-        # a phase without taps stays zero
-        dx = device.xp.empty(spec.x_shape, spec.dtype) if whole else device.xp.zeros(spec.x_shape, spec.dtype)
-        for phase in _phases(spec):
+        whole, phases = spec.stride == (1, 1), _phases(spec)
+        dx = device.xp.empty(spec.x_shape, spec.dtype)
+        if len(phases) < prod(spec.stride):
+            dx[...] = 0  # a phase without taps stays zero
+        for phase in phases:
             held = _phase_bytes(phase, spec)
             strips = _begin(phase.spec, device, held=held)
             out = dx if whole else _take("phase", phase.spec.y_shape, spec, device)
             kernels = _take("kernels", phase.spec.w_shape, spec, device)
             kernels[...] = prepared[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2)
-            _correlate(phase.spec, dy, phase.origin, kernels.reshape(-1, spec.C), out, strips, device)
-            if not whole:
-                dx[phase.pixels] = out
+            into = None if whole else dx[phase.pixels]
+            _correlate(phase.spec, dy, phase.origin, kernels.reshape(-1, spec.C), out, strips, device, into)
         return dx
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
@@ -148,15 +149,28 @@ def _begin(spec: ConvSpec, device: Device, *, held: int) -> _Strips:
 
 
 def _correlate(
-    spec: ConvSpec, source: Array, origin: Origin, w: Array, out: Array, strips: _Strips, device: Device
+    spec: ConvSpec,
+    source: Array,
+    origin: Origin,
+    w: Array,
+    out: Array,
+    strips: _Strips,
+    device: Device,
+    into: Array | None = None,
 ) -> None:
-    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at `origin`; w (R·S·C [+ 1], K)."""
+    """Write out (out_H, out_W, N, K) = source ⋆ w, whose first kernel begins at `origin`; w (R·S·C [+ 1], K).
+
+    Each thread copies what it made of it to `into`, if given, whose pixels may lie apart.
+    """
     from daskcnn.compiled import im2col
 
     source, taps = device.backend.contiguous(source), _taps(spec, origin)
 
     def correlate(first: int, last: int, scratch: Array) -> None:
         im2col.correlate(source, w, out, taps, strips.rows, strips.pixels, first, last, scratch)
+        if into is not None:
+            rows = slice(first * strips.rows, last * strips.rows)
+            into[rows] = out[rows]
 
     _share(correlate, -(-spec.out_H // strips.rows), strips, spec, device)
 
@@ -261,11 +275,12 @@ def _corner(spec: ConvSpec) -> Origin:
     return -spec.pad[0], -spec.pad[1]
 
 
-def _phases(spec: ConvSpec) -> list[_Phase]:
+@lru_cache(maxsize=1024)
+def _phases(spec: ConvSpec) -> tuple[_Phase, ...]:
     """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
     rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0])
     cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1])
-    return [_phase(spec, row, col) for row, col in product(rows, cols)]
+    return tuple(_phase(spec, row, col) for row, col in product(rows, cols))
 
 
 def _phases_along(size: int, kernel: int, stride: int, pad: int) -> list[tuple[int, slice, slice]]:

@@ -197,7 +197,7 @@ class _Pass:
                 multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y)
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
-        self.device.pool.run(self.tasks)
+        self._run()
 
     def backward(
         self, x: Array | None, dy: Array, prepared: Kernels | None, dx: Array | None, dw: Array | None
@@ -226,7 +226,14 @@ class _Pass:
             if dx is not None:
                 done = self._back(self.f.map, dX, dx, self._map_cut(samples), products, add=self.tiling.tiles > 1)
                 products = [*products, *done]
-        self.device.pool.run(self.tasks)
+        self._run()
+
+    def _run(self) -> None:
+        """Run the tasks, and forget them: they hold the pass, so maps would stay until the next garbage collection."""
+        try:
+            self.device.pool.run(self.tasks)
+        finally:
+            self.tasks.clear()
 
     def of_all_kernels(self, w: Array) -> Array:
         """Return the transform (rows, C, K) of all kernels."""
@@ -234,8 +241,7 @@ class _Pass:
         for kernels in ranges_of(w.shape[3], self.blocks.kernels):
             part = self._take("kernels", w.shape[2], _size(kernels))
             self._forth(self.f.kernels, w, part, self._kernel_cut(kernels), ())
-            self.device.pool.run(self.tasks)
-            self.tasks.clear()
+            self._run()
             W[:, :, kernels] = part
         return W
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from math import prod
 from queue import SimpleQueue
@@ -282,9 +283,7 @@ class _Scratch:
 
     def map(self, function: Callable[[Any, Array], None], items: Iterable[Any]) -> None:
         """Call the function of every item, with a thread's memory, on as many threads as there is memory for."""
-        free: SimpleQueue[Array] = SimpleQueue()
-        for i in range(self.threads):
-            free.put(self.take(f"own{i}", self._own))
+        free = self._free
 
         def work(item: Any) -> None:
             own = free.get()
@@ -294,6 +293,14 @@ class _Scratch:
                 free.put(own)
 
         self.device.pool.map(work, items, threads=self.threads)
+
+    @cached_property
+    def _free(self) -> SimpleQueue[Array]:
+        """Memory that no thread uses."""
+        free: SimpleQueue[Array] = SimpleQueue()
+        for i in range(self.threads):
+            free.put(self.take(f"own{i}", self._own))
+        return free
 
 
 def _room(device: Device, dtype: str) -> int:
@@ -313,6 +320,7 @@ def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
     return f.points**2 * apart(rows, K) + K, STEPS + f.points * (C * K + apart(rows, C))
 
 
+@lru_cache(maxsize=1024)
 def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
     """Return groups of as many rows as stay in cache and fit `room` numbers, `product` of them beside the group."""
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))

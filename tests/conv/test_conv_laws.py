@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -209,6 +211,21 @@ def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: Co
             device.pool.close()
             for name in DIRECTIONS:
                 np.testing.assert_array_equal(results[name], expected[name], err_msg=f"{name}, {threads} threads")
+
+
+@every_case
+@pytest.mark.usefixtures("eager_threads")
+def test_what_a_pass_is_given_is_freed_without_the_garbage_collector(algorithm: str, spec: ConvSpec) -> None:
+    device, given = Device(pool=Pool(2)), arrays(spec)
+    maps = [weakref.ref(a) for a in given]
+    gc.disable()
+    try:
+        run(ALGORITHMS[algorithm], spec, given, device)
+        device.pool.close()  # a thread may have been woken for work that the caller took back
+        del given
+        assert [a() is None for a in maps] == [True, True, True]
+    finally:
+        gc.enable()
 
 
 @every_case
