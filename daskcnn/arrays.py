@@ -303,20 +303,45 @@ def keep_freed_memory() -> None:
     """Let the C library keep freed memory for the next step instead of returning it to the system.
 
     A step takes and frees the same hundreds of MiB as the step before, and fresh pages can cost as much as the work on
-    them. Applies to this process and to glibc only, until `release_freed_memory`.
+    them. Applies to this process and to glibc only, until all who asked for it have called `release_freed_memory`.
     """
-    if mallopt := _libc_function("mallopt"):
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
+    _FREED.keep()
 
 
 def release_freed_memory() -> None:
-    """Return kept memory to the system, and memory freed from now on, as the C library does by default."""
-    if mallopt := _libc_function("mallopt"):
-        mallopt(_M_MMAP_MAX, _MMAP_MAX)
-        mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
-    if malloc_trim := _libc_function("malloc_trim"):
-        malloc_trim(0)
+    """Return kept memory to the system, and memory freed from now on, as the C library does by default.
+
+    Nothing changes while another one in this process still asks for it: a training run, say, when a prediction ends.
+    """
+    _FREED.release()
+
+
+class _Freed:
+    """What the C library does with freed memory, which is the process's: the last one who asks to keep it ends that."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = threading.Lock(), 0
+
+    def keep(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and (mallopt := _libc_function("mallopt")):
+                mallopt(_M_MMAP_MAX, 0)
+                mallopt(_M_TRIM_THRESHOLD, -1)
+
+    def release(self) -> None:
+        with self._lock:
+            self._users = max(0, self._users - 1)
+            if self._users:
+                return
+            if mallopt := _libc_function("mallopt"):
+                mallopt(_M_MMAP_MAX, _MMAP_MAX)
+                mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
+            if malloc_trim := _libc_function("malloc_trim"):
+                malloc_trim(0)
+
+
+_FREED = _Freed()
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h

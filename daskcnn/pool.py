@@ -125,6 +125,10 @@ class Pool:
 
         Tasks of one level start in the order given. On one thread this fixes the order of all tasks.
         """
+        if self.threads == 1:
+            for task in sorted(tasks, key=lambda task: task.level):
+                task.work()
+            return
         graph = _Graph(tasks)
         self._together(graph.work, max(Counter(task.level for task in tasks).values(), default=0))
         graph.check()

@@ -137,11 +137,11 @@ def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None 
         dataset = opened(job.data, index)
         if kind == "cpu":  # a GPU says itself when it is full
             check_vectors(job, dataset, _memory())
-        keep_freed_memory()
         limit = job.train.workspace_mib << 20
         device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
         throttle = float(os.environ.get(THROTTLE, "1"))
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
+        keep_freed_memory()
         return keep_session(run, Session(replica))
 
 
