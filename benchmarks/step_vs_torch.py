@@ -41,6 +41,7 @@ from common import (
 from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
+from daskcnn.job.tables import Train
 from daskcnn.nn import Layer, Params
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
@@ -112,8 +113,7 @@ def torch_step(mode: str, replica: Replica, batch: Batch, device: str = "cpu") -
     model = twin(replica).to(device, memory_format=layout)
     x = torch.from_numpy(batch.x.transpose(2, 3, 0, 1)).contiguous(memory_format=layout).to(device)
     labels = torch.from_numpy(batch.labels).to(device)
-    t = replica.job.train
-    sgd = torch.optim.SGD(model.parameters(), LR, t.momentum, 0, t.weight_decay, t.nesterov, fused=True)
+    sgd = sgd_of(model, replica.job.train, LR)
 
     def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(model(x), labels)
@@ -128,6 +128,11 @@ def torch_step(mode: str, replica: Replica, batch: Batch, device: str = "cpu") -
         return loss.item()
 
     return step
+
+
+def sgd_of(model: nn.Module, train: Train, lr: float) -> torch.optim.SGD:
+    """PyTorch's optimizer of a job."""
+    return torch.optim.SGD(model.parameters(), lr, train.momentum, 0, train.weight_decay, train.nesterov, fused=True)
 
 
 def twin(replica: Replica) -> nn.Sequential:
