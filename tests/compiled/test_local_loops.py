@@ -10,12 +10,25 @@ import pytest
 from daskcnn.arrays import Array, Device, Pool
 from daskcnn.nn import LOSSES, Context, Layer, Shape, leaves, map_leaves
 from daskcnn.nn.channels import channel_sum, moments
-from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Dropout,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
 from tests.nn.nn_cases import example, label, values
 from tests.standin import device_of
 
 LAYERS: list[Layer] = [
-    *(ReLU(), Sigmoid(), Tanh(), Dropout(0.4)),
+    *(ReLU(), Sigmoid(), Tanh(), LeakyReLU(0.2), GELU(), SiLU(), Dropout(0.4)),
     *(LRN(), LRN(3, 0.5, 0.6, 2.0), LRN(4, 0.5)),
     *(pool(*sizes) for pool in (MaxPool, AveragePool, L2Pool) for sizes in ((2,), (3, 2), (2, 3))),
     *(BatchNorm(), BatchNorm(fixed=True)),

@@ -10,6 +10,7 @@ import numpy as np
 from daskcnn.arrays import NUMPY, Array, Device, Pool
 from daskcnn.nn import Context, Layer, Params, Sequential, Shape, State
 from daskcnn.nn.layers import (
+    GELU,
     LRN,
     AveragePool,
     BatchNorm,
@@ -18,9 +19,11 @@ from daskcnn.nn.layers import (
     Dropout,
     Flatten,
     L2Pool,
+    LeakyReLU,
     MaxPool,
     ReLU,
     Sigmoid,
+    SiLU,
     Tanh,
 )
 
@@ -36,6 +39,9 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "relu": [(ReLU(), MAP), (ReLU(), VECTOR)],
     "sigmoid": [(Sigmoid(), MAP), (Sigmoid(), VECTOR)],
     "tanh": [(Tanh(), MAP), (Tanh(), VECTOR)],
+    "leakyrelu": [(LeakyReLU(), MAP), (LeakyReLU(0.3), VECTOR)],
+    "gelu": [(GELU(), MAP), (GELU(), VECTOR)],
+    "silu": [(SiLU(), MAP), (SiLU(), VECTOR)],
     "lrn": [
         (LRN(alpha=0.5), (2, 3, 7)),
         (LRN(size=3, alpha=0.5, beta=0.6, k=2), MAP),

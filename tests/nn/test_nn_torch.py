@@ -10,7 +10,21 @@ import pytest
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import LOSSES, SGD, Context, Layer, build_model, init_network, leaves, loss_and_gradients
-from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Dense,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
@@ -36,6 +50,9 @@ ON_MAPS = [
     (ReLU(), F.relu),
     (Sigmoid(), torch.sigmoid),
     (Tanh(), torch.tanh),
+    (LeakyReLU(0.2), lambda x: F.leaky_relu(x, 0.2)),
+    (GELU(), F.gelu),
+    (SiLU(), F.silu),
     (LRN(), lambda x: F.local_response_norm(x, 5, 1e-4, 0.75, 1.0)),
     (LRN(4, 0.5, 0.75, 1.0), lambda x: F.local_response_norm(x, 4, 0.5, 0.75, 1.0)),
     (LRN(3, 0.5, 0.6, 2.0), lambda x: F.local_response_norm(x, 3, 0.5, 0.6, 2.0)),

@@ -1,7 +1,7 @@
 """The layers, and the names that a list of layers uses for them."""
 
 from daskcnn.nn.layer import Layer
-from daskcnn.nn.layers.activations import ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers.activations import GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Dense
 from daskcnn.nn.layers.dropout import Dropout
@@ -14,6 +14,9 @@ LAYERS: dict[str, type[Layer]] = {
     "relu": ReLU,
     "sigmoid": Sigmoid,
     "tanh": Tanh,
+    "leakyrelu": LeakyReLU,
+    "gelu": GELU,
+    "silu": SiLU,
     "lrn": LRN,
     "batchnorm": BatchNorm,
     "maxpool": MaxPool,
@@ -25,6 +28,7 @@ LAYERS: dict[str, type[Layer]] = {
 }
 
 __all__ = [
+    "GELU",
     "LAYERS",
     "LRN",
     "AveragePool",
@@ -34,8 +38,10 @@ __all__ = [
     "Dropout",
     "Flatten",
     "L2Pool",
+    "LeakyReLU",
     "MaxPool",
     "ReLU",
+    "SiLU",
     "Sigmoid",
     "Tanh",
 ]
