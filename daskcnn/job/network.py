@@ -16,7 +16,7 @@ from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL
-from daskcnn.nn.schedule import RateSchedule
+from daskcnn.nn.schedule import RateSchedule, WarmUp
 from daskcnn.store import Dataset, Described
 
 VECTORS = 6
@@ -95,7 +95,8 @@ def loss_of(job: Job, images: Described) -> Loss:
 def rate_of(schedule: Schedule) -> RateSchedule:
     """The job's learning-rate schedule, given the keys that are its own."""
     kind = SCHEDULES[schedule.name]
-    return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
+    curve = kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
+    return WarmUp(curve, schedule.warmup) if schedule.warmup else curve
 
 
 def training_samples(job: Job, dataset: Dataset) -> int:
