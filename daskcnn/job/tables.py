@@ -222,6 +222,13 @@ class Train(Options):
         description="Loss function: `sigmoid` for several labels a sample, the others for one class a sample. Default: "
         "`softmax`, or `sigmoid` for several labels.",
     )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Part of each label that all classes share in the training loss, where that is `softmax`. The "
+        "losses on validation and test samples are not smoothed.",
+    )
     class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = Field(
         None,
         description="Factor of each class in the training loss: `balanced` (samples ÷ classes ÷ samples of the class), "

@@ -25,6 +25,7 @@ from daskcnn.nn.layers import (
     SiLU,
     Tanh,
 )
+from daskcnn.nn.losses import SoftmaxCrossEntropy
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
@@ -141,11 +142,12 @@ def test_dense(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(grads["w"], w_t.grad.numpy().T, rtol=1e-9)
 
 
-def test_softmax_cross_entropy(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_softmax_cross_entropy(smoothing: float, rng: np.random.Generator) -> None:
     scores, labels = 5 * values(rng, (6, 4)), np.array([0, 1, 2, 3, 3, 0])
-    loss, dscores = LOSSES["softmax"](scores, labels)
+    loss, dscores = SoftmaxCrossEntropy(smoothing)(scores, labels)
     scores_t = torch.tensor(scores, requires_grad=True)
-    loss_t = F.cross_entropy(scores_t, torch.tensor(labels))
+    loss_t = F.cross_entropy(scores_t, torch.tensor(labels), label_smoothing=smoothing)
     loss_t.backward()
     np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
     np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
