@@ -20,6 +20,7 @@ from daskcnn.nn.layers import (
     Dense,
     Dropout,
     Flatten,
+    GlobalPool,
     L2Pool,
     LeakyReLU,
     MaxPool,
@@ -142,6 +143,11 @@ def _pool(kind: str, **more: Any) -> Converter:
     return convert
 
 
+def _globalpool(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    pixel = graph.add("GlobalAveragePool", f"{trained.name}.pixel", x)
+    return graph.add("Flatten", trained.name, pixel)
+
+
 def _number_by_number(kind: str) -> Converter:
     return lambda graph, trained, x: graph.add(kind, trained.name, x)
 
@@ -184,6 +190,7 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     MaxPool: _pool("MaxPool"),
     AveragePool: _pool("AveragePool"),
     L2Pool: _pool("LpPool", p=2),
+    GlobalPool: _globalpool,
     Dense: _dense,
     Dropout: _dropout,
     Flatten: _flatten,

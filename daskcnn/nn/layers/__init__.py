@@ -6,6 +6,7 @@ from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Dense
 from daskcnn.nn.layers.dropout import Dropout
 from daskcnn.nn.layers.flatten import Flatten
+from daskcnn.nn.layers.globalpool import GlobalPool
 from daskcnn.nn.layers.normalise import LRN, BatchNorm
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
 
@@ -22,6 +23,7 @@ LAYERS: dict[str, type[Layer]] = {
     "maxpool": MaxPool,
     "averagepool": AveragePool,
     "l2pool": L2Pool,
+    "globalpool": GlobalPool,
     "dense": Dense,
     "dropout": Dropout,
     "flatten": Flatten,
@@ -37,6 +39,7 @@ __all__ = [
     "Dense",
     "Dropout",
     "Flatten",
+    "GlobalPool",
     "L2Pool",
     "LeakyReLU",
     "MaxPool",
