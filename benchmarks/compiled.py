@@ -20,7 +20,21 @@ import numpy as np
 from daskcnn.arrays import Array, Device, Pool, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Sequential
 from daskcnn.nn.channels import channel_sum
-from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Dense,
+    Dropout,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
 
 Work = Callable[[], Any]
 
@@ -81,6 +95,9 @@ LOOPS: dict[str, Callable[[Array, Device], Turns]] = {
     "relu": passes(ReLU()),
     "sigmoid": passes(Sigmoid()),
     "tanh": passes(Tanh()),
+    "leakyrelu": passes(LeakyReLU()),
+    "gelu": passes(GELU()),
+    "silu": passes(SiLU()),
     "lrn": passes(LRN()),
     "maxpool 2": passes(MaxPool(2)),
     "maxpool 3/2": passes(MaxPool(3, 2)),

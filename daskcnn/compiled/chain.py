@@ -15,16 +15,18 @@ from daskcnn.compiled.program import (
     DROPOUT,
     DX,
     DY,
+    GELU,
     KEPT,
+    LEAKY_RELU,
     LRN,
     REACH,
     SALT,
     SCALE,
     SCALE_RELU,
     SIDE,
+    SILU,
     SIZE,
     STEP,
-    TANH,
     THRESHOLD,
     X,
     Y,
@@ -145,10 +147,12 @@ def _through(
         kept = scratch[row[KEPT] :]
         if code <= DROPOUT and row[X] != row[Y]:
             copy(x, y)
-        if code <= TANH:
-            activations.forward(code, y)
+        if code <= LEAKY_RELU:
+            activations.forward(code, y, numbers[link, 0])
         elif code == LRN:
             lrn.forward(x, y, kept, C, numbers[link])
+        elif GELU <= code <= SILU:
+            activations.forward_to(code, x, y)
         elif SCALE <= code <= SCALE_RELU:
             batchnorm.forward(x, y, tiled, run, code == SCALE_RELU)
         elif code == DROPOUT:
@@ -179,10 +183,12 @@ def _back(sides: Pixels, C: int, table: Array, numbers: Array, tiled: Array, scr
         x, y = scratch[row[X] : row[X] + size], scratch[row[Y] : row[Y] + out_size]
         dy = scratch[row[DY] : row[DY] + out_size]
         kept = scratch[row[KEPT] :]
-        if code <= TANH:
-            activations.backward(code, y, dy)
+        if code <= LEAKY_RELU:
+            activations.backward(code, y, dy, numbers[link, 0])
         elif code == LRN:
             lrn.backward(x, kept, C, numbers[link], dy)
+        elif GELU <= code <= SILU:
+            activations.backward_from(code, x, dy)
         elif SCALE <= code <= SCALE_RELU:
             if sums:
                 batchnorm.add_sums(x, y, dy, tiled, run, code == SCALE_RELU)

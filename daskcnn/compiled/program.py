@@ -12,16 +12,16 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
-RELU, SIGMOID, TANH, DROPOUT, LRN, SCALE, SCALE_RELU, MAX, AVERAGE, L2 = range(10)
+RELU, SIGMOID, TANH, LEAKY_RELU, DROPOUT, LRN, GELU, SILU, SCALE, SCALE_RELU, MAX, AVERAGE, L2 = range(13)
 """The operations that `chain` knows, those that write over their input first."""
 
 CODE, SIDE, REACH, X, Y, KEPT, DX, DY, SIZE, STEP, SALT, THRESHOLD = range(12)
 """Columns of a program's table. The last row stands for the chain's output."""
 
-KEEPS_PLACE = {RELU, SIGMOID, TANH, DROPOUT}
+KEEPS_PLACE = {RELU, SIGMOID, TANH, LEAKY_RELU, DROPOUT}
 """Operations that may write over their input: they go back with their output, or with what they keep."""
 POOLS = {MAX, AVERAGE, L2}
-NEEDS_OUTPUT = {RELU, SIGMOID, TANH, SCALE_RELU}
+NEEDS_OUTPUT = {RELU, SIGMOID, TANH, LEAKY_RELU, SCALE_RELU}
 """Operations that go back with their output."""
 
 TILED = 7

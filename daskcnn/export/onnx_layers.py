@@ -12,6 +12,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
+    GELU,
     LRN,
     AveragePool,
     BatchNorm,
@@ -19,10 +20,13 @@ from daskcnn.nn.layers import (
     Dense,
     Dropout,
     Flatten,
+    GlobalPool,
     L2Pool,
+    LeakyReLU,
     MaxPool,
     ReLU,
     Sigmoid,
+    SiLU,
     Tanh,
 )
 
@@ -139,8 +143,34 @@ def _pool(kind: str, **more: Any) -> Converter:
     return convert
 
 
+def _globalpool(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    pixel = graph.add("GlobalAveragePool", f"{trained.name}.pixel", x)
+    return graph.add("Flatten", trained.name, pixel)
+
+
 def _number_by_number(kind: str) -> Converter:
     return lambda graph, trained, x: graph.add(kind, trained.name, x)
+
+
+def _leaky_relu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, LeakyReLU)
+    return graph.add("LeakyRelu", trained.name, x, alpha=float(layer.slope))
+
+
+def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    """Return x · (1 + erf(x / √2)) / 2: the operator of this name came with a later version than runtimes have."""
+    name = trained.name
+    scaled = graph.add("Mul", f"{name}.scaled", x, graph.constant(f"{name}.scale", 0.5**0.5))
+    error = graph.add("Erf", f"{name}.error", scaled)
+    twice = graph.add("Add", f"{name}.twice", error, graph.constant(f"{name}.one", 1.0))
+    share = graph.add("Mul", f"{name}.share", twice, graph.constant(f"{name}.half", 0.5))
+    return graph.add("Mul", name, x, share)
+
+
+def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    share = graph.add("Sigmoid", f"{trained.name}.share", x)
+    return graph.add("Mul", trained.name, x, share)
 
 
 def _dropout(graph: Graph, trained: TrainedLayer, x: str) -> str:
@@ -152,11 +182,15 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     ReLU: _number_by_number("Relu"),
     Sigmoid: _number_by_number("Sigmoid"),
     Tanh: _number_by_number("Tanh"),
+    LeakyReLU: _leaky_relu,
+    GELU: _gelu,
+    SiLU: _silu,
     LRN: _lrn,
     BatchNorm: _batchnorm,
     MaxPool: _pool("MaxPool"),
     AveragePool: _pool("AveragePool"),
     L2Pool: _pool("LpPool", p=2),
+    GlobalPool: _globalpool,
     Dense: _dense,
     Dropout: _dropout,
     Flatten: _flatten,

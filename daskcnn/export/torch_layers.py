@@ -12,6 +12,7 @@ from daskcnn.arrays import Array
 from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
+    GELU,
     LRN,
     AveragePool,
     BatchNorm,
@@ -19,10 +20,13 @@ from daskcnn.nn.layers import (
     Dense,
     Dropout,
     Flatten,
+    GlobalPool,
     L2Pool,
+    LeakyReLU,
     MaxPool,
     ReLU,
     Sigmoid,
+    SiLU,
     Tanh,
 )
 
@@ -121,6 +125,12 @@ def _dropout(trained: TrainedLayer) -> Lines:
     return Lines(f"self.{trained.name}(x)", f"nn.Dropout({layer.rate!r})")
 
 
+def _leaky_relu(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, LeakyReLU)
+    return Lines(f"nn.functional.leaky_relu(x, {float(layer.slope)!r})")
+
+
 def _always(forward: str) -> Converter:
     return lambda trained: Lines(forward)
 
@@ -130,11 +140,15 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     ReLU: _always("torch.relu(x)"),
     Sigmoid: _always("torch.sigmoid(x)"),
     Tanh: _always("torch.tanh(x)"),
+    LeakyReLU: _leaky_relu,
+    GELU: _always("nn.functional.gelu(x)"),
+    SiLU: _always("nn.functional.silu(x)"),
     LRN: _lrn,
     BatchNorm: _batchnorm,
     MaxPool: _pool("max_pool2d(x"),
     AveragePool: _pool("avg_pool2d(x"),
     L2Pool: _pool("lp_pool2d(x, 2.0"),
+    GlobalPool: _always("x.mean((2, 3))"),
     Dense: _dense,
     Dropout: _dropout,
     Flatten: _flatten,

@@ -6,10 +6,11 @@ Checks that need the data set, the network's shapes or the cluster are made wher
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import fields
 
 from daskcnn.errors import nearest
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
-from daskcnn.nn import model_problem, sequential_from_spec
+from daskcnn.nn import SCHEDULES, model_problem, sequential_from_spec
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS
@@ -24,6 +25,7 @@ def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterat
     yield from _of_training(job.train)
     if ("train", "epochs") not in wrong:
         yield from _too_many_increments(job.train)
+        yield from _too_long_a_warm_up(job.train)
     if job.rule is not None and not any(key[0] == "rule" for key in wrong):
         yield from job.rule.problems(job.train.epochs)
         yield from _of_rule(job.rule, job)
@@ -97,13 +99,11 @@ def _of_cluster(job: Job) -> Iterator[str]:
         yield "cluster.workers = 0: a run needs at least one; raise cpu or gpu"
 
 
-_SCHEDULE_KEYS = {"constant": (), "step": ("every", "factor"), "poly": ("power",)}
-
-
 def _of_training(train: Train) -> Iterator[str]:
     schedule = train.schedule
-    for key in ("every", "factor", "power"):
-        if key not in _SCHEDULE_KEYS[schedule.name] and _is_set(schedule, key):
+    own = {"name", "warmup", *(field.name for field in fields(SCHEDULES[schedule.name]))}
+    for key in type(schedule).model_fields:
+        if key not in own and _is_set(schedule, key):
             yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
     yield from _of_sharding(train)
     if train.partition in PARTITIONERS and PARTITIONERS[train.partition].at_once and (train.increments or 1) > 1:
@@ -113,6 +113,14 @@ def _of_training(train: Train) -> Iterator[str]:
         )
     if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
         yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
+
+
+def _too_long_a_warm_up(train: Train) -> Iterator[str]:
+    if (warmup := train.schedule.warmup) >= train.epochs:
+        yield (
+            f"train.schedule.warmup = {warmup:g}: the run ends after {train.epochs} epochs, before lr is reached; "
+            "use fewer or raise train.epochs"
+        )
 
 
 def _of_sharding(train: Train) -> Iterator[str]:

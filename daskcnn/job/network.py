@@ -15,8 +15,8 @@ from daskcnn.errors import ClusterError, JobError
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
 from daskcnn.nn.layers.conv import Conv
-from daskcnn.nn.losses import USUAL
-from daskcnn.nn.schedule import RateSchedule
+from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
+from daskcnn.nn.schedule import RateSchedule, WarmUp
 from daskcnn.store import Dataset, Described
 
 VECTORS = 6
@@ -89,13 +89,24 @@ def loss_of(job: Job, images: Described) -> Loss:
         has = "has one class a sample" if kind == "classes" else "has several labels a sample"
         fitting = " or ".join(repr(other) for other, loss in LOSSES.items() if loss.labels == kind)
         raise JobError([f"train.loss = {name!r}: the data set {has}; remove it, or use {fitting}"])
+    if job.train.label_smoothing and name != "softmax":
+        given = f"train.label_smoothing = {job.train.label_smoothing:g}"
+        raise JobError([f"{given}: it is for the loss 'softmax', and this one is {name!r}; remove it"])
     return LOSSES[name]
+
+
+def training_loss_of(job: Job, images: Described) -> Loss:
+    """The loss that gradients are of: `loss_of`, its labels smoothed where the job asks for that."""
+    smoothing = job.train.label_smoothing
+    loss = loss_of(job, images)
+    return SoftmaxCrossEntropy(smoothing) if smoothing else loss
 
 
 def rate_of(schedule: Schedule) -> RateSchedule:
     """The job's learning-rate schedule, given the keys that are its own."""
     kind = SCHEDULES[schedule.name]
-    return kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
+    curve = kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
+    return WarmUp(curve, schedule.warmup) if schedule.warmup else curve
 
 
 def training_samples(job: Job, dataset: Dataset) -> int:

@@ -150,14 +150,18 @@ class Model(Options):
 
 
 class Schedule(Options):
-    """`[train.schedule]`: how the learning rate falls. A name alone, such as `schedule = "step"`, is allowed too."""
+    """`[train.schedule]`: how the learning rate changes. A name alone, such as `schedule = "step"`, is allowed too."""
 
-    name: Literal["constant", "step", "poly"] = Field(
+    name: Literal["constant", "step", "poly", "cosine", "onecycle"] = Field(
         "poly", description="Curve of the learning rate. `linear` stands for `poly` with power 1."
     )
     every: float = Field(10.0, gt=0, description="Epochs between two changes (`step`).")
     factor: float = Field(0.1, gt=0, le=1, description="Factor on the learning rate at each change (`step`).")
     power: float = Field(1.0, gt=0, description="Exponent p of lr · (1 - progress)^p (`poly`).")
+    peak: float = Field(0.3, ge=0, le=1, description="Part of the run after which the rate is lr (`onecycle`).")
+    first: float = Field(0.04, ge=0, le=1, description="Share of lr that it starts with (`onecycle`).")
+    final: float = Field(0.0, ge=0, le=1, description="Share of lr that it ends with (`cosine`, `onecycle`).")
+    warmup: float = Field(0.0, ge=0, description="Epochs in which the rate rises from 0 to that of the curve.")
 
 
 def _named_schedule(value: Any) -> Any:
@@ -211,12 +215,19 @@ class Train(Options):
     nesterov: bool = Field(True, description="Whether the momentum is Nesterov's. Needs a momentum above 0.")
     weight_decay: float = Field(1e-3, ge=0, description="Factor of the L2 penalty on the weights.")
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
-        Schedule(), description="How the learning rate falls: a name or a table."
+        Schedule(), description="How the learning rate changes: a name or a table."
     )
     loss: Literal["softmax", "squared", "sigmoid"] | None = Field(
         None,
         description="Loss function: `sigmoid` for several labels a sample, the others for one class a sample. Default: "
         "`softmax`, or `sigmoid` for several labels.",
+    )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Part of each label that all classes share in the training loss, where that is `softmax`. The "
+        "losses on validation and test samples are not smoothed.",
     )
     class_weights: Annotated[ClassWeights | None, BeforeValidator(_weights_of_classes)] = Field(
         None,

@@ -40,20 +40,29 @@ class Loss(Protocol):
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy:
-    """-log of the softmax of the right class's score, averaged over the batch, in nats."""
+    """-log of the softmax of the right class's score, averaged over the batch, in nats.
 
+    With `smoothing` that part of a sample's label is shared by all classes (Szegedy et al. 2016, section 7).
+    """
+
+    smoothing: float = 0.0
     labels: ClassVar[LabelKind] = "classes"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smoothing <= 1:
+            raise ValueError(f"smoothing={self.smoothing}: the loss needs 0 <= smoothing <= 1")
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         if xp is np:
-            return _softmax_cross_entropy(scores, labels, weights)
-        rows = xp.arange(len(scores))
+            return _softmax_cross_entropy(scores, labels, weights, self.smoothing)
+        rows, own, shared = xp.arange(len(scores)), 1 - self.smoothing, self.smoothing / scores.shape[1]
         shifted = scores - scores.max(axis=1, keepdims=True)
         dscores = xp.exp(shifted)
         total = dscores.sum(axis=1, keepdims=True)
-        each = xp.log(total[:, 0]) - shifted[rows, labels]
+        each = xp.log(total[:, 0]) - own * shifted[rows, labels] - shared * shifted.sum(axis=1)
         dscores /= total
-        dscores[rows, labels] -= 1
+        dscores -= shared
+        dscores[rows, labels] -= own
         return _mean(each, dscores, weights)
 
     def probabilities(self, scores: Array) -> Array:
@@ -120,14 +129,14 @@ def _mean(each: Array, dscores: Array, weights: Array | None) -> tuple[Any, Arra
     return each.mean(), dscores
 
 
-def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None) -> tuple[Any, Array]:
+def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None, smoothing: float) -> tuple[Any, Array]:
     """Return the mean loss and its gradient from the compiled loop."""
     from daskcnn.compiled import softmax
 
     dscores = np.empty_like(scores)
     own = np.empty(0, scores.dtype) if weights is None else weights.astype(scores.dtype, copy=False)
     given, classes, own = (NUMPY.contiguous(a) for a in (scores, labels.astype(np.int64, copy=False), own))
-    return scores.dtype.type(softmax.cross_entropy(given, classes, own, dscores)), dscores
+    return scores.dtype.type(softmax.cross_entropy(given, classes, own, smoothing, dscores)), dscores
 
 
 def correct(scores: Array, labels: Array) -> Any:

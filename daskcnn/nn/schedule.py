@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor
-from typing import Protocol
+from math import cos, floor, pi
+from typing import Protocol, TypeAlias
 
 
 class RateSchedule(Protocol):
@@ -66,8 +66,63 @@ class PolyDecay:
         return float(lr * max(0.0, 1 - progress) ** self.power)
 
 
-SCHEDULES: dict[str, type[ConstantRate] | type[StepDecay] | type[PolyDecay]] = {
+@dataclass(frozen=True)
+class CosineDecay:
+    """Half a cosine from lr to lr · final (Loshchilov and Hutter 2017, equation 5, without restarts)."""
+
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share(self, "final")
+
+    def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return lr · (final + (1 - final) · (1 + cos(π · progress)) / 2)."""
+        return lr * (self.final + (1 - self.final) * (1 + cos(pi * min(1.0, progress))) / 2)
+
+
+@dataclass(frozen=True)
+class OneCycle:
+    """Straight up from lr · first to lr at `peak` of the run, straight down to lr · final (Smith and Topin 2018)."""
+
+    peak: float = 0.3
+    first: float = 0.04
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "first", "final"):
+            _check_share(self, name)
+
+    def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return the rate on the line up or down."""
+        if progress < self.peak:
+            return lr * (self.first + (1 - self.first) * progress / self.peak)
+        down = (min(1.0, progress) - self.peak) / (1 - self.peak) if self.peak < 1 else 0.0
+        return lr * (1 - (1 - self.final) * down)
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A schedule whose rates rise from 0 in the first `epochs` (Goyal et al. 2017, section 2.2)."""
+
+    then: RateSchedule
+    epochs: float
+
+    def rate(self, lr: float, progress: float, epoch: float) -> float:
+        """Return the schedule's rate, times the part of the warm-up that is over."""
+        return self.then.rate(lr, progress, epoch) * min(1.0, epoch / self.epochs)
+
+
+def _check_share(schedule: object, name: str) -> None:
+    value = getattr(schedule, name)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name}={value}: the schedule needs 0 <= {name} <= 1")
+
+
+Decay: TypeAlias = ConstantRate | StepDecay | PolyDecay | CosineDecay | OneCycle
+SCHEDULES: dict[str, type[Decay]] = {
     "constant": ConstantRate,
     "step": StepDecay,
     "poly": PolyDecay,
+    "cosine": CosineDecay,
+    "onecycle": OneCycle,
 }

@@ -21,6 +21,7 @@ from daskcnn.job.network import (
     network_of,
     optimizer_of,
     rate_of,
+    training_loss_of,
     training_samples,
 )
 from daskcnn.job.tables import Job
@@ -113,7 +114,8 @@ class Replica:
         self.job, self.dataset, self.device = job, dataset, device
         self.model = network_of(job, dataset)
         self.layout, host = initial_weights(job, dataset)
-        self.optimizer, self.rate, self.loss = optimizer_of(job), rate_of(job.train.schedule), loss_of(job, dataset)
+        self.optimizer, self.rate = optimizer_of(job), rate_of(job.train.schedule)
+        self.loss, self.training_loss = loss_of(job, dataset), training_loss_of(job, dataset)
         self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
@@ -166,7 +168,7 @@ class Replica:
             self._state,
             batch.x,
             batch.labels,
-            self.loss,
+            self.training_loss,
             ctx,
             self.sample_weights(batch),
         )

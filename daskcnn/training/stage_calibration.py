@@ -118,7 +118,7 @@ def _merged_passes(
 
     def passes() -> None:
         y, residual, state = merged_forward(stage, [x], there, keys, device)
-        dy = loss_of(replica.loss, y, labels, device)[0] if last else y
+        dy = loss_of(replica.training_loss, y, labels, device)[0] if last else y
         _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=i > 0 or stage.conv is not None)
         if there is not None:
             descended(there, grads, state, replica.optimizer, 0.0, device)

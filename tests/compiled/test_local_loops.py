@@ -10,12 +10,26 @@ import pytest
 from daskcnn.arrays import Array, Device, Pool
 from daskcnn.nn import LOSSES, Context, Layer, Shape, leaves, map_leaves
 from daskcnn.nn.channels import channel_sum, moments
-from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Dropout,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from daskcnn.nn.losses import SoftmaxCrossEntropy
 from tests.nn.nn_cases import example, label, values
 from tests.standin import device_of
 
 LAYERS: list[Layer] = [
-    *(ReLU(), Sigmoid(), Tanh(), Dropout(0.4)),
+    *(ReLU(), Sigmoid(), Tanh(), LeakyReLU(0.2), GELU(), SiLU(), Dropout(0.4)),
     *(LRN(), LRN(3, 0.5, 0.6, 2.0), LRN(4, 0.5)),
     *(pool(*sizes) for pool in (MaxPool, AveragePool, L2Pool) for sizes in ((2,), (3, 2), (2, 3))),
     *(BatchNorm(), BatchNorm(fixed=True)),
@@ -100,15 +114,17 @@ def test_channels_are_summed_part_by_part(shape: Shape, dtype: str, rng: np.rand
 @pytest.mark.parametrize(("N", "classes"), [(1, 2), (64, 10), (33, 1000)])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
 def test_softmax_is_its_array_expressions(
-    N: int, classes: int, dtype: str, weighted: bool, rng: np.random.Generator
+    N: int, classes: int, dtype: str, weighted: bool, smoothing: float, rng: np.random.Generator
 ) -> None:
     backend = device_of("standin").backend
     scores, labels = 20 * values(rng, (N, classes), dtype), rng.integers(0, classes, N)
     weights = rng.random(N) if weighted else None
-    loss, dscores = LOSSES["softmax"](scores, labels, np, weights)
+    softmax = SoftmaxCrossEntropy(smoothing)
+    loss, dscores = softmax(scores, labels, np, weights)
     there = [None if a is None else backend.from_host(a) for a in (scores, labels, weights)]
-    expected, dexpected = LOSSES["softmax"](there[0], there[1], backend.xp, there[2])  # type: ignore[arg-type]
+    expected, dexpected = softmax(there[0], there[1], backend.xp, there[2])  # type: ignore[arg-type]
     limit = 2e-6 if dtype == "float32" else 1e-13
     np.testing.assert_allclose(loss, backend.to_host(expected), rtol=limit)
     np.testing.assert_allclose(dscores, backend.to_host(dexpected), rtol=10 * limit, atol=limit / N)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn.arrays import Device
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import LAYERS, leaves
@@ -35,6 +36,11 @@ def classifier(model: dict[str, Any], images: Facts | None = None, seed: int = 0
     for name, view in leaves(state):
         view[...] = rng.uniform(0.5, 2, view.shape) if name.endswith("variance") else rng.normal(0, 0.3, view.shape)
     return Classifier(job, images, weights)
+
+
+def exactly(trained: Classifier, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Its probabilities, by convolutions that round as those of other libraries do."""
+    return trained.on(Device(exact=True)).probabilities(images)
 
 
 def pictures(images: Facts, count: int = 5, seed: int = 1) -> npt.NDArray[Any]:

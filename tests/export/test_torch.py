@@ -21,7 +21,19 @@ from daskcnn.export.torch_layers import CONVERTERS
 from daskcnn.export.torch_module import write_torch
 from daskcnn.nn import LAYERS
 from daskcnn.training.trained_network import Classifier
-from tests.export.networks import CLASSES, MORE, NAMES, NODATA, SHAPES, Spec, classifier, every_layer, facts, pictures
+from tests.export.networks import (
+    CLASSES,
+    MORE,
+    NAMES,
+    NODATA,
+    SHAPES,
+    Spec,
+    classifier,
+    every_layer,
+    exactly,
+    facts,
+    pictures,
+)
 from tests.export.test_onnx import Unknown
 
 CASES = [pytest.param(spec, shape, id=name) for name, spec, shape in [*every_layer(), *MORE]]
@@ -43,7 +55,7 @@ def check(trained: Classifier, folder: Path, images: npt.NDArray[Any] | None = N
     model = imported(file).load()
     images = pictures(trained.facts) if images is None else images
     found = model.probabilities(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
-    np.testing.assert_allclose(found, trained.predict(images), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, exactly(trained, images), rtol=1e-5, atol=1e-5)
 
 
 def test_every_layer_has_a_converter() -> None:

@@ -122,11 +122,13 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("train.momentum", 1.0, "less than 1"),
         ("train.momentum", -0.1, "greater than or equal to 0"),
         ("train.weight_decay", -1e-9, "greater than or equal to 0"),
-        ("train.schedule", "falling", "'constant', 'step' or 'poly'"),
+        ("train.schedule", "falling", "'constant', 'step', 'poly', 'cosine' or 'onecycle'"),
         ("train.schedule", 3, 'a table such as {name = "step"'),
         ("train.schedule.factor", 1.5, "less than or equal to 1"),
         ("train.schedule.every", 0, "greater than 0"),
         ("train.schedule.power", 0, "greater than 0"),
+        ("train.schedule.peak", 1.5, "less than or equal to 1"),
+        ("train.schedule.warmup", -1, "greater than or equal to 0"),
         ("train.loss", "hinge", "'softmax', 'squared' or 'sigmoid'"),
         ("train.class_weights", "even", 'write "balanced", or numbers of 0 to 1e30'),
         ("train.class_weights", [1.0, -1.0], "as a list or as a table by class"),
@@ -207,6 +209,8 @@ def test_a_section_is_a_table(section: str) -> None:
         ({"train": {"momentum": 0, "nesterov": True}}, "train.nesterov = true"),
         ({"train": {"schedule": {"every": 3}}}, "train.schedule.every"),
         ({"train": {"schedule": {"name": "step", "power": 2}}}, "train.schedule.power"),
+        ({"train": {"schedule": {"name": "cosine", "peak": 0.2}}}, "train.schedule.peak"),
+        ({"train": {"epochs": 5, "schedule": {"warmup": 5}}}, "train.schedule.warmup = 5"),
     ],
 )
 def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: str) -> None:
@@ -224,6 +228,7 @@ def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: s
         {"train": {"partition": "udpa", "increments": 1}},
         {"train": {"momentum": 0}},
         {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},
+        {"train": {"schedule": {"name": "onecycle", "peak": 0.2, "final": 0.1, "warmup": 1.5}}},
     ],
 )
 def test_what_only_looks_contradictory_is_allowed(raw: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from daskcnn.arrays import NUMPY, Array, Device, Pool
 from daskcnn.nn import Context, Layer, Params, Sequential, Shape, State
 from daskcnn.nn.layers import (
+    GELU,
     LRN,
     AveragePool,
     BatchNorm,
@@ -17,10 +18,13 @@ from daskcnn.nn.layers import (
     Dense,
     Dropout,
     Flatten,
+    GlobalPool,
     L2Pool,
+    LeakyReLU,
     MaxPool,
     ReLU,
     Sigmoid,
+    SiLU,
     Tanh,
 )
 
@@ -36,6 +40,9 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "relu": [(ReLU(), MAP), (ReLU(), VECTOR)],
     "sigmoid": [(Sigmoid(), MAP), (Sigmoid(), VECTOR)],
     "tanh": [(Tanh(), MAP), (Tanh(), VECTOR)],
+    "leakyrelu": [(LeakyReLU(), MAP), (LeakyReLU(0.3), VECTOR)],
+    "gelu": [(GELU(), MAP), (GELU(), VECTOR)],
+    "silu": [(SiLU(), MAP), (SiLU(), VECTOR)],
     "lrn": [
         (LRN(alpha=0.5), (2, 3, 7)),
         (LRN(size=3, alpha=0.5, beta=0.6, k=2), MAP),
@@ -51,6 +58,7 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
     "l2pool": [(L2Pool(2), MAP), (L2Pool(3, 2), (7, 6, 2)), (L2Pool(2, 3), MAP)],
+    "globalpool": [(GlobalPool(), MAP), (GlobalPool(), (1, 1, 4))],
     "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],

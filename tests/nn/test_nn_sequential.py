@@ -104,7 +104,7 @@ def test_weights_before_a_relu_start_he_normal_and_others_glorot() -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_what_each_layer_asks_of_the_weights_before_it(kind: str) -> None:
     own: dict[str, Initializer] = {
-        "relu": he_normal,
+        **dict.fromkeys(["relu", "leakyrelu", "gelu", "silu"], he_normal),
         **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform),
     }
     layer, _ = CASES[kind][0]

@@ -10,7 +10,22 @@ import pytest
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import LOSSES, SGD, Context, Layer, build_model, init_network, leaves, loss_and_gradients
-from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    AveragePool,
+    BatchNorm,
+    Conv,
+    Dense,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from daskcnn.nn.losses import SoftmaxCrossEntropy
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
@@ -36,6 +51,9 @@ ON_MAPS = [
     (ReLU(), F.relu),
     (Sigmoid(), torch.sigmoid),
     (Tanh(), torch.tanh),
+    (LeakyReLU(0.2), lambda x: F.leaky_relu(x, 0.2)),
+    (GELU(), F.gelu),
+    (SiLU(), F.silu),
     (LRN(), lambda x: F.local_response_norm(x, 5, 1e-4, 0.75, 1.0)),
     (LRN(4, 0.5, 0.75, 1.0), lambda x: F.local_response_norm(x, 4, 0.5, 0.75, 1.0)),
     (LRN(3, 0.5, 0.6, 2.0), lambda x: F.local_response_norm(x, 3, 0.5, 0.6, 2.0)),
@@ -124,11 +142,12 @@ def test_dense(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(grads["w"], w_t.grad.numpy().T, rtol=1e-9)
 
 
-def test_softmax_cross_entropy(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+def test_softmax_cross_entropy(smoothing: float, rng: np.random.Generator) -> None:
     scores, labels = 5 * values(rng, (6, 4)), np.array([0, 1, 2, 3, 3, 0])
-    loss, dscores = LOSSES["softmax"](scores, labels)
+    loss, dscores = SoftmaxCrossEntropy(smoothing)(scores, labels)
     scores_t = torch.tensor(scores, requires_grad=True)
-    loss_t = F.cross_entropy(scores_t, torch.tensor(labels))
+    loss_t = F.cross_entropy(scores_t, torch.tensor(labels), label_smoothing=smoothing)
     loss_t.backward()
     np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
     np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)

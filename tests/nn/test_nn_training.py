@@ -31,7 +31,7 @@ from daskcnn.nn import (
     map_leaves,
     predict,
 )
-from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
+from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, StepDecay, WarmUp
 from daskcnn.nn.score import Score
 from tests.nn.nn_cases import MAP, NESTED, cast, example, values
 
@@ -201,12 +201,22 @@ def test_nonsense_descent_is_refused(options: dict[str, Any], message: str) -> N
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_start_at_the_rate_and_never_rise(name: str) -> None:
+def test_schedules_fall_from_the_rate_once_it_is_reached(name: str) -> None:
     schedule = SCHEDULES[name](**({"every": 2} if name == "step" else {}))
     rates = [schedule.rate(0.1, i / 100, 5 * i / 100) for i in range(101)]
-    assert rates[0] == 0.1
-    assert rates == sorted(rates, reverse=True)
+    top = rates.index(0.1)
+    assert top == (30 if name == "onecycle" else 0)
+    assert rates[:top] == sorted(rates[:top])
+    assert rates[top:] == sorted(rates[top:], reverse=True)
     assert min(rates) >= 0
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_rates_rise_from_0_while_it_warms_up(name: str) -> None:
+    schedule = SCHEDULES[name](**({"every": 2} if name == "step" else {}))
+    own, warmed = ([s.rate(0.1, i / 100, 5 * i / 100) for i in range(101)] for s in (schedule, WarmUp(schedule, 0.5)))
+    assert warmed[10:] == own[10:]
+    assert warmed[:10] == pytest.approx([rate * i / 10 for i, rate in enumerate(own[:10])])
 
 
 def test_schedules_by_hand() -> None:
@@ -216,6 +226,14 @@ def test_schedules_by_hand() -> None:
     assert [PolyDecay(1).rate(0.2, p, 0) for p in (0, 0.5, 1)] == pytest.approx([0.2, 0.1, 0])
     assert PolyDecay().rate(1.0, 0.75, 0) == pytest.approx(0.5)
     assert PolyDecay().rate(1.0, 1.0001, 0) == 0
+    assert [CosineDecay(0.2).rate(1.0, p, 0) for p in (0, 0.5, 1, 1.01)] == pytest.approx([1, 0.6, 0.2, 0.2])
+    cycle = OneCycle(0.25, 0.2, 0.1)
+    assert [cycle.rate(2.0, p, 0) for p in (0, 0.125, 0.25, 0.625, 1, 1.01)] == pytest.approx(
+        [0.4, 1.2, 2, 1.1, 0.2, 0.2]
+    )
+    assert [OneCycle(peak, 0.5).rate(1.0, p, 0) for peak, p in ((0, 0), (1, 0.5), (1, 1))] == pytest.approx(
+        [1, 0.75, 1]
+    )
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7, 15, 0.1, 0.5, 1.5, 2.5])
@@ -240,6 +258,8 @@ def test_a_step_falls_with_the_first_minibatch_of_its_period(every: float) -> No
         (lambda: StepDecay(1, 0), "factor=0"),
         (lambda: StepDecay(1, 2), "factor=2"),
         (lambda: PolyDecay(0), "power=0"),
+        (lambda: CosineDecay(-0.1), "final=-0.1"),
+        (lambda: OneCycle(peak=1.5), "peak=1.5"),
     ],
 )
 def test_nonsense_schedules_are_refused(make: Callable[[], RateSchedule], message: str) -> None:

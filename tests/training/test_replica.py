@@ -22,7 +22,7 @@ from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
-from daskcnn.nn.schedule import ConstantRate, PolyDecay, StepDecay
+from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, StepDecay, WarmUp
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
@@ -318,6 +318,8 @@ def test_a_replica_alone_follows_the_schedule_exactly(partition: str, barrier: b
         ("linear", PolyDecay(1.0)),
         ({"name": "poly", "power": 0.5}, PolyDecay(0.5)),
         ({"name": "step", "every": 4, "factor": 0.5}, StepDecay(4.0, 0.5)),
+        ({"name": "cosine", "final": 0.1}, CosineDecay(0.1)),
+        ({"name": "onecycle", "peak": 0.2, "warmup": 2}, WarmUp(OneCycle(0.2), 2.0)),
     ],
 )
 def test_a_schedule_is_given_its_own_keys(table: Any, expected: Any) -> None:

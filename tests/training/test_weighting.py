@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.prepared_job import fitted
+from daskcnn.nn.losses import SoftmaxCrossEntropy
 from daskcnn.store import Batch, Dataset, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.weighting import weighting_of
@@ -240,3 +242,12 @@ def test_a_loss_for_several_labels_is_refused_where_samples_have_one_class(path:
         fitted(resolve(tiny_job(path, train={"loss": "sigmoid"})), data)
     assert fitted(resolve(tiny_job(path)), data).job.train.loss == "softmax"
     assert fitted(resolve(tiny_job(path, train={"loss": "squared"})), data).job.train.loss == "squared"
+
+
+def test_only_the_softmax_takes_smoothed_labels(path: str) -> None:
+    data = open_dataset(path)
+    with pytest.raises(JobError, match=r"label_smoothing = 0\.1: it is for the loss 'softmax', and this one is 'squ"):
+        fitted(resolve(tiny_job(path, train={"loss": "squared", "label_smoothing": 0.1})), data)
+    job = fitted(resolve(tiny_job(path, train={"label_smoothing": 0.1})), data).job
+    replica = Replica(job, data, Device(), clock=time.perf_counter)
+    assert (replica.loss, replica.training_loss) == (SoftmaxCrossEntropy(), SoftmaxCrossEntropy(0.1))

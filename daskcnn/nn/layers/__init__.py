@@ -1,11 +1,12 @@
 """The layers, and the names that a list of layers uses for them."""
 
 from daskcnn.nn.layer import Layer
-from daskcnn.nn.layers.activations import ReLU, Sigmoid, Tanh
+from daskcnn.nn.layers.activations import GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Dense
 from daskcnn.nn.layers.dropout import Dropout
 from daskcnn.nn.layers.flatten import Flatten
+from daskcnn.nn.layers.globalpool import GlobalPool
 from daskcnn.nn.layers.normalise import LRN, BatchNorm
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
 
@@ -14,17 +15,22 @@ LAYERS: dict[str, type[Layer]] = {
     "relu": ReLU,
     "sigmoid": Sigmoid,
     "tanh": Tanh,
+    "leakyrelu": LeakyReLU,
+    "gelu": GELU,
+    "silu": SiLU,
     "lrn": LRN,
     "batchnorm": BatchNorm,
     "maxpool": MaxPool,
     "averagepool": AveragePool,
     "l2pool": L2Pool,
+    "globalpool": GlobalPool,
     "dense": Dense,
     "dropout": Dropout,
     "flatten": Flatten,
 }
 
 __all__ = [
+    "GELU",
     "LAYERS",
     "LRN",
     "AveragePool",
@@ -33,9 +39,12 @@ __all__ = [
     "Dense",
     "Dropout",
     "Flatten",
+    "GlobalPool",
     "L2Pool",
+    "LeakyReLU",
     "MaxPool",
     "ReLU",
+    "SiLU",
     "Sigmoid",
     "Tanh",
 ]
