@@ -34,4 +34,9 @@ class _Writable:
 
 def addresses(arrays: Iterable[Array]) -> npt.NDArray[np.uint64]:
     """Return where these arrays begin. They must be contiguous, and outlive the loop that reads them there."""
-    return np.array([a.__array_interface__["data"][0] for a in arrays], np.uint64)
+    return np.array([address(a) for a in arrays], np.uint64)
+
+
+def address(array: Array) -> int:
+    """Return where an array begins."""
+    return array.__array_interface__["data"][0]
