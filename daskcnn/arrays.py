@@ -328,8 +328,11 @@ def mix64(xp: Any, x: Array) -> Array:
     return x ^ (x >> xp.uint64(31))
 
 
-def derive(xp: Any, keys: Array, salt: int) -> Array:
-    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate."""
+def derive(xp: Any, keys: Array, salt: int | Array) -> Array:
+    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate.
+
+    Numbers in an array of uint64 are broadcast against the keys.
+    """
     return mix64(xp, keys + xp.uint64((_GOLDEN * (2 * salt + 1)) & _MASK))
 
 

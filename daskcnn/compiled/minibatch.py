@@ -71,7 +71,7 @@ def _place(rows: Any, r: int, places: Any, C: int, made: Any, to: int) -> None:
             here = uintp(to + (col * N + n) * C)
             if 0 <= at < W:
                 for c in range(C):
-                    made[here + uintp(c)] = rows[n, r, uintp(at * C + c)]
+                    made[here + uintp(c)] = rows[uintp(n), uintp(r), uintp(at * C + c)]
             else:
                 for c in range(C):
                     made[here + uintp(c)] = 0
