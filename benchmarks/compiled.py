@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,11 @@ from daskcnn.nn.layers import (
     SiLU,
     Tanh,
 )
+from daskcnn.ps.half import cast
+from daskcnn.ps.vectors import adagrad, add_scaled, elastic, weighted_sum
+from daskcnn.store import Scattered
+from daskcnn.store.augment import crop_mirror
+from daskcnn.store.loader import placed
 
 Work = Callable[[], Any]
 
@@ -48,7 +54,7 @@ class Turn:
 
 
 Turns = dict[str, Turn]
-"""By direction: "forward", "backward"."""
+"""By direction: "forward", "backward"; or by what is made of a vector."""
 
 
 def passes(*layers: Layer) -> Callable[[Array, Device], Turns]:
@@ -85,6 +91,37 @@ def descent(x: Array, device: Device) -> Turns:
     return {"forward": Turn(lambda: sgd.step(weights, grads, velocity, 0.1, device), 6 * x.nbytes)}
 
 
+def merges(x: Array, device: Device) -> Turns:
+    """Of the server: each reads the vectors that it is given, and writes the new ones."""
+    center, *pushed = (np.ones(x.size, x.dtype) for _ in range(5))
+    weights = [0.1, 0.2, 0.3, 0.4]
+    return {
+        "add_scaled": Turn(lambda: add_scaled(center, 0.3, pushed[0]), 3 * x.nbytes),
+        "sum of 2": Turn(lambda: weighted_sum(pushed[:2], weights[:2]), 3 * x.nbytes),
+        "sum of 4": Turn(lambda: weighted_sum(pushed, weights), 5 * x.nbytes),
+        "elastic": Turn(lambda: elastic(center, pushed[0], 0.5), 4 * x.nbytes),
+        "adagrad": Turn(lambda: adagrad(center, pushed[0], pushed[1], 0.1, least=1e-8), 5 * x.nbytes),
+    }
+
+
+def half(x: Array, device: Device) -> Turns:
+    """Between float32 and float16, as vectors go over the wire."""
+    single = x.astype(np.float32).reshape(-1)
+    less = single.astype(np.float16)
+    nbytes = single.nbytes + less.nbytes
+    return {"to": Turn(lambda: cast(single, "float16"), nbytes), "from": Turn(lambda: cast(less, "float32"), nbytes)}
+
+
+def minibatch(x: Array, device: Device) -> Turns:
+    """Bytes of images in memory, normalised, cropped and mirrored."""
+    H, W, N, C = x.shape
+    rng = np.random.default_rng(0)
+    images = Scattered.of(rng.integers(0, 256, (N, H, W, C), np.uint8))
+    places = crop_mirror(rng.integers(0, 1 << 63, N, np.uint64), W)
+    data: Any = SimpleNamespace(mean=np.full(C, 128.0), deviation=np.full(C, 64.0), nodata=None)
+    return {"forward": Turn(lambda: placed(data, images, x.dtype, places), x.size + x.nbytes)}
+
+
 def softmax(x: Array, device: Device) -> Turns:
     scores = x.reshape(-1, 10)
     labels = np.arange(len(scores)) % 10
@@ -114,6 +151,9 @@ LOOPS: dict[str, Callable[[Array, Device], Turns]] = {
     "channel sums": channel_sums,
     "descent": descent,
     "softmax": softmax,
+    "minibatch": minibatch,
+    "merge": merges,
+    "half": half,
 }
 
 

@@ -34,7 +34,7 @@ from netns import FRAMING, Host, Network, network
 
 from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.job.resolve import resolve
-from daskcnn.store import BatchPlan, Dataset, batches, open_dataset, read_ahead
+from daskcnn.store import BatchPlan, Dataset, Scattered, batches, open_dataset, read_ahead
 from daskcnn.store.cache import CACHE
 from daskcnn.store.in_place import Arrays, look, outline
 from daskcnn.store.manifest import Source, describe
@@ -74,8 +74,8 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def gather(self, indices: Any) -> tuple[Any, Any]:
-        return self.images[indices], self.labels[indices].astype(np.int64)
+    def scattered(self, indices: Any, near: object) -> tuple[Scattered, Any]:
+        return Scattered.of(self.images[indices]), self.labels[indices].astype(np.int64)
 
     def weights(self, indices: Any) -> None:
         return None

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import psutil
 from threadpoolctl import ThreadpoolController
 
+from daskcnn.compiled.given import readable
 from daskcnn.errors import ClusterError
 from daskcnn.pool import Pool as Pool
 
@@ -58,26 +59,12 @@ class Backend:
         return self.xp is np
 
     def contiguous(self, a: Array) -> Array:
-        """Return an array in the order of its axes, as loops and products take it.
-
-        A loop would be compiled anew for an array that is read-only, as those that come from other processes are. It
-        leaves what it is given as it is, so it is given a view that hides this.
-        """
-        a = self.xp.ascontiguousarray(a)
-        return np.asarray(_Writable(a)) if self.compiled and not a.flags.writeable else a
+        """Return an array in the order of its axes, as loops and products take it. It is only read."""
+        return readable(a) if self.compiled else self.xp.ascontiguousarray(a)
 
     def scalar(self, x: Any) -> float:
         """Return the Python number in an array of one element; this waits for the device."""
         return float(self.to_host(x).item()) if hasattr(x, "shape") else float(x)
-
-
-class _Writable:
-    """A read-only array as if it could be written to."""
-
-    def __init__(self, a: npt.NDArray[Any]) -> None:
-        place, _ = a.__array_interface__["data"]
-        self.__array_interface__ = {**a.__array_interface__, "data": (place, False)}
-        self._kept = a
 
 
 def _nothing() -> None:
@@ -373,8 +360,11 @@ def mix64(xp: Any, x: Array) -> Array:
     return x ^ (x >> xp.uint64(31))
 
 
-def derive(xp: Any, keys: Array, salt: int) -> Array:
-    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate."""
+def derive(xp: Any, keys: Array, salt: int | Array) -> Array:
+    """Derive independent uint64 keys from keys and a number: `derive(xp, keys, a)` and `(…, b)` do not correlate.
+
+    Numbers in an array of uint64 are broadcast against the keys.
+    """
     return mix64(xp, keys + xp.uint64((_GOLDEN * (2 * salt + 1)) & _MASK))
 
 

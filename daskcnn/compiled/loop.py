@@ -11,9 +11,11 @@ from typing import Any, TypeAlias, TypeVar
 import llvmlite.binding
 import numba
 import numpy.typing as npt
+from numba import carray
+from numba.extending import intrinsic
 from numba.extending import overload as overload
 from numba.np.linalg import _BLAS, get_blas_kind
-from numba.types import NamedUniTuple
+from numba.types import CPointer, NamedUniTuple
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
 from numba.types import float32 as float32
@@ -21,6 +23,8 @@ from numba.types import float64 as float64
 from numba.types import int64 as int64
 from numba.types import intp as intp
 from numba.types import uint8 as uint8
+from numba.types import uint16 as uint16
+from numba.types import uint32 as uint32
 from numba.types import uint64 as uint64
 from numba.types import uintp as uintp
 
@@ -147,3 +151,24 @@ def blas_gemm(dtype: Any) -> tuple[int, Any]:
 def inner_in_order(function: F) -> F:
     """Compile a function that loops call, whose operations are not reordered: its exactness hangs on their order."""
     return numba.njit(fastmath={"contract"}, **_INNER)(function)
+
+
+def inner_as_written(function: F) -> F:
+    """Compile a function that loops call, whose operations are rounded by themselves, in the order given."""
+    return numba.njit(**_INNER)(function)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(typing: Any, address: Any, like: Any) -> Any:
+    """Turn an address into a pointer to numbers of this type, or of this array's."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return CPointer(like.dtype)(address, like), generate
+
+
+@inner_as_written
+def vector_at(address: Any, like: Any, size: int) -> Any:
+    """Numbers that lie at this address, of a type or of that of an array's numbers: a view, nothing is copied."""
+    return carray(_pointer(address, like), (size,))

@@ -10,7 +10,7 @@ import pkgutil
 import platform
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from inspect import getsource
 from multiprocessing import get_context
@@ -49,6 +49,15 @@ def warm(dtype: str, say: Say = lambda done, of: None) -> int:
                     _mark(dtype).touch()
         _WARM.add(dtype)
         return new
+
+
+def warm_module(module: str, dtype: str) -> None:
+    """Load the loops of one module, for a process that needs no others; compile those that are not in the cache."""
+    import_module(f"{daskcnn.compiled.__name__}.{module}")
+    with _ONE, nullcontext() if UNCACHED or is_ready(dtype) else FileLock(_lock()):
+        for each in LOOPS:
+            if each.name.startswith(f"{module}."):
+                each.compile(dtype)
 
 
 def warm_in_processes(dtype: str, say: Say, processes: int) -> int:

@@ -85,4 +85,5 @@ class ADMM(UpdateRule):
 
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The mean of what the workers push, with equal weights."""
-        return Merge(weighted_sum([push.payload for push in pushes], [1 / len(pushes)] * len(pushes)), state)
+        merged, finite = weighted_sum([push.payload for push in pushes], [1 / len(pushes)] * len(pushes))
+        return Merge(merged, state, finite=finite)

@@ -44,7 +44,8 @@ class AGWU(AccuracyWeighted, Asynchronous):
         (push,) = pushes
         gamma = self._gamma(push, view)
         quality = max(push.accuracy, self.accuracy_floor)
-        return Merge(add_scaled(center, gamma * quality, push.payload), state, gamma={push.worker: gamma})
+        merged, finite = add_scaled(center, gamma * quality, push.payload)
+        return Merge(merged, state, gamma={push.worker: gamma}, finite=finite)
 
     def _gamma(self, push: Push, view: View) -> float:
         """Eq. 9 as 1 / Σ e^((k' - k)/scale), which no large k overflows; 1 for a worker alone."""

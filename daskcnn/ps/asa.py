@@ -94,8 +94,7 @@ class ASA:
             Push(0, str(i), 0, 1, 0, payload, n, 1.0)
             for i, (payload, n) in enumerate(zip(payloads, samples, strict=True))
         ]
-        with np.errstate(over="ignore", invalid="ignore"):
-            merged: Vector = cast(self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases())).center, self.wire)
+        merged: Vector = cast(self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases())).center, self.wire)
         return merged
 
 

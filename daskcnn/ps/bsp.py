@@ -78,6 +78,7 @@ class BSP(UpdateRule):
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The mean of the pushes by their samples, or the center plus their sum."""
         weights, payloads = sample_weights(pushes), [push.payload for push in pushes]
-        if self.combine == "average":
-            return Merge(weighted_sum(payloads, weights), state)
-        return Merge(weighted_sum([center, *payloads], [1.0, *(len(pushes) * w for w in weights)]), state)
+        if self.combine == "sum":
+            weights, payloads = [1.0, *(len(pushes) * w for w in weights)], [center, *payloads]
+        merged, finite = weighted_sum(payloads, weights)
+        return Merge(merged, state, finite=finite)

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, RuleState, View
-from daskcnn.ps.vectors import add_scaled
+from daskcnn.ps.vectors import adagrad, add_scaled
 
 _MARK, _ACCRUED, _SQUARES = "mark", "accrued", "squares"
 _LEAST = 1e-8  # added to the root of the squares, which begin at 0
@@ -88,10 +88,7 @@ class Downpour(Asynchronous):
         (push,) = pushes
         nothing = {push.worker: np.empty(0, center.dtype)}
         if self.server == "plain":
-            return Merge(add_scaled(center, 1.0, push.payload), state, replies=nothing)
-        squares = np.square(push.payload)
-        squares += state[_SQUARES]
-        step = np.sqrt(squares)
-        step += _LEAST
-        np.divide(push.payload, step, out=step)
-        return Merge(add_scaled(center, self.server_lr, step), {_SQUARES: squares}, replies=nothing)
+            merged, finite = add_scaled(center, 1.0, push.payload)
+            return Merge(merged, state, replies=nothing, finite=finite)
+        merged, squares, finite = adagrad(center, state[_SQUARES], push.payload, self.server_lr, least=_LEAST)
+        return Merge(merged, {_SQUARES: squares}, replies=nothing, finite=finite)

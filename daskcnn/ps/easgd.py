@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from daskcnn.ps.requests import Push, Vector
 from daskcnn.ps.rule import Asynchronous, Local, Merge, RuleState, View
-from daskcnn.ps.vectors import add_scaled
+from daskcnn.ps.vectors import elastic
 
 _GENTLE = 0.5  # the published α: the bound of `overlaps` is 4/3 there, and falls to 0 at α = 1
 
@@ -61,6 +60,5 @@ class EASGD(Asynchronous):
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
         """The center moved towards the push by α. The reply is that difference."""
         (push,) = pushes
-        difference = np.subtract(push.payload, center)
-        difference *= self.alpha
-        return Merge(add_scaled(center, 1.0, difference), state, replies={push.worker: difference})
+        difference, merged, finite = elastic(center, push.payload, self.alpha)
+        return Merge(merged, state, replies={push.worker: difference}, finite=finite)

@@ -59,12 +59,16 @@ class View:
 
 @frozen
 class Merge:
-    """A new center (a new array), the rule's new state, what each pusher is told (None: the center) and its γ."""
+    """A new center (a new array), the rule's new state, what each pusher is told (None: the center) and its γ.
+
+    finite: whether the rule has seen that center and state hold no NaN and no infinity; if not, the server looks.
+    """
 
     center: Vector
     state: RuleState = field(default_factory=dict)
     replies: Mapping[str, Vector] | None = None
     gamma: Mapping[str, float] = field(default_factory=dict)
+    finite: bool = False
 
 
 class UpdateRule(BaseModel, ABC):
@@ -183,10 +187,7 @@ class UpdateRule(BaseModel, ABC):
 
     @abstractmethod
     def merge(self, center: Vector, state: RuleState, pushes: Sequence[Push], view: View) -> Merge:
-        """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge.
-
-        The merge is computed with NumPy, whose floating-point flags tell the server of an overflow.
-        """
+        """The new center. `center`, `state` and the pushes are not changed; `view` is from before the merge."""
 
 
 class AccuracyWeighted(UpdateRule):

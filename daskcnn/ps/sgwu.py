@@ -28,4 +28,5 @@ class SGWU(AccuracyWeighted):
         if not any(qualities):
             qualities = [1.0] * len(pushes)
         total = sum(qualities)
-        return Merge(weighted_sum([push.payload for push in pushes], [q / total for q in qualities]), state)
+        merged, finite = weighted_sum([push.payload for push in pushes], [q / total for q in qualities])
+        return Merge(merged, state, finite=finite)

@@ -1,4 +1,7 @@
-"""Sums over long vectors at memory speed, with no temporaries of their length."""
+"""Sums over long vectors at memory speed, with no temporaries of their length.
+
+The loops are imported where they are first needed: the driver reads this module, and does without Numba.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,53 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from daskcnn.compiled.given import addresses, readable
 from daskcnn.ps.instructions import Code, Objection
 from daskcnn.ps.requests import Push, Vector
 
-_BLOCK = 1 << 15  # elements: 256 KB of float64, which stay in the processor's cache
+_BLOCK = 1 << 15  # elements
 
 
-def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> Vector:
-    """Σ weights_i · vectors_i, added up in this order in float64, rounded once. A new array of the vectors' dtype."""
-    result = np.empty_like(vectors[0])
-    total, term = np.empty(_BLOCK), np.empty(_BLOCK)
-    for block in _blocks(result.size):
-        t, x = total[: block.stop - block.start], term[: block.stop - block.start]
-        np.multiply(vectors[0][block], weights[0], out=t, dtype=np.float64)
-        for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-            t += np.multiply(vector[block], weight, out=x, dtype=np.float64)
-        result[block] = t
-    return result
+def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple[Vector, bool]:
+    """Σ weights_i · vectors_i, added up in this order in float64, rounded once; and whether it is finite.
+
+    A new array of the vectors' dtype.
+    """
+    from daskcnn.compiled import merges
+
+    given, result = [readable(vector) for vector in vectors], np.empty_like(vectors[0])
+    finite = merges.weighted_sum(addresses(given), np.array(weights, float), np.empty(merges.BLOCK), result)
+    return result, finite
 
 
-def add_scaled(center: Vector, factor: float, delta: Vector) -> Vector:
-    """center + factor · delta, in their dtype. A new array, and the only one made."""
-    result = np.multiply(delta, factor)
-    result += center
-    return result
+def add_scaled(center: Vector, factor: float, delta: Vector) -> tuple[Vector, bool]:
+    """center + factor · delta, in their dtype, a new array; and whether it is finite."""
+    from daskcnn.compiled import merges
+
+    result = np.empty_like(center)
+    return result, merges.add_scaled(readable(center), center.dtype.type(factor), readable(delta), result)
+
+
+def elastic(center: Vector, other: Vector, alpha: float) -> tuple[Vector, Vector, bool]:
+    """The difference d = alpha · (other - center), center + d, and whether that is finite. New arrays."""
+    from daskcnn.compiled import merges
+
+    difference, result = np.empty_like(center), np.empty_like(center)
+    factor = center.dtype.type(alpha)
+    return difference, result, merges.elastic(readable(center), readable(other), factor, difference, result)
+
+
+def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least: float) -> tuple[Vector, Vector, bool]:
+    """The center + lr · delta / (√squares + least), squares + delta², used there already, and whether both are finite.
+
+    New arrays.
+    """
+    from daskcnn.compiled import merges
+
+    rate, smallest = center.dtype.type(lr), center.dtype.type(least)
+    c, s, d = (readable(vector) for vector in (center, squares, delta))
+    result, new = np.empty_like(center), np.empty_like(center)
+    return result, new, merges.adagrad(c, s, d, rate, smallest, new, result)
 
 
 def sample_weights(pushes: Sequence[Push]) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.store import Dataset
+from daskcnn.store import Dataset, Scattered
 from daskcnn.store.manifest import Labelling
 
 LAYERS: list[dict[str, Any]] = [{"layer": "dense", "units": 24}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
@@ -31,8 +31,8 @@ class _Part:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def gather(self, indices: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        return self.images[indices], self.labels[indices]
+    def scattered(self, indices: npt.NDArray[np.int64], near: object) -> tuple[Scattered, npt.NDArray[np.int64]]:
+        return Scattered.of(self.images[indices]), self.labels[indices]
 
     def weights(self, indices: npt.NDArray[np.int64]) -> None:
         return None

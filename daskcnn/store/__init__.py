@@ -1,6 +1,6 @@
 """Data sets at rest and on their way into training: zarr stores, importers, loader."""
 
-from daskcnn.store.dataset import Dataset, Described, Split, open_dataset, verify
+from daskcnn.store.dataset import Dataset, Described, Scattered, Split, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.loader import Batch, BatchPlan, batches, load_batch, normalise, sample_keys
 from daskcnn.store.manifest import Manifest
@@ -13,6 +13,7 @@ __all__ = [
     "Dataset",
     "Described",
     "Manifest",
+    "Scattered",
     "Split",
     "batches",
     "load_batch",

@@ -16,7 +16,7 @@ Places = npt.NDArray[np.int64]
 """(N, 3): the row and the column of each image that come first, and 1, or -1 where columns go from right to left."""
 
 PAD = 4
-_ROWS, _COLUMNS, _MIRROR = (1 << 32) + 1, (1 << 32) + 2, (1 << 32) + 3  # layers draw with salts of 32 bits
+_SALTS = np.array([[1], [2], [3]], np.uint64) + np.uint64(1 << 32)  # layers draw with salts of 32 bits
 
 
 def crop_mirror(keys: Keys, width: int) -> Places:
@@ -25,14 +25,10 @@ def crop_mirror(keys: Keys, width: int) -> Places:
     This is the usual augmentation for CIFAR-10: pad by 4, random crop, random mirror (He et al. 2016, §4.2).
     Theano-MPI, Alg. 1, crops sub-images out of larger images instead. Zero is the mean after `normalise`.
     """
-    plain = uniform(np, derive(np, keys, _MIRROR)) < 0.5
-    begin = _shift(keys, _COLUMNS) + np.where(plain, 0, width - 1)
-    return np.stack([_shift(keys, _ROWS), begin, np.where(plain, 1, -1)], axis=1)
-
-
-def _shift(keys: Keys, salt: int) -> npt.NDArray[np.int64]:
-    """Return where each crop begins in the image, -4 to 4."""
-    return (uniform(np, derive(np, keys, salt)) * (2 * PAD + 1)).astype(np.int64) - PAD
+    drawn = uniform(np, derive(np, keys, _SALTS))
+    row, column = (drawn[:2] * (2 * PAD + 1)).astype(np.int64) - PAD
+    plain = drawn[2] < 0.5
+    return np.stack([row, column + np.where(plain, 0, width - 1), np.where(plain, 1, -1)], axis=1)
 
 
 def moved(x: Array, places: Places) -> Array:

@@ -7,14 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from math import prod
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import cpu_count
+from daskcnn.compiled.given import address
 from daskcnn.errors import DataError, UserError
 from daskcnn.store.array_index import ArrayIndex
+from daskcnn.store.cache import Block
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.chunk_source import ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
@@ -26,6 +29,61 @@ _NONE_HERE = "check the path, or make a data set with `daskcnn data prepare` or 
 _AN_ARRAY = "use it in place by data.images and data.labels, or make a data set of it with daskcnn.prepare"
 SMALLEST_DEVIATION = 1e-30
 """A channel that varies less counts as the same everywhere: float32 has no room for what is divided by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """Samples of an array where they lie, in memory that is held as long.
+
+    Attributes
+    ----------
+    addresses : of the samples, (n,)
+    shape, dtype : of one sample
+    held : what has the samples
+    """
+
+    addresses: npt.NDArray[np.uint64]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    held: Sequence[npt.NDArray[Any]]
+
+    @classmethod
+    def of(cls, samples: npt.NDArray[Any]) -> Scattered:
+        """Those of an array of their own, (n, …)."""
+        samples = np.ascontiguousarray(samples)
+        count, shape = len(samples), samples.shape[1:]
+        apart = np.arange(count, dtype=np.uint64) * np.uint64(prod(shape) * samples.itemsize)
+        return cls(np.uint64(address(samples)) + apart, shape, samples.dtype, [samples])
+
+    def copied(self) -> npt.NDArray[Any]:
+        """Return them in an array of their own, (n, …)."""
+        from daskcnn.compiled import minibatch
+
+        samples = np.empty((len(self.addresses), *self.shape), self.dtype)
+        minibatch.gather(self.addresses, samples.reshape(len(samples), prod(self.shape)).view(np.uint8))
+        return samples
+
+
+Near: TypeAlias = dict[str, dict[int, tuple[Block, int]]]
+"""Chunks at hand: by array and number, with their addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Samples by the chunks that they lie in.
+
+    Attributes
+    ----------
+    chunks : that have some of the samples
+    edges : where in `places` and `order` the samples of each chunk begin, and where the last ones end
+    places : in its chunk, of each sample
+    order : which of the samples each is
+    """
+
+    chunks: list[int]
+    edges: list[int]
+    places: Indices
+    order: Indices
 
 
 @dataclass(frozen=True)
@@ -71,6 +129,32 @@ class Split:
         parts = self._by_chunk(indices)
         return self._taken("images", parts), _as_labels(self._taken("labels", parts))
 
+    def scattered(self, indices: Indices, near: Near | None = None) -> tuple[Scattered, Labels]:
+        """Return where images of these samples lie, and their labels, in this order.
+
+        `near` has the chunks of the last batch, and gets those of this one: looking for a chunk takes as long as
+        reading its samples.
+        """
+        parts, near = self._by_chunk(indices), {} if near is None else near
+        return self._lying("images", parts, near), _as_labels(self._lying("labels", parts, near).copied())
+
+    def _lying(self, array: str, parts: _Parts, near: Near) -> Scattered:
+        last = near.get(array, {})
+        chunks = near[array] = {chunk: last.get(chunk) or self._located(array, chunk) for chunk in parts.chunks}
+        shape, dtype = self.source.like(array)
+        samples = np.diff(parts.edges)
+        begins = np.repeat([begin for _, begin in chunks.values()], samples)
+        assert (parts.places < np.repeat([len(block) for block, _ in chunks.values()], samples)).all()
+        lying = np.empty(len(begins), np.uint64)
+        lying[parts.order] = begins + parts.places * (prod(shape) * dtype.itemsize)
+        return Scattered(lying, shape, dtype, [block for block, _ in chunks.values()])
+
+    def _located(self, array: str, chunk: int) -> tuple[Block, int]:
+        shape, dtype = self.source.like(array)
+        block = np.ascontiguousarray(self.source.held(array, chunk), dtype)
+        assert block.shape[1:] == shape, "what reads samples at their addresses relies on it"
+        return block, address(block)
+
     def weights(self, indices: Indices) -> npt.NDArray[np.float32] | None:
         """Return the weights of these samples, (n,), in this order; None where the samples have none."""
         return self._taken("weights", self._by_chunk(indices)) if "weights" in self.source.arrays else None
@@ -79,20 +163,19 @@ class Split:
         """Return the labels of all samples."""
         return _as_labels(self._taken("labels", self._by_chunk(np.arange(self.samples))))
 
-    def _by_chunk(self, indices: Indices) -> list[tuple[int, Indices, Indices]]:
-        """Return each chunk that has some of the samples, where they are in it, and which of the samples they are."""
+    def _by_chunk(self, indices: Indices) -> _Parts:
         self._check_indices(indices)
         chunks, places = self.source.places(indices)
         order = np.argsort(chunks, kind="stable")
-        chunks, places = chunks[order], places[order]
-        edges = [0, *(np.flatnonzero(np.diff(chunks)) + 1).tolist(), len(order)]
-        return [(int(chunks[a]), places[a:b], order[a:b]) for a, b in pairwise(edges) if a < b]
+        chunks = chunks[order]
+        begins = np.flatnonzero(np.diff(chunks, prepend=chunks[:1] - 1))
+        return _Parts(chunks[begins].tolist(), [*begins.tolist(), len(order)], places[order], order)
 
-    def _taken(self, array: str, parts: Sequence[tuple[int, Indices, Indices]]) -> npt.NDArray[Any]:
+    def _taken(self, array: str, parts: _Parts) -> npt.NDArray[Any]:
         shape, dtype = self.source.like(array)
-        taken = np.empty((sum(len(here) for _, _, here in parts), *shape), dtype)
-        for chunk, places, here in parts:
-            taken[here] = self.source.held(array, chunk).take(places, axis=0)
+        taken = np.empty((len(parts.order), *shape), dtype)
+        for chunk, (a, b) in zip(parts.chunks, pairwise(parts.edges), strict=True):
+            taken[parts.order[a:b]] = self.source.held(array, chunk).take(parts.places[a:b], axis=0)
         return taken
 
     def _check_indices(self, indices: Indices) -> None:

@@ -18,11 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.arrays import NUMPY, derive
+from daskcnn.arrays import derive
 from daskcnn.store.augment import AUGMENTATIONS, Keys, Places, moved, still
 from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.chunk_source import Indices
-from daskcnn.store.dataset import Dataset, Described, Labels, Split
+from daskcnn.store.dataset import Dataset, Described, Labels, Near, Scattered, Split
 from daskcnn.store.read_ahead import reading_ahead
 
 Array = npt.NDArray[Any]
@@ -145,21 +145,20 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
 
     Pixels without data become 0, the mean.
     """
-    return _placed(dataset, images, dtype, still(len(images)))
+    return placed(dataset, Scattered.of(images), dtype, still(len(images)))
 
 
-def _placed(dataset: Described, images: Images, dtype: npt.DTypeLike, places: Places) -> Array:
+def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, places: Places) -> Array:
     """Return images normalised, each at its place: of bytes in one compiled pass, of others by array expressions."""
     if images.dtype != np.uint8 or dataset.nodata is not None:
-        x = _normalised(dataset, images, dtype)
+        x = _normalised(dataset, images.copied(), dtype)
         return x if (places == (0, 0, 1)).all() else moved(x, places)
     from daskcnn.compiled import minibatch
 
-    n, h, w, c = images.shape
-    x = np.empty((h, w, n, c), dtype)
-    mean, factor = dataset.mean.astype(dtype), (1 / dataset.deviation).astype(dtype)
-    given, mean, factor = (NUMPY.contiguous(a) for a in (images, mean, factor))
-    minibatch.normalise(given, mean, factor, places, x)
+    (h, w, c), n = images.shape, len(images.addresses)
+    x, rows = np.empty((h, w, n, c), dtype), np.empty((n, minibatch.ROWS, w * c), dtype)
+    mean, factor = (np.tile(a.astype(dtype), w) for a in (dataset.mean, 1 / dataset.deviation))
+    minibatch.normalise(images.addresses, mean, factor, places, rows, x)  # `images` holds what it reads
     return x
 
 
@@ -180,11 +179,21 @@ def _normalised(dataset: Described, images: Images, dtype: npt.DTypeLike) -> Arr
     return x
 
 
-def load_batch(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
-    """Return the batch of these samples, in this order. Raises DataError if a chunk is damaged."""
-    images, labels = split.gather(indices)
+def load_batch(
+    dataset: Dataset,
+    split: Split,
+    plan: BatchPlan,
+    dtype: npt.DTypeLike,
+    indices: Indices,
+    near: Near | None = None,
+) -> Batch:
+    """Return the batch of these samples, in this order. Raises DataError if a chunk is damaged.
+
+    `near` is an empty dictionary for the first of several batches; it holds the chunks of the last one.
+    """
+    images, labels = split.scattered(indices, near)
     keys = sample_keys(plan, indices)
-    x = _placed(dataset, images, dtype, AUGMENTATIONS[plan.augment](keys, images.shape[2]))
+    x = placed(dataset, images, dtype, AUGMENTATIONS[plan.augment](keys, images.shape[1]))
     return Batch(x, labels, keys, split.weights(indices))
 
 
@@ -209,10 +218,11 @@ def batches(
     order = presentation_order(dataset, split, plan)
     pool = ThreadPoolExecutor(1, thread_name_prefix="daskcnn-loader")
     with reading_ahead(split.source, order, _window_bytes(split)) as reached:
+        near: Near = {}
 
         def load(lo: int, hi: int) -> Batch:
             reached(hi)
-            return load_batch(dataset, split, plan, dtype, order[lo:hi])
+            return load_batch(dataset, split, plan, dtype, order[lo:hi], near)
 
         try:
             yield _ahead(pool.submit(load, lo, hi) for lo, hi in batch_edges(plan, len(order)))

@@ -18,6 +18,7 @@ from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
 from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror, moved
 from daskcnn.store.chunk_source import Indices
+from daskcnn.store.dataset import Near
 from daskcnn.store.loader import DEPTH, Batch, _normalised, batch_edges, sample_order
 from daskcnn.store.manifest import Source
 
@@ -166,11 +167,13 @@ def test_keys_are_of_seed_presentation_and_sample() -> None:
 def test_reading_goes_ahead_by_two_and_no_more(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded, third = list[int](), threading.Event()
 
-    def load(dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices) -> Batch:
+    def load(
+        dataset: Dataset, split: Split, plan: BatchPlan, dtype: npt.DTypeLike, indices: Indices, near: Near
+    ) -> Batch:
         loaded.append(len(loaded))
         if len(loaded) == 1 + DEPTH:
             third.set()
-        return load_batch(dataset, split, plan, dtype, indices)
+        return load_batch(dataset, split, plan, dtype, indices, near)
 
     monkeypatch.setattr("daskcnn.store.loader.load_batch", load)
     with batches(data, data.train, BatchPlan(((0, 230),), 10, seed=0)) as stream:

@@ -16,7 +16,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn.losses import SoftmaxCrossEntropy
-from daskcnn.store import Batch, Dataset, open_dataset
+from daskcnn.store import Batch, Dataset, Scattered, open_dataset
 from daskcnn.training.replica import Replica
 from daskcnn.training.weighting import weighting_of
 from tests.tiny_runs import tiny_job
@@ -38,8 +38,8 @@ class Part:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.images[indices], self.rows[indices]
+    def scattered(self, indices: np.ndarray, near: object = None) -> tuple[Scattered, np.ndarray]:
+        return Scattered.of(self.images[indices]), self.rows[indices]
 
     def weights(self, indices: np.ndarray) -> np.ndarray | None:
         return None if self.own is None else self.own[indices]
@@ -104,7 +104,7 @@ def weights_of(dataset: Dataset, **train: Any) -> np.ndarray:
     weighting, n = weighting_of(job_of(**train), dataset), len(dataset.train) - VALIDATION
     assert weighting is not None
     indices = np.arange(n)
-    labels, own = dataset.train.gather(indices)[1], dataset.train.weights(indices)
+    labels, own = dataset.train.scattered(indices)[1], dataset.train.weights(indices)
     return weighting.of(Batch(np.empty(0), labels, np.empty(0, np.uint64), own), "float64")
 
 

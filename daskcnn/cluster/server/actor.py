@@ -20,7 +20,7 @@ from distributed import Actor
 
 from daskcnn.cluster.lent_client import lent_client
 from daskcnn.cluster.server.link import ServerLink
-from daskcnn.cluster.server.ranges import Cast, RangeAt, RangeLines, use_memory_again
+from daskcnn.cluster.server.ranges import Cast, RangeAt, RangeLines, load_merges, use_memory_again
 from daskcnn.errors import PushRefused
 from daskcnn.ps import (
     Instruction,
@@ -116,6 +116,9 @@ class ServerActor:
         self._server = _sequencer(rule, snapshot, epoch, ranges, limit, self._callers.lose, kept)
         self._cast, self._dtype = Cast(wire), snapshot.center.dtype
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
+        beside = ThreadPoolExecutor(1, thread_name_prefix="parameter-server-merges")
+        self._loaded = beside.submit(load_merges, self._dtype.name)  # while workers join and train their first round
+        beside.shutdown(wait=False)
 
     async def handle(self, request: Request) -> Reply:
         """Join, pull or push: the reply to it, with weights as they go over the wire.
@@ -155,6 +158,8 @@ class ServerActor:
         """The instructions that follow, and replies as they go over the wire."""
         if lost := self._callers.lost:  # what the sequencer was about when it was lost is not done
             raise ConnectionError(str(lost)) from lost
+        if isinstance(request, Push) or self._cast.wire != self._dtype:
+            self._loaded.result()
         if isinstance(request, Push) and not isinstance(request.payload, StagedPayload):
             request = replace(request, payload=cast(request.payload, self._dtype))
         return [(each, self._sent(each)) for each in self._server.handle(request)]

@@ -28,12 +28,12 @@ class Cast:
     """Vectors as they go over the wire. All workers behind a barrier are sent the same one: it is cast once."""
 
     def __init__(self, wire: str) -> None:
-        self._wire = np.dtype(wire)
+        self.wire = np.dtype(wire)
         self._last: tuple[Any, Any] = (None, None)
 
     def __call__(self, vector: Vector) -> Vector:
         if self._last[0] is not vector:
-            self._last = vector, cast(vector, self._wire)
+            self._last = vector, cast(vector, self.wire)
         sent: Vector = self._last[1]
         return sent
 
@@ -44,6 +44,16 @@ def use_memory_again(server: object) -> None:
     weakref.finalize(server, release_freed_memory)
 
 
+def load_merges(dtype: str) -> None:
+    """Load the compiled merges, or compile them. No merge may be made before it is done.
+
+    Importing Numba takes half a second. Compiling takes a few seconds, on a machine that has never trained.
+    """
+    from daskcnn.compiled.warm import warm_module
+
+    warm_module("merges", dtype)
+
+
 class RangeActor:
     """Holds one range of the center, on any worker. kept: places in it that no merge changes."""
 
@@ -52,6 +62,7 @@ class RangeActor:
         self._range = OrderedRange(rule, snapshot.center, snapshot.state, kept)
         self._cast = Cast(wire)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="parameter-server")
+        self._thread.submit(load_merges, self._range.dtype.name)
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
 
     async def stage(self, push: Push, ticket: str) -> Objection | None:
