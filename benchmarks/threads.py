@@ -1,0 +1,98 @@
+"""What threads gain in a step, and why no more: their balance, and the time outside of what they share.
+
+    python benchmarks/threads.py [--models plain20] [--batches 128] [--threads 1 2] [--json FILE]
+
+BPT-CNN, Fig. 14 d and e, show balance and saving of threads. A step is a row of calls that the threads share; between
+two of them one thread decides what comes next. Balance is the time that the least busy thread works inside calls,
+divided by that of the busiest. A graph of tasks over the whole step, without ends of calls and with nothing between
+them, could at best share out all work evenly: `at best` is how long it would take, divided by what a step takes now.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from common import Configuration, Results, configurations, in_fresh_process, parser
+from step_vs_torch import LR, start
+
+from daskcnn.arrays import Pool, single_threaded_blas
+
+STEPS = 5
+"""Steps before the first that counts."""
+
+
+class Busy:
+    """Seconds inside the pool's calls, and of each thread's work there."""
+
+    def __init__(self, threads: int) -> None:
+        self.inside, self.works = 0.0, [0.0] * threads
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Wrap what the pool does together."""
+        together = Pool._together
+
+        def watched(pool: Pool, work: Callable[[], None], at_most: int) -> None:
+            def timed() -> None:
+                begun = time.perf_counter()
+                work()
+                self.works[pool.thread] += time.perf_counter() - begun
+
+            begun = time.perf_counter()
+            together(pool, timed, at_most)
+            self.inside += time.perf_counter() - begun
+
+        Pool._together = watched  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            Pool._together = together  # type: ignore[method-assign]
+
+
+def measure(c: Configuration, seconds: float) -> dict[str, Any]:
+    """Median seconds of a step; over all steps the seconds in calls and of each thread's work."""
+    with single_threaded_blas():
+        replica, batch = start(c)
+        for _ in range(STEPS):
+            replica.step(batch, LR)
+        busy, taken = Busy(c.threads), list[float]()
+        with busy.watching():
+            begun = time.perf_counter()
+            while not taken or time.perf_counter() - begun < seconds:
+                at = time.perf_counter()
+                replica.step(batch, LR)
+                taken.append(time.perf_counter() - at)
+    whole = sum(taken)
+    outside = whole - busy.inside
+    best = (outside + sum(busy.works)) / c.threads
+    return {
+        "seconds": median(taken),
+        "outside": outside / whole,
+        "balance": min(busy.works) / max(busy.works) if busy.inside else 1.0,
+        "at_best": best / whole if busy.inside else 1.0,
+    }
+
+
+def main() -> int:
+    """Print a line for each configuration."""
+    options = parser(__doc__, seconds=6.0, what="a configuration").parse_args()
+    results, alone = Results(options.json), dict[tuple[str, int], float]()
+    print("network         batch threads    ms a step   saving   balance   outside   at best")
+    for c in configurations(options, no_lrn=False):
+        figures = in_fresh_process(measure, c, options.seconds)
+        one = alone.setdefault((c.model, c.batch), figures["seconds"] if c.threads == 1 else float("nan"))
+        figures["saving"] = 1 - figures["seconds"] / one
+        shares = "".join(f"{figures[name]:10.2f}" for name in ("saving", "balance", "outside", "at_best"))
+        print(f"{c}{figures['seconds'] * 1e3:13.1f}{shares}", flush=True)
+        results.add(asdict(c), figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
