@@ -6,7 +6,7 @@ Plain Python, without Numba: layers name their operations with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 
 import numpy as np
@@ -87,7 +87,7 @@ class Program:
         cls, operations: Sequence[Operation], shape: tuple[int, ...], dtype: np.dtype, limit: int, *, goes_back: bool
     ) -> Program:
         """Return the program for maps of this shape (H, W, N, C) whose blocks take about `limit` bytes."""
-        operations = _fused(operations)
+        operations = [_clipped(operation, shape[-1]) for operation in _fused(operations)]
         (H, W, N, C), windows = shape, _windows(operations)
         side, reach = windows[0]
         out_H, out_W = (H - reach) // side + 1, (W - reach) // side + 1
@@ -111,6 +111,15 @@ def _fused(operations: Sequence[Operation]) -> Sequence[Operation]:
     if [operation.code for operation in operations[:2]] == [SCALE, RELU]:
         return Operation(SCALE_RELU), *operations[2:]
     return operations
+
+
+def _clipped(operation: Operation, C: int) -> Operation:
+    """Return the operation; a window of normalising reaches no further than all channels do, however long it is."""
+    if operation.code != LRN:
+        return operation
+    before, size, *others = operation.numbers
+    first, last = min(before, C - 1), min(size - 1 - before, C - 1)
+    return replace(operation, numbers=(first, first + last + 1, *others))
 
 
 def _windows(operations: Sequence[Operation]) -> list[tuple[int, int]]:
