@@ -92,7 +92,7 @@ def descent(x: Array, device: Device) -> Turns:
 
 
 def merges(x: Array, device: Device) -> Turns:
-    """Of the server: each reads the vectors that it is given, and writes the new ones."""
+    """The merges of the server. The bytes are those of the vectors read and of the vectors written."""
     center, *pushed = (np.ones(x.size, x.dtype) for _ in range(5))
     weights = [0.1, 0.2, 0.3, 0.4]
     return {

@@ -63,7 +63,7 @@ BARS = {("quick", "bsp"): 2.0, ("quick", "sgwu"): 2.0, ("50:500", "sgwu"): 5.0}
 """How many times as fast as DDP a run should be, by network and strategy."""
 MODELS = tuple(dict.fromkeys(model for model, _ in BARS))
 PART = 5
-"""One validation sample to so many training samples, as CIFAR-10 has one test sample to five."""
+"""Training samples for each validation sample: as many as CIFAR-10 has for each test sample."""
 LR = 0.01
 """The learning rate at the start. `bsp` and DDP multiply it by the number of workers. With twice a job's default
 of 0.02 `quick` does not learn."""

@@ -4,8 +4,9 @@
 
 BPT-CNN, Fig. 14 d and e, show balance and saving of threads. A step is a row of calls that the threads share; between
 two of them one thread decides what comes next. Balance is the time that the least busy thread works inside calls,
-divided by that of the busiest. A graph of tasks over the whole step, without ends of calls and with nothing between
-them, could at best share out all work evenly: `at best` is how long it would take, divided by what a step takes now.
+divided by that of the busiest. A thread that waits for a task of a spectral pass counts as working. A graph of tasks
+over the whole step, without ends of calls and with nothing between them, could at best share out all work evenly:
+`at best` is how long that would take, divided by what a step takes now.
 """
 
 from __future__ import annotations

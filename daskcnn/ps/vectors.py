@@ -24,7 +24,8 @@ def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple[V
     """
     from daskcnn.compiled import merges
 
-    given, result = [readable(vector) for vector in vectors], np.empty_like(vectors[0])
+    assert len(weights) == len(vectors)
+    given, result = _alike(*vectors), np.empty_like(vectors[0])
     finite = merges.weighted_sum(addresses(given), np.array(weights, float), np.empty(merges.BLOCK), result)
     return result, finite
 
@@ -33,8 +34,8 @@ def add_scaled(center: Vector, factor: float, delta: Vector) -> tuple[Vector, bo
     """center + factor · delta, in their dtype, a new array; and whether it is finite."""
     from daskcnn.compiled import merges
 
-    result = np.empty_like(center)
-    return result, merges.add_scaled(readable(center), center.dtype.type(factor), readable(delta), result)
+    result, (c, d) = np.empty_like(center), _alike(center, delta)
+    return result, merges.add_scaled(c, center.dtype.type(factor), d, result)
 
 
 def elastic(center: Vector, other: Vector, alpha: float) -> tuple[Vector, Vector, bool]:
@@ -42,8 +43,8 @@ def elastic(center: Vector, other: Vector, alpha: float) -> tuple[Vector, Vector
     from daskcnn.compiled import merges
 
     difference, result = np.empty_like(center), np.empty_like(center)
-    factor = center.dtype.type(alpha)
-    return difference, result, merges.elastic(readable(center), readable(other), factor, difference, result)
+    factor, (c, o) = center.dtype.type(alpha), _alike(center, other)
+    return difference, result, merges.elastic(c, o, factor, difference, result)
 
 
 def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least: float) -> tuple[Vector, Vector, bool]:
@@ -54,9 +55,15 @@ def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least:
     from daskcnn.compiled import merges
 
     rate, smallest = center.dtype.type(lr), center.dtype.type(least)
-    c, s, d = (readable(vector) for vector in (center, squares, delta))
+    c, s, d = _alike(center, squares, delta)
     result, new = np.empty_like(center), np.empty_like(center)
     return result, new, merges.adagrad(c, s, d, rate, smallest, new, result)
+
+
+def _alike(*vectors: Vector) -> list[Vector]:
+    """The vectors as loops read them. Loops look at no bounds, so their lengths and dtypes must be the same."""
+    assert all(vector.shape == vectors[0].shape and vector.dtype == vectors[0].dtype for vector in vectors)
+    return [readable(vector) for vector in vectors]
 
 
 def sample_weights(pushes: Sequence[Push]) -> list[float]:

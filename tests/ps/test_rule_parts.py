@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from daskcnn.ps.bases import Bases
 from daskcnn.ps.clocks import Clocks
-from daskcnn.ps.vectors import add_scaled, all_finite, weighted_sum
+from daskcnn.ps.vectors import adagrad, add_scaled, all_finite, elastic, weighted_sum
 
 
 def test_sums_of_vectors_longer_than_a_block() -> None:
@@ -81,3 +81,18 @@ def test_clocks_are_counts_whose_least_is_known(changes: list[tuple[str, bool]])
         assert clocks.as_dict() == expected
         assert clocks.lowest == min(expected.values(), default=0)
         assert all(clocks.of(each) == count for each, count in expected.items())
+
+
+@pytest.mark.parametrize("other", [np.ones(3, "float32"), np.ones(4, "float64")])
+def test_vectors_that_differ_never_reach_a_loop(other: np.ndarray) -> None:
+    """A loop looks at no bounds: it would read what lies behind the shorter one."""
+    center = np.ones(4, "float32")
+    for merge in (
+        lambda: weighted_sum([center, other], [0.5, 0.5]),
+        lambda: weighted_sum([center], [0.5, 0.5]),
+        lambda: add_scaled(center, 1.0, other),
+        lambda: elastic(center, other, 0.5),
+        lambda: adagrad(center, center, other, 0.1, least=1e-6),
+    ):
+        with pytest.raises(AssertionError):
+            merge()
