@@ -6,6 +6,7 @@ A step is forward, softmax cross entropy, backward, and SGD with Nesterov moment
 of PyTorch take turns; medians count, the least one of PyTorch's. The losses of the first steps must agree. Then fresh
 processes tell by how much a step of ours, and of PyTorch's fastest mode, raises the peak of a process's memory.
 --scaling compares ours with itself instead: one process with all threads, and as many processes of one thread each.
+--evaluation measures a forward pass and the loss alone, as evaluation and prediction run it, against the same bars.
 Exit 1 where a bar is missed.
 """
 
@@ -42,13 +43,14 @@ from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Train
-from daskcnn.nn import Layer, Params
+from daskcnn.nn import Context, Layer, Params, predict
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 from daskcnn.training.step_calibration import tune_convolutions
 
 Step = Callable[[], float]
 """Train on the batch once; the loss before it."""
+Make = Callable[[str, Replica, Batch], Step]
 
 OURS, MODES = "ours", ("eager", "channels_last", "compiled", "compiled_channels_last")
 LR = 1e-5
@@ -130,6 +132,25 @@ def torch_step(mode: str, replica: Replica, batch: Batch, device: str = "cpu") -
     return step
 
 
+def make_evaluation(mode: str, replica: Replica, batch: Batch) -> Step:
+    """An evaluation by ours or by a mode of PyTorch, with the replica's weights. Both give the mean loss."""
+    if mode == OURS:
+        params, state = replica.layout.views(replica.weights)
+        ctx = Context(replica.device, kept={})  # the kernels of all batches are prepared once
+        return lambda: float(replica.loss(predict(replica.model, params, state, batch.x, ctx), batch.labels, np)[0])
+    torch.set_num_threads(replica.device.pool.threads)
+    layout = torch.channels_last if "channels_last" in mode else torch.contiguous_format
+    model = twin(replica).to(memory_format=layout).eval()
+    x = torch.from_numpy(batch.x.transpose(2, 3, 0, 1)).contiguous(memory_format=layout)
+    labels, forward = torch.from_numpy(batch.labels), torch.compile(model) if "compiled" in mode else model
+
+    def evaluate() -> float:
+        with torch.inference_mode():
+            return nn.functional.cross_entropy(forward(x), labels).item()
+
+    return evaluate
+
+
 def sgd_of(model: nn.Module, train: Train, lr: float) -> torch.optim.SGD:
     """PyTorch's optimizer of a job."""
     return torch.optim.SGD(model.parameters(), lr, train.momentum, 0, train.weight_decay, train.nesterov, fused=True)
@@ -178,8 +199,8 @@ TWINS: Mapping[str, Callable[[Layer, Params], list[nn.Module]]] = {
 # --- time ---
 
 
-def measure(c: Configuration, modes: Sequence[str], budget: Budget) -> dict[str, Any]:
-    """Median and least seconds of a step of ours and of these modes, which take turns.
+def measure(c: Configuration, modes: Sequence[str], budget: Budget, make: Make = make_step) -> dict[str, Any]:
+    """Median and least seconds of a step, or of what else is made, of ours and of these modes, which take turns.
 
     Raises RuntimeError where the losses of the first steps differ.
     """
@@ -190,7 +211,7 @@ def measure(c: Configuration, modes: Sequence[str], budget: Budget) -> dict[str,
 
     with single_threaded_blas():
         replica, batch = start(c)
-        works = {mode: noting(mode, make_step(mode, replica, batch)) for mode in (OURS, *modes)}
+        works = {mode: noting(mode, make(mode, replica, batch)) for mode in (OURS, *modes)}
         for _ in range(WARM_UPS):
             for work in works.values():
                 work()
@@ -339,8 +360,9 @@ def _width(mode: str) -> int:
 
 def time_and_memory(c: Configuration, options: argparse.Namespace) -> dict[str, Any]:
     """Figures of a configuration against PyTorch."""
-    figures = in_fresh_process(measure, c, options.modes, Budget(options.rounds, options.seconds))
-    if not options.no_memory:
+    make = make_evaluation if options.evaluation else make_step
+    figures = in_fresh_process(measure, c, options.modes, Budget(options.rounds, options.seconds), make)
+    if not options.no_memory and not options.evaluation:
         figures |= measure_memory(c, figures["best"])
     print(row(c, figures), flush=True)
     return figures
@@ -363,6 +385,7 @@ def arguments() -> argparse.Namespace:
     options.add_argument("--modes", nargs="+", choices=MODES, default=MODES, help="of PyTorch; default: all")
     options.add_argument("--no-lrn", action="store_true", help="measure C1:C2 without normalising layers too")
     options.add_argument("--no-memory", action="store_true", help="measure time only")
+    options.add_argument("--evaluation", action="store_true", help="measure the forward pass alone; time only")
     options.add_argument("--scaling", action="store_true", help="measure what threads gain instead")
     return options.parse_args()
 
