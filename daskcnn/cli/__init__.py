@@ -10,6 +10,7 @@ from daskcnn.cli.data import data
 from daskcnn.cli.doctor import doctor
 from daskcnn.cli.evaluate import evaluate
 from daskcnn.cli.export import export
+from daskcnn.cli.model import model, models
 from daskcnn.cli.plan import plan
 from daskcnn.cli.plan_conv import plan_conv
 from daskcnn.cli.plot import plot
@@ -25,5 +26,21 @@ def main() -> None:
     """Distributed training of convolutional networks on clusters of unequal machines."""
 
 
-for command in (run, data, evaluate, predict, export, plan_conv, report, plot, compare, simulate, plan, doctor):
+COMMANDS = (
+    run,
+    data,
+    model,
+    models,
+    evaluate,
+    predict,
+    export,
+    plan_conv,
+    report,
+    plot,
+    compare,
+    simulate,
+    plan,
+    doctor,
+)
+for command in COMMANDS:
     main.add_command(command)

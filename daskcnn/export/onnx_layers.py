@@ -14,8 +14,11 @@ from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
     LRN,
+    Add,
+    Auxiliary,
     AveragePool,
     BatchNorm,
+    Branches,
     Conv,
     Dense,
     Dropout,
@@ -24,11 +27,14 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Pad,
     ReLU,
+    Residual,
     Sigmoid,
     SiLU,
     Tanh,
 )
+from daskcnn.nn.layers.parallel import Parallel
 
 
 class Graph:
@@ -173,7 +179,35 @@ def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
     return graph.add("Mul", trained.name, x, share)
 
 
-def _dropout(graph: Graph, trained: TrainedLayer, x: str) -> str:
+def _paths(graph: Graph, trained: TrainedLayer, x: str) -> list[str]:
+    """Return the outputs of the paths, in order; an empty one's is x."""
+    assert isinstance(trained.layer, Parallel)
+    inner = {child.name.rpartition(".")[2]: child for child in trained.children}
+    return [x if path is None else _in_turn(graph, inner[name], x) for name, path in trained.layer.paths]
+
+
+def _in_turn(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    for child in trained.children:
+        x = add_layer(graph, child, x)
+    return x
+
+
+def _sum(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return graph.add("Sum", trained.name, *_paths(graph, trained, x))
+
+
+def _side_by_side(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return graph.add("Concat", trained.name, *_paths(graph, trained, x), axis=1)
+
+
+def _pad(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, Pad)
+    around = [0, 0, layer.size, layer.size, 0, layer.channels, layer.size, layer.size]
+    return graph.add("Pad", trained.name, x, graph.constant(f"{trained.name}.pads", around, int))
+
+
+def _passed_on(graph: Graph, trained: TrainedLayer, x: str) -> str:
     return x
 
 
@@ -192,7 +226,12 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     L2Pool: _pool("LpPool", p=2),
     GlobalPool: _globalpool,
     Dense: _dense,
-    Dropout: _dropout,
+    Dropout: _passed_on,
+    Auxiliary: _passed_on,
     Flatten: _flatten,
+    Pad: _pad,
+    Residual: _sum,
+    Add: _sum,
+    Branches: _side_by_side,
 }
 """A new layer is a new entry."""

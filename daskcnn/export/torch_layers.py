@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -14,8 +14,11 @@ from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
     LRN,
+    Add,
+    Auxiliary,
     AveragePool,
     BatchNorm,
+    Branches,
     Conv,
     Dense,
     Dropout,
@@ -24,7 +27,9 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Pad,
     ReLU,
+    Residual,
     Sigmoid,
     SiLU,
     Tanh,
@@ -50,6 +55,11 @@ class Lines:
 Converter: TypeAlias = Callable[[TrainedLayer], Lines]
 
 
+def attribute(trained: TrainedLayer) -> str:
+    """Return the name of the layer's module and of its values."""
+    return trained.name.replace(".", "_")
+
+
 def lines_of(trained: TrainedLayer) -> Lines:
     """Return a layer in PyTorch. Raises UserError for one without converter."""
     converter = CONVERTERS.get(type(trained.layer))
@@ -66,7 +76,7 @@ def _conv(trained: TrainedLayer) -> Lines:
     given = "".join(f", {key}={value!r}" for key, value in options.items() if value != usual[key])
     module = f"nn.Conv2d({trained.in_shape[-1]}, {layer.kernels}, {layer.size}{given})"
     tensors = {"weight": trained.values["w"].transpose(3, 2, 0, 1)}
-    return Lines(f"self.{trained.name}(x)", module, tensors | _bias(trained))
+    return Lines(f"self.{attribute(trained)}(x)", module, tensors | _bias(trained))
 
 
 def _dense(trained: TrainedLayer) -> Lines:
@@ -74,7 +84,7 @@ def _dense(trained: TrainedLayer) -> Lines:
     assert isinstance(layer, Dense)
     w = hwc_to_chw(trained.values["w"], trained.in_shape)
     module = f"nn.Linear({len(w)}, {layer.units}{'' if layer.bias else ', bias=False'})"
-    forward = f"self.{trained.name}(x.flatten(1))" if of_map else f"self.{trained.name}(x)"
+    forward = f"self.{attribute(trained)}(x.flatten(1))" if of_map else f"self.{attribute(trained)}(x)"
     return Lines(forward, module, {"weight": w.T} | _bias(trained))
 
 
@@ -94,7 +104,7 @@ def _batchnorm(trained: TrainedLayer) -> Lines:
         "running_var": np.maximum(values["variance"], 0),  # as the layer itself does
         "num_batches_tracked": np.zeros((), np.int64),
     }
-    return Lines(f"self.{trained.name}(x)", module, tensors)
+    return Lines(f"self.{attribute(trained)}(x)", module, tensors)
 
 
 def _lrn(trained: TrainedLayer) -> Lines:
@@ -122,7 +132,7 @@ def _flatten(trained: TrainedLayer) -> Lines:
 def _dropout(trained: TrainedLayer) -> Lines:
     layer = trained.layer
     assert isinstance(layer, Dropout)
-    return Lines(f"self.{trained.name}(x)", f"nn.Dropout({layer.rate!r})")
+    return Lines(f"self.{attribute(trained)}(x)", f"nn.Dropout({layer.rate!r})")
 
 
 def _leaky_relu(trained: TrainedLayer) -> Lines:
@@ -131,8 +141,22 @@ def _leaky_relu(trained: TrainedLayer) -> Lines:
     return Lines(f"nn.functional.leaky_relu(x, {float(layer.slope)!r})")
 
 
+def _pad(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, Pad)
+    return Lines(f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})")
+
+
 def _always(forward: str) -> Converter:
     return lambda trained: Lines(forward)
+
+
+def _sum(names: Sequence[str]) -> str:
+    return " + ".join(names)
+
+
+def _side_by_side(names: Sequence[str]) -> str:
+    return f"torch.cat([{', '.join(names)}], 1)"
 
 
 CONVERTERS: Mapping[type[Layer], Converter] = {
@@ -152,10 +176,17 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     Dense: _dense,
     Dropout: _dropout,
     Flatten: _flatten,
+    Pad: _pad,
+    Auxiliary: _always("x"),
 }
 """A new layer is a new entry."""
+
+JOINS: Mapping[type[Layer], Callable[[Sequence[str]], str]] = {Residual: _sum, Add: _sum, Branches: _side_by_side}
+"""What layers of paths make of the paths' outputs: an expression of their names."""
 
 
 def state_dict(trained: TrainedLayer, lines: Lines) -> dict[str, Any]:
     """Return the layer's part of the network's `state_dict`: contiguous arrays by name."""
-    return {f"{trained.name}.{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in lines.tensors.items()}
+    return {
+        f"{attribute(trained)}.{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in lines.tensors.items()
+    }

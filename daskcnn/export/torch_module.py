@@ -14,9 +14,11 @@ import numpy as np
 from safetensors.numpy import save as encode
 
 from daskcnn.errors import UserError
-from daskcnn.export.torch_layers import Lines, lines_of, state_dict
+from daskcnn.export.torch_layers import JOINS, attribute, lines_of, state_dict
 from daskcnn.export.trained_layers import TrainedLayer, trained_layers, version
 from daskcnn.files import replace_file
+from daskcnn.nn.layers.parallel import Parallel
+from daskcnn.nn.sequential import Sequential
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
@@ -90,7 +92,9 @@ def write_torch(classifier: Classifier, run: str, out: Path) -> tuple[Path, ...]
 
 def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, Any]]:
     """Return the module's text and its `state_dict`."""
-    layers = [(trained, lines_of(trained)) for trained in trained_layers(classifier)]
+    network = _Code()
+    for trained in trained_layers(classifier):
+        network.add(trained)
     facts, dtype = classifier.facts, classifier.job.model.dtype
     H, W, C = facts.shape
     code = _MODULE.format(
@@ -105,14 +109,48 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         version=ascii(version()),
         names=_literal_list(facts.classes),
         C=C,
-        modules=_indented(f"self.{t.name} = {line.module}" for t, line in layers if line.module),
-        forward=_indented(f"x = {line.forward}" for _, line in layers),
+        modules=_indented(network.modules),
+        forward=_indented(network.forward),
         dtype=dtype,
         suffix=WEIGHTS,
     )
     scaling = {"mean": facts.mean, "deviation": facts.deviation}
     state: dict[str, Any] = {k: np.array(v, dtype, order="C").reshape(C, 1, 1) for k, v in scaling.items()}
-    return code, state | _states(layers)
+    return code, state | network.state
+
+
+class _Code:
+    """The lines of the modules and of the forward pass, and the `state_dict`, as layers are added."""
+
+    def __init__(self) -> None:
+        self.modules, self.forward = list[str](), list[str]()
+        self.state: dict[str, Any] = {}
+
+    def add(self, trained: TrainedLayer) -> None:
+        """Add a layer that takes x and leaves its output there. Raises UserError for one without converter."""
+        if isinstance(trained.layer, Sequential):
+            for child in trained.children:
+                self.add(child)
+        elif isinstance(trained.layer, Parallel):
+            self._add_paths(trained, trained.layer)
+        else:
+            line = lines_of(trained)
+            self.modules += [f"self.{attribute(trained)} = {line.module}"] if line.module else []
+            self.forward.append(f"x = {line.forward}")
+            self.state |= state_dict(trained, line)
+
+    def _add_paths(self, trained: TrainedLayer, layer: Parallel) -> None:
+        """Add paths that begin at the same x, and join their outputs."""
+        given, inner = attribute(trained), {child.name.rpartition(".")[2]: child for child in trained.children}
+        self.forward.append(f"{given} = x")
+        outputs = []
+        for name, path in layer.paths:
+            outputs.append(given if path is None else f"{given}_{name}")
+            if path is not None:
+                self.forward.append(f"x = {given}")
+                self.add(inner[name])
+                self.forward.append(f"{given}_{name} = x")
+        self.forward.append(f"x = {JOINS[type(layer)](outputs)}")
 
 
 def _normalised(facts: Described) -> str:
@@ -123,10 +161,6 @@ def _normalised(facts: Described) -> str:
     mark = mark_of(facts.nodata, facts.dtype)
     missing = "missing = torch.isnan(x)" if mark is None else f"missing = (x == {float(mark)!r}) | torch.isnan(x)"
     return f"{missing}\n        x = ({scaled}).masked_fill(missing, 0.0)"
-
-
-def _states(layers: Iterable[tuple[TrainedLayer, Lines]]) -> dict[str, Any]:
-    return {name: array for trained, line in layers for name, array in state_dict(trained, line).items()}
 
 
 def _indented(lines: Iterable[str]) -> str:

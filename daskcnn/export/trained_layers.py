@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from daskcnn.arrays import Array
 from daskcnn.errors import UserError
 from daskcnn.nn.layer import Layer, Shape
 from daskcnn.training.trained_network import Classifier
@@ -19,23 +18,39 @@ class TrainedLayer:
 
     Attributes
     ----------
-    name : the layer's name in the network, such as "conv1"
+    name : the layer's path in the network with dots, such as "conv1" or "residual1.path.conv1"
     layer : its hyper-parameters
     in_shape : shape of its input without N: (H, W, C) or (F,)
-    values : parameters and state by name, on the host
+    values : parameters and state by name, on the host; nested like them for a layer of layers
     """
 
     name: str
     layer: Layer
     in_shape: Shape
-    values: Mapping[str, Array]
+    values: Mapping[str, Any]
+
+    @property
+    def children(self) -> Iterator[TrainedLayer]:
+        """The layers that it is made of."""
+        for name, layer, in_shape in self.layer.children(self.in_shape):
+            path = f"{self.name}.{name}" if self.name else name
+            yield TrainedLayer(path, layer, in_shape, self.values.get(name, {}))
 
 
 def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
-    """Yield the layers in order."""
+    """Yield the network's layers in order."""
     params, state = classifier.layout.views(classifier.weights)
-    for name, layer, in_shape in classifier.model.shapes(classifier.facts.shape):
-        yield TrainedLayer(name, layer, in_shape, params.get(name, {}) | state.get(name, {}))
+    yield from TrainedLayer("", classifier.model, classifier.facts.shape, _joined(params, state)).children
+
+
+def _joined(params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two trees as one."""
+    return {
+        name: _joined(params.get(name, {}), state.get(name, {}))
+        if isinstance(params.get(name, state.get(name)), Mapping)
+        else params.get(name, state.get(name))
+        for name in (*params, *(name for name in state if name not in params))
+    }
 
 
 def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:

@@ -10,7 +10,8 @@ from dataclasses import fields
 
 from daskcnn.errors import nearest
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
-from daskcnn.nn import SCHEDULES, model_problem, sequential_from_spec
+from daskcnn.nn import SCHEDULES, SpecError, model_problem, sequential_from_spec
+from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS
@@ -85,10 +86,15 @@ def _of_model(model: Model) -> Iterator[str]:
     if model.name is not None and (problem := model_problem(model.name)):
         yield f"model.name: {problem}"
     if model.layers is not None:
-        try:
-            sequential_from_spec(model.layers)
-        except ValueError as error:
-            yield f"model.{error}"
+        layers, problems = expand(model.layers, model.blocks or {})
+        yield from (f"model.{problem}" for problem in problems)
+        if not problems:
+            try:
+                sequential_from_spec(layers)
+            except SpecError as error:
+                yield from (f"model.{problem}" for problem in error.problems)
+    elif model.blocks:
+        yield "model.blocks: they are for model.layers, which there are none of; remove them"
 
 
 def _of_cluster(job: Job) -> Iterator[str]:

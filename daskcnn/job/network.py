@@ -13,7 +13,7 @@ from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, JobError
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network, walk
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
 from daskcnn.nn.schedule import RateSchedule, WarmUp
@@ -59,7 +59,7 @@ def check_memory(network: Sequential, in_shape: Sequence[int], dtype: str) -> No
     problem = None
     if numbers * (8 + 2 * itemsize) > memory:  # they are drawn in float64, rounded, and copied into one vector
         problem = f"{numbers:.4g} weights take {numbers * (8 + 2 * itemsize) / 1e9:,.1f} GB"
-    for name, _, shape in network.shapes(tuple(in_shape)):
+    for name, _, shape in walk(network, tuple(in_shape)):
         if problem is None and (nbytes := prod(shape) * itemsize) > memory:
             problem = f"an image in front of layer {name} takes {nbytes / 1e9:,.1f} GB"
     if problem is not None:
@@ -67,10 +67,10 @@ def check_memory(network: Sequential, in_shape: Sequence[int], dtype: str) -> No
 
 
 def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str) -> list[tuple[str, ConvSpec]]:
-    """Every convolution of a network for images (H, W, C) by name, as the problem it is for N of them."""
+    """Every convolution of a network for images (H, W, C) by path, as the problem it is for N of them."""
     return [
         (name, layer.spec((*shape[:2], N, shape[2]), layer.kernels, dtype))
-        for name, layer, shape in model.shapes(tuple(in_shape))
+        for name, layer, shape in walk(model, tuple(in_shape))
         if isinstance(layer, Conv)
     ]
 

@@ -12,6 +12,7 @@ from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
 from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
+from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.store import DATASETS
 
@@ -119,7 +120,13 @@ def on_data(job: Job, name: str) -> Job:
 
 
 def _resolved_model(model: Model) -> Model:
-    """The same with a network, unless it is that of the run to start from, and with that run's absolute path."""
+    """The same with all layers written out, and a network, unless it is that of the run to start from.
+
+    The path of that run is absolute.
+    """
+    if model.blocks is not None or model.layers is not None:
+        layers, _ = expand(model.layers or [], model.blocks or {})
+        model = model.model_copy(update={"layers": layers or None, "blocks": None})
     if model.from_ is not None:
         return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
     return model if model.name or model.layers else model.model_copy(update={"name": "quick"})

@@ -123,6 +123,13 @@ class Data(Options):
         return self.images is not None
 
 
+class Block(Options):
+    """`[model.blocks.NAME]`: layers in which `$name` stands for a parameter."""
+
+    layers: list[dict[str, Any]] = Field(min_length=1, description="Layers of the block, in order.")
+    defaults: dict[str, Any] = Field({}, description="Values of the parameters that an entry does not give.")
+
+
 class Model(Options):
     """`[model]`: the network, by name or as a list of layers."""
 
@@ -132,7 +139,15 @@ class Model(Options):
         None, description="Name of the network, or C1:C2 with two numbers of kernels. Default: `quick`, without layers."
     )
     layers: list[dict[str, Any]] | None = Field(
-        None, min_length=1, description="Layers of the network, in order; each table has a key `layer`."
+        None,
+        min_length=1,
+        description="Layers of the network, in order. Each table has a key `layer`, or a key `block`, and may have "
+        "`repeat`.",
+    )
+    blocks: dict[str, Block] | None = Field(
+        None,
+        description="Blocks of layers by name, which entries of `layers` use: `{ block = NAME, repeat = 3 }` with the "
+        "block's parameters. Default: none.",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="Number type of weights and activations.")
     relu: bool = Field(True, description="Whether C1:C2 has a ReLU behind each convolution. The papers list none.")

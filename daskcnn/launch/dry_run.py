@@ -12,7 +12,7 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.training import shown
-from daskcnn.nn import describe
+from daskcnn.nn import describe, walk
 from daskcnn.show.stderr import say, warn
 from daskcnn.store import Dataset
 
@@ -84,7 +84,7 @@ def _weights(prepared: Prepared) -> Iterator[str]:
     if prepared.start is not None:
         yield f"weights   {prepared.start}"
     if network.frozen:
-        names = [name for name, _ in network.layers if name in network.frozen]
+        names = [path for path, _, _ in walk(network, prepared.dataset.shape) if path in network.frozen]
         still = sum(place.stop - place.start for place in layout.spans(network.frozen))
         yield f"frozen    {', '.join(names)}: {still:,} of {layout.size:,} weights and statistics"
 

@@ -21,7 +21,7 @@ from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job, Model
 from daskcnn.launch.resume import kept_job
 from daskcnn.launch.trained_run import load_trained
-from daskcnn.nn import build_model, leaves
+from daskcnn.nn import build_model, leaves, walk
 from daskcnn.runs.arrays_file import Arrays
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
@@ -115,7 +115,7 @@ def with_network(job: Job, trained: Pretrained, images: Described) -> Job:
 def _with_outputs(layers: list[dict[str, Any]], trained: Pretrained, classes: int) -> list[dict[str, Any]]:
     """The list of layers whose last one with weights has this number of outputs."""
     network = build_model(None, layers, trained.images.shape, len(trained.images.classes))
-    weighted = [i for i, (_, each, shape) in enumerate(network.shapes(trained.images.shape)) if each.numbers(shape)]
+    weighted = [i for i, (_, each, shape) in enumerate(network.children(trained.images.shape)) if each.numbers(shape)]
     key = next((key for key in ("units", "kernels") if weighted and key in layers[weighted[-1]]), None)
     if key is None:
         raise JobError([f"model.from: {trained.source} ends in no layer whose outputs can be {classes}; give model"])
@@ -134,11 +134,11 @@ def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
     ours: dict[str, dict[str, Array]] = {}
     for tree in layout.views(weights):
         for name, view in leaves(tree):
-            ours.setdefault(name.partition("/")[0], {})[name] = view
-    last = [name for name, _ in network_of(job, images).layers if name in ours][-1]
+            ours.setdefault(name.rpartition("/")[0], {})[name] = view
+    paths = [path for path, _, _ in walk(network_of(job, images), images.shape) if path in ours]
     new, problems = dict[str, str](), list[str]()
     for layer, views in ours.items():
-        if layer == last and (differs := _difference(trained.images, images)):
+        if layer == paths[-1] and (differs := _difference(trained.images, images)):
             new[layer] = differs
         elif not any(name in trained.arrays for name in views):
             new[layer] = "there is none of this name"
@@ -148,7 +148,7 @@ def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
             _copy(views, trained)
     if problems:
         raise JobError(problems)
-    loaded = tuple(name for name, _ in network_of(job, images).layers if name in ours and name not in new)
+    loaded = tuple(path for path in paths if path not in new)
     if not loaded:
         raise JobError([f"model.from: no layer of {trained.source} has the name of a layer of the job's network"])
     return Start(trained.source, weights, loaded, new)

@@ -30,8 +30,8 @@ def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device
     try:
         if model_problem(model):
             raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, MODELS)}")
-        network = build_model(model, None, _image_shape(images), 10)
-        specs = convolutions(network, _image_shape(images), batch, dtype)
+        network = build_model(model, None, image_shape(images), 10)
+        specs = convolutions(network, image_shape(images), batch, dtype)
         if measure:
             with single_threaded_blas():
                 tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
@@ -42,7 +42,7 @@ def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device
     return {"model": model, "batch": batch, "dtype": dtype, **means, "layers": layers}
 
 
-def _image_shape(images: str) -> tuple[int, int, int]:
+def image_shape(images: str) -> tuple[int, int, int]:
     """(H, W, C) of a data set's name, of a prepared one, or of HxWxC. Raises ValueError for anything else."""
     if images in DATASETS:
         return DATASETS[images].shape

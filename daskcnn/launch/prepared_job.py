@@ -12,10 +12,11 @@ from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
-from daskcnn.job.tables import Data, Job
+from daskcnn.job.tables import LAYER, Data, Job
 from daskcnn.launch.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import indexed, outlined
-from daskcnn.nn import Layout
+from daskcnn.nn import Layout, walk
+from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -178,8 +179,15 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
     if numbers < job.cluster.ps_shards:
         yield f"cluster.ps_shards = {job.cluster.ps_shards}: the network has {numbers} numbers; lower it"
     network = network_of(job, dataset)
-    layers = network.layers if job.train.sub_batches > 1 else ()
-    if names := [name for name, layer in layers if layer.mixes_samples]:
+    sharded = job.train.strategy == LAYER or job.train.replica_size > 1
+    inside = list(walk(network, dataset.shape, composite=True))
+    if heads := [path for path, layer, _ in inside if sharded and isinstance(layer, Auxiliary)]:
+        yield (
+            f"model: {', '.join(heads)}: a step that shards kernels trains by the last layer's scores alone; "
+            "remove such heads, or train whole replicas"
+        )
+    layers = inside if job.train.sub_batches > 1 else ()
+    if names := [path for path, layer, _ in layers if isinstance(layer, BatchNorm) and layer.mixes_samples]:
         yield (
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
             "use 1, or a network without batch normalising"

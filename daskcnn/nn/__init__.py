@@ -1,16 +1,17 @@
 """Layers, networks, losses, the optimiser, schedules and the flat vector of a network's weights."""
 
 from daskcnn.nn.freezing import freeze
-from daskcnn.nn.layer import Context, Layer, Params, Shape, State
+from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct
 from daskcnn.nn.models import MODELS, build_model, model_problem
-from daskcnn.nn.network import LayerSummary, describe, init_network, loss_and_gradients, predict, summarise
+from daskcnn.nn.network import init_network, loss_and_gradients, predict
 from daskcnn.nn.optimizer import SGD
 from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.spec import sequential_from_spec
-from daskcnn.nn.tree import leaves, map_leaves
+from daskcnn.nn.spec import SpecError, sequential_from_spec
+from daskcnn.nn.summary import LayerSummary, describe, summarise
+from daskcnn.nn.tree import inside, leaves, map_leaves
 from daskcnn.nn.vector import Layout
 
 __all__ = [
@@ -28,12 +29,14 @@ __all__ = [
     "RateSchedule",
     "Sequential",
     "Shape",
+    "SpecError",
     "State",
     "build_model",
     "correct",
     "describe",
     "freeze",
     "init_network",
+    "inside",
     "leaves",
     "loss_and_gradients",
     "map_leaves",
@@ -41,4 +44,5 @@ __all__ = [
     "predict",
     "sequential_from_spec",
     "summarise",
+    "walk",
 ]

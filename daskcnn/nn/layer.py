@@ -3,18 +3,17 @@
 Shapes: a *map* is (H, W, N, C), a *vector* (N, F), float32 or float64; `in_shape` and `out_shape` leave N out.
 A layer never writes to the arrays it is given, and returns arrays of the dtype it received.
 
-Layers with inner structure are layers too: their params, state and gradients are nested by child name, as in
-`Sequential`. A layer of branches would pass x to every child, concatenate their results along the last axis, split
-dy in the same way and add up the children's dx. Tied weights would be one entry of params that a composite layer passes
-to two children, adding up their gradients.
+Layers with inner structure, such as `Sequential` and `Residual`, are layers too: their params, state and gradients are
+nested by child name. A layer's path is the names from the network down to it: "residual1/path/conv2".
 """
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,18 @@ State: TypeAlias = dict[str, Any]
 Shape: TypeAlias = tuple[int, ...]
 Residual: TypeAlias = Any
 Keys: TypeAlias = npt.NDArray[np.uint64]
+
+
+@dataclass
+class Head:
+    """What a head in the middle of a network gives in a pass of training: its loss's weight, and its scores.
+
+    gradient : of the whole loss by the scores, once the loss is known
+    """
+
+    weight: float
+    scores: Array
+    gradient: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,7 @@ class Context:
     need_dx : if false, backward may return None for dx; a first layer's dx is of no use
     kept : results that depend on the weights alone, shared between passes; None to share nothing
     channel : number of the first channel, if the map is a part of a whole one
+    heads : of this pass, by salt; None where only the last layer's scores are trained
     """
 
     device: Device
@@ -53,12 +65,31 @@ class Context:
     need_dx: bool = True
     kept: dict[Any, Any] | None = None
     channel: int = 0
+    heads: dict[int, Head] | None = None
 
     def child(self, name: str, *, need_dx: bool = True) -> Context:
         """Return the context of the child of this name, salted with its path."""
         salt = zlib.crc32(f"{name}/".encode(), self.salt)
         # `replace` takes four times as long, and every layer of every pass has a context
-        return Context(self.device, self.training, self.keys, salt, need_dx, self.kept, self.channel)
+        return Context(self.device, self.training, self.keys, salt, need_dx, self.kept, self.channel, self.heads)
+
+
+class LayerError(ValueError):
+    """A layer does not fit its input: its path, and the reason."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path, self.reason = path, reason
+        super().__init__(f"layer {path}: {reason}")
+
+    @classmethod
+    def inside(cls, name: str, error: ValueError) -> LayerError:
+        """Return the error of a child of this name."""
+        if isinstance(error, cls):
+            return cls(f"{name}/{error.path}", error.reason)
+        return cls(name, str(error))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.reason)
 
 
 class Layer(ABC):
@@ -89,6 +120,21 @@ class Layer(ABC):
         """Return how many numbers `init` would make, parameters and state, without making them."""
         return 0
 
+    def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
+        """Yield the layers that this one is made of, in order, each with its name and its input's shape.
+
+        Raises LayerError naming the one that does not fit. By default there are none.
+        """
+        yield from ()
+
+    def mapped(self, function: Callable[[str, Layer], Layer]) -> Self:
+        """Return the layer with `function` of each child's name and the child in the child's place."""
+        return self
+
+    def operations(self, in_shape: Shape) -> int:
+        """Return the multiplications and additions of a pass of one sample through its products; 0 by default."""
+        return 0
+
     @property
     def reach(self) -> int | None:
         """How many channels to each side an output channel depends on, besides its own; None: on any number.
@@ -109,6 +155,28 @@ class Layer(ABC):
         He's initializer. Layers with weights and saturating activations return Glorot's.
         """
         return after
+
+
+def walk(layer: Layer, in_shape: Shape, *, composite: bool = False) -> Iterator[tuple[str, Layer, Shape]]:
+    """Yield the layers inside a layer, in order: path, layer, shape of the input.
+
+    composite: those too that are made of others, each behind them. Raises LayerError naming the one that does not fit.
+    """
+    yield from _walk(layer, in_shape, "", composite)
+
+
+def _walk(layer: Layer, in_shape: Shape, path: str, composite: bool) -> Iterator[tuple[str, Layer, Shape]]:
+    for name, child, shape in layer.children(in_shape):
+        alone = True
+        try:
+            for each in _walk(child, shape, f"{path}{name}/", composite):
+                alone = False
+                yield each
+            child.out_shape(shape)
+        except ValueError as error:
+            raise LayerError.inside(name, error) from error
+        if composite or alone:
+            yield f"{path}{name}", child, shape
 
 
 def check_at_least(layer: Layer, minimum: float, *fields: str) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.layer import Context, Layer, LayerError, Params, Residual, Shape, State
 from daskcnn.nn.local import Chain
 from daskcnn.nn.tree import map_leaves
 
@@ -25,8 +25,8 @@ class Sequential(Layer):
     params, state and gradients are dicts by child name that leave out children without any. The residual is a tuple
     with one entry for each child or chain of children; outside training it is None and nothing is kept. Neighbouring
     local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie
-    between) start He normal, others Glorot uniform. The gradients of `frozen` children are 0. Without `ctx.need_dx` the
-    way back ends at the first child that is trained.
+    between) start He normal, others Glorot uniform. The gradients of layers inside it whose paths are `frozen` are 0.
+    Without `ctx.need_dx` the way back ends at the first child that is trained.
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -39,27 +39,31 @@ class Sequential(Layer):
         if not names:
             raise ValueError("layers=(): a network needs at least one layer")
 
-    def shapes(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
-        """Yield every child with its input's shape, in order. Raises ValueError naming the layer that does not fit."""
+    def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
+        """Yield every child with its input's shape, in order. Raises LayerError naming the layer that does not fit."""
         for name, layer in self.layers:
             yield name, layer, in_shape
             in_shape = self._out_shape(name, layer, in_shape)
 
+    def mapped(self, function: Callable[[str, Layer], Layer]) -> Sequential:
+        """Return the same layers in turn, each changed by `function`."""
+        return replace(self, layers=tuple((name, function(name, layer)) for name, layer in self.layers))
+
     def out_shape(self, in_shape: Shape) -> Shape:
-        """Return the shape of the last layer's output. Raises ValueError naming the layer that does not fit."""
-        *_, (name, layer, last) = self.shapes(in_shape)
+        """Return the shape of the last layer's output. Raises LayerError naming the layer that does not fit."""
+        *_, (name, layer, last) = self.children(in_shape)
         return self._out_shape(name, layer, last)
 
     def numbers(self, in_shape: Shape) -> int:
         """Return the numbers of all children."""
-        return sum(layer.numbers(shape) for _, layer, shape in self.shapes(in_shape))
+        return sum(layer.numbers(shape) for _, layer, shape in self.children(in_shape))
 
     @staticmethod
     def _out_shape(name: str, layer: Layer, in_shape: Shape) -> Shape:
         try:
             return layer.out_shape(in_shape)
         except ValueError as error:
-            raise ValueError(f"layer {name}: {error}") from error
+            raise LayerError.inside(name, error) from error
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
@@ -67,7 +71,7 @@ class Sequential(Layer):
         """Return params and state of all children by name, and the shape of the output."""
         params: Params = {}
         state: State = {}
-        for (name, layer, shape), start in zip(self.shapes(in_shape), self._initial(initial), strict=True):
+        for (name, layer, shape), start in zip(self.children(in_shape), self._initial(initial), strict=True):
             own, kept, _ = layer.init(rng, shape, initial=start)
             params |= {name: own} if own else {}
             state |= {name: kept} if kept else {}

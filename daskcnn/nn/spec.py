@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_type_hints
 
@@ -19,18 +19,36 @@ _MOST = 1 << 31
 def sequential_from_spec(spec: Sequence[Mapping[str, Any]]) -> Sequential:
     """Return the network of these layers, named by kind and number: conv1, relu1, conv2, ...
 
-    Raises ValueError for an unknown layer or option (naming the nearest right one), a missing option or a wrong value.
+    Raises SpecError with all unknown layers and options (naming the nearest right ones), missing and wrong ones.
     """
+    return _sequential(spec, "layers")
+
+
+def _sequential(spec: Sequence[Mapping[str, Any]], key: str) -> Sequential:
+    """Return the layers of a list, which is under this key."""
     seen: Counter[str] = Counter()
-    layers = []
+    layers, problems = [], list[str]()
     for position, entry in enumerate(spec):
         try:
             kind, layer = _layer(entry)
+        except SpecError as error:
+            problems += [f"{key}[{position}].{problem}" for problem in error.problems]
         except ValueError as error:
-            raise ValueError(f"layers[{position}]: {error}") from error
-        seen[kind] += 1
-        layers.append((f"{kind}{seen[kind]}", layer))
+            problems.append(f"{key}[{position}]: {error}")
+        else:
+            seen[kind] += 1
+            layers.append((f"{kind}{seen[kind]}", layer))
+    if problems:
+        raise SpecError(problems)
     return Sequential(tuple(layers))
+
+
+class SpecError(ValueError):
+    """All that is wrong with a list of layers; each problem begins with its place in the list."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problems))
 
 
 def spec_of(network: Sequential) -> list[dict[str, Any]]:
@@ -42,10 +60,21 @@ def spec_of(network: Sequential) -> list[dict[str, Any]]:
     for name, layer in network.layers:
         if type(layer) not in kinds:
             raise ValueError(f"layer {name}: {type(layer).__name__} is none of LAYERS")
-    return [
-        {"layer": kinds[type(layer)]} | {f.name: v for f in fields(layer) if (v := getattr(layer, f.name)) is not None}  # type: ignore[arg-type] # every layer is a dataclass
-        for _, layer in network.layers
-    ]
+    return [{"layer": kinds[type(layer)]} | _options(layer) for _, layer in network.layers]
+
+
+def _options(layer: Layer) -> dict[str, Any]:
+    """Return the layer's options as a table has them."""
+    given = ((field.name, getattr(layer, field.name)) for field in fields(layer))  # type: ignore[arg-type] # every layer is a dataclass
+    return {name: _as_given(value) for name, value in given if value is not None}
+
+
+def _as_given(value: Any) -> Any:
+    if isinstance(value, Sequential):
+        return spec_of(value)
+    if isinstance(value, tuple):
+        return [[] if each is None else _as_given(each) for each in value]
+    return value
 
 
 def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
@@ -61,13 +90,61 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
         raise ValueError(f"{name}: {kind} has no such option{nearest(name, known)}")
     if missing := [name for name, field in known.items() if field.default is MISSING and name not in options]:
         raise ValueError(f"{kind} needs {', '.join(missing)}")
-    _check_types(kind, layer, options)
+    hints = get_type_hints(layer)
+    problems = list[str]()
+    for name, hint in hints.items():
+        if name in options and (convert := _PATHS.get(hint)):
+            try:
+                options[name] = convert(name, options[name])
+            except SpecError as error:
+                problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    _check_types(kind, hints, options)
     return kind, layer(**options)
 
 
-def _check_types(kind: str, layer: type[Layer], options: Mapping[str, Any]) -> None:
-    hints = get_type_hints(layer)
+def _path(key: str, value: Any) -> Sequential | None:
+    """Return the layers of a list of tables; None for an empty one."""
+    if not isinstance(value, list | tuple) or not all(isinstance(entry, Mapping) for entry in value):
+        raise ValueError(f"{key} = {value!r:.60}: write a list of layers, each a table")
+    return _sequential(value, key) if value else None
+
+
+def _own_path(key: str, value: Any) -> Sequential:
+    """Return the layers of a list that is not empty."""
+    if (path := _path(key, value)) is None:
+        raise ValueError(f"{key} = []: it needs a layer at least")
+    return path
+
+
+def _paths(key: str, value: Any) -> tuple[Sequential | None, ...]:
+    """Return the paths of a list of lists."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{key} = {value!r:.60}: write a list of lists of layers")
+    paths, problems = list[Sequential | None](), list[str]()
+    for i, each in enumerate(value):
+        try:
+            paths.append(_path(f"{key}[{i}]", each))
+        except SpecError as error:
+            problems += error.problems
+    if problems:
+        raise SpecError(problems)
+    return tuple(paths)
+
+
+_PATHS: Mapping[Any, Callable[[str, Any], Any]] = {
+    Sequential: _own_path,
+    Sequential | None: _path,
+    tuple[Sequential | None, ...]: _paths,
+}
+"""How options that hold layers are read, by their types."""
+
+
+def _check_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     for name, value in options.items():
+        if hints[name] in _PATHS:
+            continue
         allowed = get_args(hints[name]) or (hints[name],)
         if not any(_is_a(value, kind) for kind in allowed):
             wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))

@@ -17,6 +17,13 @@ def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
             yield f"{path}{name}", value
 
 
+def inside(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the part of a tree that belongs to the layer of this path; empty where it has none."""
+    for name in path.split("/"):
+        tree = tree.get(name, {})
+    return tree
+
+
 def map_leaves(function: Callable[[Array], Any], tree: dict[str, Any]) -> dict[str, Any]:
     """Return the same nesting with `function` of every array."""
     return {

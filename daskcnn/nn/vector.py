@@ -68,10 +68,10 @@ class Layout:
         return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
 
     def spans(self, layers: Collection[str]) -> tuple[slice, ...]:
-        """Return the places of these layers' parameters and state in the vector. Neighbours are joined."""
+        """Return the places in the vector of the layers of these paths, with their state. Neighbours are joined."""
         edges, found = self._edges, list[slice]()
         for name, start, stop in zip(self.names, edges, edges[1:], strict=False):
-            if name.partition("/")[0] not in layers or start == stop:
+            if name.rpartition("/")[0] not in layers or start == stop:
                 continue
             joined = found and found[-1].stop == start
             found[-1:] = [slice(found[-1].start, stop)] if joined else [*found[-1:], slice(start, stop)]

@@ -96,7 +96,7 @@ class Piece:
             assert name == also, "gradients are nested like their parameters"
             at = slice(start, start := start + old.size)
             flat, into = (old.reshape(-1), grad.reshape(-1), self.velocity[at]), (vector[at], velocity[at])
-            if name.partition("/")[0] in frozen:
+            if name.rpartition("/")[0] in frozen:
                 vector[at], velocity[at] = flat[0], flat[2]
                 continue
             optimizer.step(*flat, lr, device, out=into)

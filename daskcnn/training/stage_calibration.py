@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daskcnn.arrays import Device
-from daskcnn.nn import Shape
+from daskcnn.nn import Shape, walk
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
@@ -48,7 +48,7 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
     """
     n, whole, fixed = replica.batch_size, dict[str, float](), dict[str, float]()
     shapes = {
-        name: shape for name, layer, shape in replica.model.shapes(replica.dataset.shape) if isinstance(layer, Conv)
+        name: shape for name, layer, shape in walk(replica.model, replica.dataset.shape) if isinstance(layer, Conv)
     }
     for i, stage in enumerate(stages_of(replica.model)):
         if stage.name is None or stage.conv is None:

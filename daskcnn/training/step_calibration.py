@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
-from daskcnn.nn import Context, Shape
+from daskcnn.nn import Context, Shape, inside, walk
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
@@ -39,7 +39,7 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     whole = watch.median_seconds(lambda: replica.step(batch, 0.0), steps) / n
     convs = {
         name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
-        for name, layer, shape in replica.model.shapes(replica.dataset.shape)
+        for name, layer, shape in walk(replica.model, replica.dataset.shape)
         if isinstance(layer, Conv)
     }
     replica.adopt(weights)
@@ -62,7 +62,7 @@ def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDA
 
 def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:
     """One convolution, there and back."""
-    params, xp = replica.layout.views(replica.weights)[0][name], replica.device.xp
+    params, xp = inside(replica.layout.views(replica.weights)[0], name), replica.device.xp
     H, W, C = in_shape
     x, ctx = xp.ones((H, W, replica.batch_size, C), replica.job.model.dtype), Context(replica.device, training=True)
 

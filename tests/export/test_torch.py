@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from daskcnn import __version__
 from daskcnn.errors import UserError
-from daskcnn.export.torch_layers import CONVERTERS
+from daskcnn.export.torch_layers import CONVERTERS, JOINS
 from daskcnn.export.torch_module import write_torch
 from daskcnn.nn import LAYERS
 from daskcnn.training.trained_network import Classifier
@@ -59,7 +59,7 @@ def check(trained: Classifier, folder: Path, images: npt.NDArray[Any] | None = N
 
 
 def test_every_layer_has_a_converter() -> None:
-    assert CONVERTERS.keys() == set(LAYERS.values())
+    assert CONVERTERS.keys() | JOINS.keys() == set(LAYERS.values())
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES)

@@ -12,8 +12,11 @@ from daskcnn.nn import Context, Layer, Params, Sequential, Shape, State
 from daskcnn.nn.layers import (
     GELU,
     LRN,
+    Add,
+    Auxiliary,
     AveragePool,
     BatchNorm,
+    Branches,
     Conv,
     Dense,
     Dropout,
@@ -22,13 +25,25 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Pad,
     ReLU,
+    Residual,
     Sigmoid,
     SiLU,
     Tanh,
 )
 
 MAP, VECTOR = (5, 4, 3), (7,)
+
+
+def in_turn(*layers: Layer) -> Sequential:
+    """The layers in turn, by number."""
+    return Sequential(tuple((f"layer{i}", layer) for i, layer in enumerate(layers)))
+
+
+BASIC = Residual(in_turn(Conv(3, 3, pad=1), BatchNorm(), ReLU(), Conv(3, 3, pad=1), BatchNorm()))
+PROJECTED = Residual(in_turn(Conv(4, 3, stride=2, pad=1), Tanh()), in_turn(Conv(4, 1, stride=2, bias=False)))
+BASIC_VECTOR = Residual(in_turn(Dense(3), Sigmoid()))
 
 CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "conv": [
@@ -62,6 +77,15 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
+    "pad": [(Pad(1), MAP), (Pad(0, channels=2), MAP), (Pad(2, 3), (1, 2, 1))],
+    "residual": [(BASIC, MAP), (PROJECTED, MAP), (Residual(in_turn(Dense(7), Tanh())), VECTOR)],
+    "branches": [
+        (Branches((in_turn(Conv(2, 1)), None, in_turn(MaxPool(1), Conv(4, 3, pad=1), ReLU()))), MAP),
+        (Branches((in_turn(Flatten()), in_turn(GlobalPool(), BASIC_VECTOR))), MAP),
+        (Branches((None, in_turn(Dropout(0.4)))), VECTOR),
+    ],
+    "add": [(Add((in_turn(Conv(3, 3, pad=1), LRN(size=3)), None, in_turn(BASIC))), MAP), (Add((None, None)), VECTOR)],
+    "auxiliary": [(Auxiliary(in_turn(Conv(2, 3), ReLU(), Dense(4))), MAP), (Auxiliary(in_turn(Dense(4)), 0.5), VECTOR)],
 }
 
 NESTED = Sequential(

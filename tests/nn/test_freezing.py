@@ -40,7 +40,7 @@ def passed(model: Sequential) -> tuple[float, dict[str, Any], dict[str, Any], di
     [
         (["conv*"], {"conv1", "conv2"}),
         (["conv1", "batchnorm?"], {"conv1", "batchnorm1"}),
-        (["[bc]*"], {"conv1", "conv2", "batchnorm1", "block"}),
+        (["[bc]*"], {"conv1", "conv2", "batchnorm1", "block/batchnorm"}),
         (["dense1"], {"dense1"}),
     ],
 )

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import LAYERS, Context, Layer, Params, Sequential, Shape, State, leaves, map_leaves
-from daskcnn.nn.layers import BatchNorm
+from daskcnn.nn import LAYERS, Context, Layer, Params, Shape, State, leaves, map_leaves
 from daskcnn.nn.layers.dense import Bias
 from tests.nn.nn_cases import ALL, CASES, example, in_blocks, label
 
@@ -139,15 +138,10 @@ def test_the_number_of_threads_changes_not_one_bit(layer: Layer, in_shape: Shape
         np.testing.assert_equal(several, one)
 
 
-def normalises_batches(layer: Layer) -> bool:
-    children = [child for _, child in layer.layers] if isinstance(layer, Sequential) else []
-    return (isinstance(layer, BatchNorm) and not layer.fixed) or any(map(normalises_batches, children))
-
-
 @every_layer
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_a_samples_output_depends_on_no_other_sample(layer: Layer, in_shape: Shape, training: bool) -> None:
-    if training and normalises_batches(layer):
+    if training and layer.mixes_samples:
         pytest.skip("batch normalisation in training depends on the batch by design")
     params, state, x, _, ctx = example(layer, in_shape, Device(), N=4, training=training)
     together, _, _ = layer.forward(params, state, x, ctx)

@@ -105,7 +105,7 @@ def test_weights_before_a_relu_start_he_normal_and_others_glorot() -> None:
 def test_what_each_layer_asks_of_the_weights_before_it(kind: str) -> None:
     own: dict[str, Initializer] = {
         **dict.fromkeys(["relu", "leakyrelu", "gelu", "silu"], he_normal),
-        **dict.fromkeys(["conv", "dense", "sigmoid", "tanh"], glorot_uniform),
+        **dict.fromkeys(["conv", "dense", "sigmoid", "tanh", "residual", "branches", "add"], glorot_uniform),
     }
     layer, _ = CASES[kind][0]
     for after in (he_normal, glorot_uniform):

@@ -72,6 +72,7 @@ def _spec(*layers: str | dict[str, Any]) -> list[dict[str, Any]]:
     return [{"layer": each, **own.get(each, {})} if isinstance(each, str) else each for each in layers]
 
 
+_RESIDUAL = {"layer": "residual", "path": _spec(_conv(4, pad=1), "batchnorm", "relu", _conv(6, pad=1), "dropout")}
 NETWORKS: dict[str, dict[str, Any]] = {
     "quick": {"name": "quick"},
     "C1:C2": {"name": "6:10"},
@@ -89,6 +90,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "no bias": {"layers": _spec(_conv(4), "relu", _conv(6), _lrn(3), {"layer": "dense", "units": 10, "bias": False})},
     "means of maps": {"layers": _spec(_conv(5), "gelu", _conv(6), "silu", "globalpool", "dropout", "dense")},
+    "residual": {
+        "layers": _spec(
+            *(_conv(6, pad=1), "relu", _RESIDUAL, "relu"),
+            {"layer": "branches", "branches": [_spec(_conv(3, pad=1), "batchnorm"), [], _spec("tanh")]},
+            *(_conv(5), "relu", "globalpool", "dense"),
+        )
+    },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
 # seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty

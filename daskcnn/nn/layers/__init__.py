@@ -2,12 +2,15 @@
 
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers.activations import GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
+from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Dense
 from daskcnn.nn.layers.dropout import Dropout
 from daskcnn.nn.layers.flatten import Flatten
 from daskcnn.nn.layers.globalpool import GlobalPool
 from daskcnn.nn.layers.normalise import LRN, BatchNorm
+from daskcnn.nn.layers.padding import Pad
+from daskcnn.nn.layers.parallel import Add, Branches, Residual
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
 
 LAYERS: dict[str, type[Layer]] = {
@@ -27,14 +30,22 @@ LAYERS: dict[str, type[Layer]] = {
     "dense": Dense,
     "dropout": Dropout,
     "flatten": Flatten,
+    "pad": Pad,
+    "residual": Residual,
+    "branches": Branches,
+    "add": Add,
+    "auxiliary": Auxiliary,
 }
 
 __all__ = [
     "GELU",
     "LAYERS",
     "LRN",
+    "Add",
+    "Auxiliary",
     "AveragePool",
     "BatchNorm",
+    "Branches",
     "Conv",
     "Dense",
     "Dropout",
@@ -43,7 +54,9 @@ __all__ = [
     "L2Pool",
     "LeakyReLU",
     "MaxPool",
+    "Pad",
     "ReLU",
+    "Residual",
     "SiLU",
     "Sigmoid",
     "Tanh",

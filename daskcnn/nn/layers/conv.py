@@ -47,6 +47,11 @@ class Conv(Layer):
         """Return the size of w and b."""
         return (self.size**2 * in_shape[-1] + self.bias) * self.kernels
 
+    def operations(self, in_shape: Shape) -> int:
+        """Return those of the direct convolution."""
+        H, W, C = map_shape(self, in_shape)
+        return self.spec((H, W, 1, C), self.kernels).flops
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:

@@ -38,6 +38,10 @@ class Dense(Layer):
         """Return the size of w and b."""
         return (prod(in_shape) + self.bias) * self.units
 
+    def operations(self, in_shape: Shape) -> int:
+        """Return those of one product."""
+        return 2 * prod(in_shape) * self.units
+
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:

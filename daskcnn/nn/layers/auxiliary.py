@@ -1,0 +1,87 @@
+"""A second head in the middle of a network, which helps to train the layers in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from daskcnn.arrays import Array
+from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.layer import Context, Head, Layer, LayerError, Params, Residual, Shape, State
+from daskcnn.nn.layers.parallel import added
+from daskcnn.nn.sequential import Sequential
+from daskcnn.nn.tree import map_leaves
+
+
+@dataclass(frozen=True)
+class Auxiliary(Layer):
+    """Passes its input on. In training `path` makes scores of it too, whose loss counts `weight` times.
+
+    Szegedy et al. 2015, section 5. Prediction leaves the path out. The path ends in as many outputs as there are
+    classes. Where `ctx.heads` is None the path is not trained.
+    """
+
+    path: Sequential
+    weight: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"weight={self.weight}: Auxiliary needs more than 0")
+
+    def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
+        """Yield the path."""
+        yield "path", self.path, in_shape
+
+    def mapped(self, function: Callable[[str, Layer], Layer]) -> Auxiliary:
+        """Return the layer with its path changed."""
+        path = function("path", self.path)
+        assert isinstance(path, Sequential), "a path's layers are changed, not the path itself"
+        return replace(self, path=path)
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input. Raises LayerError if the path does not fit it."""
+        self.scores_shape(in_shape)
+        return in_shape
+
+    def scores_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of what the path makes of an input. Raises LayerError if it does not fit."""
+        try:
+            return self.path.out_shape(in_shape)
+        except ValueError as error:
+            raise LayerError.inside("path", error) from error
+
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the path's numbers."""
+        return self.path.numbers(in_shape)
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        """Return params and state of the path."""
+        params, state, _ = self.path.init(rng, in_shape)
+        return ({"path": params} if params else {}), ({"path": state} if state else {}), in_shape
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether the path does."""
+        return self.path.mixes_samples
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return x. In training the path's scores are put into `ctx.heads`."""
+        if not ctx.training or ctx.heads is None:
+            return x.copy(), state, None
+        inner = ctx.child("path")
+        scores, kept, residual = self.path.forward(params.get("path", {}), state.get("path", {}), x, inner)
+        ctx.heads[ctx.salt] = Head(self.weight, scores)
+        return x.copy(), {"path": kept} if kept else {}, residual
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return dy and what the path adds to it, by the gradient of its scores in `ctx.heads`."""
+        if ctx.heads is None:
+            return dy.copy(), map_leaves(ctx.device.xp.zeros_like, params)
+        gradient, inner = ctx.heads[ctx.salt].gradient, ctx.child("path", need_dx=ctx.need_dx)
+        assert gradient is not None, "the loss is known by now"
+        dx, grads = self.path.backward(params.get("path", {}), residual, gradient, inner)
+        return added([dx, dy], dy, ctx.device) if dx is not None else None, {"path": grads} if grads else {}

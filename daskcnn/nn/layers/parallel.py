@@ -1,0 +1,269 @@
+"""Layers of several paths that begin at the same input: residual blocks, branches side by side, sums of branches."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.layer import Context, Layer, LayerError, Params, Shape, State
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.local import LocalLayer, ScalingLayer
+from daskcnn.nn.sequential import Sequential
+
+_AT_LEAST = 1 << 16
+"""Fewest numbers for each thread: adding them takes about as long as waking it."""
+
+Path = tuple[str, Sequential | None]
+"""A path by name; None passes the input on as it is."""
+
+
+class Parallel(Layer):
+    """Base of layers whose paths all take the layer's input, and whose outputs are joined.
+
+    params, state and gradients are dicts by path, as `Sequential`'s are. The residual holds each path's, and how many
+    channels each has put out.
+    """
+
+    @property
+    @abstractmethod
+    def paths(self) -> tuple[Path, ...]:
+        """The paths in the order in which they are joined."""
+
+    @abstractmethod
+    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
+        """Return the shape that paths of these names and shapes are joined to. Raises ValueError where they differ."""
+
+    @abstractmethod
+    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
+        """Return the outputs joined. `given` is the layer's input, which is not written to."""
+
+    @property
+    def _fresh(self) -> bool:
+        """Whether nothing else needs the first path's output: layers of these kinds keep their input alone."""
+        path = self.paths[0][1]
+        return path is not None and isinstance(path.layers[-1][1], Conv | LocalLayer | ScalingLayer)
+
+    @abstractmethod
+    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
+        """Return the part of the gradient that belongs to each path."""
+
+    def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
+        """Yield the paths that have layers."""
+        for name, path in self.paths:
+            if path is not None:
+                yield name, path, in_shape
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the joined outputs. Raises ValueError if a path does not fit, or paths do not."""
+        return self._out_shape([(name, _of_path(name, path, in_shape)) for name, path in self.paths])
+
+    def numbers(self, in_shape: Shape) -> int:
+        """Return the numbers of all paths."""
+        return sum(path.numbers(shape) for _, path, shape in self.children(in_shape))
+
+    def init(
+        self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
+    ) -> tuple[Params, State, Shape]:
+        """Return params and state of the paths by name, leaving out those without any, and the output's shape."""
+        params: Params = {}
+        state: State = {}
+        for name, path, shape in self.children(in_shape):
+            own, kept, _ = path.init(rng, shape, initial=initial)
+            params |= {name: own} if own else {}
+            state |= {name: kept} if kept else {}
+        return params, state, self.out_shape(in_shape)
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether any path does."""
+        return any(path is not None and path.mixes_samples for _, path in self.paths)
+
+    def initial_before(self, after: Initializer) -> Initializer:
+        """Return the initializer that the first path asks for."""
+        _, path = self.paths[0]
+        return after if path is None else path.initial_before(after)
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
+        """Return (y, new state, residual)."""
+        new_state: State = {}
+        parts, residuals = [], []
+        for name, path in self.paths:
+            y, residual = x, None
+            if path is not None:
+                y, kept, residual = path.forward(params.get(name, {}), state.get(name, {}), x, ctx.child(name))
+                new_state |= {name: kept} if kept else {}
+            parts.append(y)
+            residuals.append(residual)
+        channels = [part.shape[-1] for part in parts]
+        return self._join(parts, x, ctx.device), new_state, (residuals, channels) if ctx.training else None
+
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return (dx, gradients): dx is the sum of the paths'."""
+        residuals, channels = residual
+        grads: Params = {}
+        dxs: list[Array] = []
+        for (name, path), kept, part in zip(self.paths, residuals, self._split(dy, channels, ctx.device), strict=True):
+            dx: Array | None = part
+            if path is not None:
+                own = params.get(name, {})
+                dx, found = path.backward(own, kept, part, ctx.child(name, need_dx=ctx.need_dx))
+                grads |= {name: found} if own else {}
+            dxs += [dx] if dx is not None else []
+        return added(dxs, dy, ctx.device) if ctx.need_dx else None, grads
+
+
+@dataclass(frozen=True)
+class Residual(Parallel):
+    """y = path(x) + shortcut(x), where the shortcut is x itself by default (He et al. 2016, eq. 1 and 2)."""
+
+    path: Sequential
+    shortcut: Sequential | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The path and the shortcut."""
+        return ("path", self.path), ("shortcut", self.shortcut)
+
+    def mapped(self, function: Callable[[str, Layer], Layer]) -> Residual:
+        """Return both changed by `function`."""
+        shortcut = None if self.shortcut is None else _sequential(function("shortcut", self.shortcut))
+        return Residual(_sequential(function("path", self.path)), shortcut)
+
+    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
+        try:
+            return _of_sum(shapes)
+        except ValueError as error:
+            raise ValueError(f"{error}; a shortcut of a 1×1 convolution can change channels and stride") from error
+
+    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
+        return added(parts, given if self._fresh else parts[0], device)
+
+    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
+        return [dy] * len(channels)
+
+
+@dataclass(frozen=True)
+class _Branches(Parallel):
+    """Branches by number: branch1, branch2, … An empty one passes the input on."""
+
+    branches: tuple[Sequential | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.branches) < 2:
+            raise ValueError(f"branches={len(self.branches)}: there must be two at least; [] passes the input on")
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The branches."""
+        return tuple((f"branch{i}", branch) for i, branch in enumerate(self.branches, 1))
+
+    def mapped(self, function: Callable[[str, Layer], Layer]) -> Any:
+        """Return the branches changed by `function`."""
+        changed = (None if path is None else _sequential(function(name, path)) for name, path in self.paths)
+        return replace(self, branches=tuple(changed))
+
+
+@dataclass(frozen=True)
+class Branches(_Branches):
+    """The branches' outputs side by side, along the channels (Szegedy et al. 2015, Fig. 2)."""
+
+    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
+        (first, shape), *others = shapes
+        for name, other in others:
+            if other[:-1] != shape[:-1]:
+                raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: only channels may differ")
+        return *shape[:-1], sum(one[-1] for _, one in shapes)
+
+    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
+        y = device.xp.empty((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)), parts[0].dtype)
+
+        def write(task: tuple[Array, slice]) -> None:
+            part, channels = task
+            y[..., channels] = part
+
+        device.pool.map(write, list(zip(parts, _slices([part.shape[-1] for part in parts]), strict=True)))
+        return y
+
+    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
+        return device.pool.map(lambda part: device.xp.ascontiguousarray(dy[..., part]), _slices(channels))
+
+
+@dataclass(frozen=True)
+class Add(_Branches):
+    """The sum of the branches' outputs, which are of one shape."""
+
+    def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
+        return _of_sum(shapes)
+
+    def _join(self, parts: Sequence[Array], given: Array, device: Device) -> Array:
+        return added(parts, given if self._fresh else parts[0], device)
+
+    def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
+        return [dy] * len(channels)
+
+
+def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
+    """Return the sum of arrays of one shape, in their order. `given` is not written to.
+
+    On processors the first part that is of memory of its own takes the sum, on threads.
+    """
+    total, *others = parts
+    if not device.backend.compiled:
+        for other in others:
+            total = total + other
+        return total
+    out = np.empty_like(total, order="C") if _held(total, given) else total
+    if not out.flags.c_contiguous:
+        out = np.ascontiguousarray(out)
+    flat, first = out.reshape(-1), device.backend.contiguous(total).reshape(-1)
+    rest = [device.backend.contiguous(other).reshape(-1) for other in others]
+
+    def add(part: slice) -> None:
+        np.add(first[part], rest[0][part], out=flat[part])
+        for other in rest[1:]:
+            np.add(flat[part], other[part], out=flat[part])
+
+    device.pool.map(add, device.pool.slices(flat.size, at_least=_AT_LEAST))
+    return out
+
+
+def _held(part: Array, given: Array) -> bool:
+    """Return whether a part is what the layer was given, or shows some of it."""
+    return bool(np.may_share_memory(part, given))
+
+
+def _of_path(name: str, path: Sequential | None, in_shape: Shape) -> Shape:
+    if path is None:
+        return in_shape
+    try:
+        return path.out_shape(in_shape)
+    except ValueError as error:
+        raise LayerError.inside(name, error) from error
+
+
+def _of_sum(shapes: Sequence[tuple[str, Shape]]) -> Shape:
+    (first, shape), *others = shapes
+    for name, other in others:
+        if other != shape:
+            raise ValueError(f"{first} gives {_times(shape)} and {name} {_times(other)}: a sum needs equal shapes")
+    return shape
+
+
+def _times(shape: Shape) -> str:
+    return "×".join(map(str, shape))
+
+
+def _slices(channels: Sequence[int]) -> list[slice]:
+    return [slice(a, b) for a, b in pairwise(accumulate(channels, initial=0))]
+
+
+def _sequential(layer: Layer) -> Sequential:
+    assert isinstance(layer, Sequential), "a path's layers are changed, not the path itself"
+    return layer

@@ -1,0 +1,84 @@
+"""The networks that have a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from daskcnn.nn.layer import LayerError, Shape, walk
+from daskcnn.nn.layers.auxiliary import Auxiliary
+from daskcnn.nn.models import resnet
+from daskcnn.nn.models.classic import lenet5, quick
+from daskcnn.nn.models.googlenet import googlenet
+from daskcnn.nn.models.papers import CASES, two_convolutions
+from daskcnn.nn.models.parts import Model, Spec
+from daskcnn.nn.models.vgg import vgg
+from daskcnn.nn.sequential import Sequential
+from daskcnn.nn.spec import sequential_from_spec
+
+PHOTOGRAPHS = (224, 224, 3), 1000
+"""Images and classes of ImageNet."""
+
+MODELS: Mapping[str, Model] = {
+    "quick": Model(quick, "cuda-convnet and Caffe, CIFAR-10"),
+    "lenet5": Model(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
+    **CASES,
+    "resnet20": Model(resnet.for_small_images(3), "He et al. 2016, section 4.2"),
+    "resnet32": Model(resnet.for_small_images(5), "He et al. 2016, section 4.2"),
+    "resnet56": Model(resnet.for_small_images(9), "He et al. 2016, section 4.2"),
+    "resnet18": Model(resnet.for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "resnet34": Model(resnet.for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "vgg11": Model(vgg("A"), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
+    "vgg11-bn": Model(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
+    "vgg16": Model(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
+    "vgg16-bn": Model(vgg("D", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
+    "googlenet": Model(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
+}
+"""A new network is a function in a file here, and a line of this."""
+
+
+def model_problem(name: str) -> str | None:
+    """Return what is wrong with a model's name, None if nothing is."""
+    if name in MODELS or _counts(name):
+        return None
+    return f'model "{name}": there is none of this name; it is one of {", ".join(MODELS)} or C1:C2, such as 50:500'
+
+
+def _counts(name: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"([1-9]\d{0,4}):([1-9]\d{0,4})", name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def model_spec(name: str, in_shape: Shape, classes: int, *, relu: bool = True) -> Spec:
+    """Return the layers of a named model. Raises ValueError for an unknown name."""
+    if problem := model_problem(name):
+        raise ValueError(problem)
+    if counts := _counts(name):
+        return two_convolutions(*counts, classes, relu=relu)
+    return MODELS[name].layers(in_shape, classes)
+
+
+def build_model(
+    name: str | None,
+    layers: Sequence[Mapping[str, Any]] | None,
+    in_shape: Shape,
+    classes: int,
+    relu: bool = True,
+) -> Sequential:
+    """Return the network of this name, or of these layers, for images (H, W, C) and this number of classes.
+
+    Raises ValueError for an unknown name, a wrong layer, a layer that does not fit the images, or a number of
+    outputs that differs from the number of classes. `relu` matters to C1:C2 only.
+    """
+    if (name is None) == (layers is None):
+        raise ValueError(f"model name={name!r} and layers={layers!r}: give one of the two")
+    model = sequential_from_spec(model_spec(name, in_shape, classes, relu=relu) if name is not None else layers or [])
+    if (out := model.out_shape(in_shape)) != (classes,):
+        raise ValueError(
+            f"the model's output is {out}, of {classes} classes: end it with a dense layer of {classes} units"
+        )
+    for path, layer, shape in walk(model, in_shape, composite=True):
+        if isinstance(layer, Auxiliary) and (out := layer.scores_shape(shape)) != (classes,):
+            raise LayerError(path, f"its path's output is {out}, of {classes} classes: end it with a dense layer")
+    return model
