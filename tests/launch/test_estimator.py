@@ -33,6 +33,10 @@ EXPECTED_FAILURES = {
 }
 """Checks of scikit-learn that fail, with the reason."""
 
+EXACT = {"check_methods_sample_order_invariance", "check_methods_subset_invariance"}
+"""Checks that want the same to 1e-7 for samples in another order: some processors' sgemm rounds the last rows of a
+product otherwise than the first ones."""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_cluster() -> Iterator[None]:
@@ -74,6 +78,8 @@ def _param(estimator: CNNClassifier, check: Any) -> Any:
 @pytest.mark.filterwarnings("default")
 def test_scikit_learn_s_checks(estimator: CNNClassifier, check: Any) -> None:
     name = check.func.__name__
+    if name in EXACT:
+        estimator.set_params(job={"model": {"dtype": "float64"}})
     try:
         check(estimator)
     except Exception as error:
