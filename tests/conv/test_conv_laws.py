@@ -293,8 +293,8 @@ def in_double(single: ConvSpec) -> dict[str, np.ndarray]:
 SINGLE = {
     "5x5": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2)),
     "3x3": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1)),
-    "3x3 in groups": ConvSpec(N=32, H=20, W=20, C=64, K=96, R=3, S=3, pad=(1, 1), groups=2),
-    "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=64, K=64, R=3, S=3, pad=(1, 1), groups=64),
+    "3x3 in groups": ConvSpec(N=16, H=20, W=20, C=16, K=24, R=3, S=3, pad=(1, 1), groups=2),
+    "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=8, K=8, R=3, S=3, pad=(1, 1), groups=8),
 }
 
 

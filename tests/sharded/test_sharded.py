@@ -89,6 +89,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
     },
     "no bias": {"layers": _spec(_conv(4), "relu", _conv(6), _lrn(3), {"layer": "dense", "units": 10, "bias": False})},
     "means of maps": {"layers": _spec(_conv(5), "gelu", _conv(6), "silu", "globalpool", "dropout", "dense")},
+    "groups": {
+        "layers": _spec(
+            *(_conv(6, size=[3, 1], pad=[1, 0]), "relu"),
+            *(_conv(12, groups=3, dilation=[1, 2], pad="same"), _lrn(3), "tanh", "maxpool"),
+            *(_conv(24, groups=12, stride=2, pad="same"), "tanh", "dense"),
+        )
+    },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
 # seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty
