@@ -84,7 +84,7 @@ def test_one_convolution_by_the_options_of_the_layer() -> None:
         (("conv", "--kernels", 4, "--size", "3x"), "write a number such as 3"),
         (("conv", "--kernels", 4, "--size", "same"), "conv needs int or [int, int] here"),
         (("conv", "--kernels", 4, "--size", 3, "--groups", 2), "groups=2: 3 input channels"),
-        (("quick", "--groups", 2), "--groups: of a single convolution"),
+        (("quick", "--groups", 2), "--groups: options of a single convolution"),
     ],
 )
 def test_wrong_options_of_a_convolution(options: tuple[object, ...], said: str) -> None:

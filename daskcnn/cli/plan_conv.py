@@ -38,12 +38,12 @@ def _pair(ctx: click.Context, parameter: click.Parameter, text: str | None) -> i
 
 
 LAYER_OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "kernels": click.option("--kernels", type=click.IntRange(1), help="Of conv: its kernels."),
-    "size": click.option("--size", metavar="N|RxS", callback=_pair, help="Of conv: size of a kernel."),
-    "stride": click.option("--stride", metavar="N|RxS", callback=_pair, help="Of conv.  [default: 1]"),
-    "pad": click.option("--pad", metavar="N|RxS|same", callback=_pair, help="Of conv.  [default: 0]"),
-    "groups": click.option("--groups", type=click.IntRange(1), help="Of conv.  [default: 1]"),
-    "dilation": click.option("--dilation", metavar="N|RxS", callback=_pair, help="Of conv.  [default: 1]"),
+    "kernels": click.option("--kernels", type=click.IntRange(1), help="Number of kernels of conv."),
+    "size": click.option("--size", metavar="N|RxS", callback=_pair, help="Rows and columns of a kernel of conv."),
+    "stride": click.option("--stride", metavar="N|RxS", callback=_pair, help="Stride of conv.  [default: 1]"),
+    "pad": click.option("--pad", metavar="N|RxS|same", callback=_pair, help="Zeros at either side.  [default: 0]"),
+    "groups": click.option("--groups", type=click.IntRange(1), help="Groups of conv.  [default: 1]"),
+    "dilation": click.option("--dilation", metavar="N|RxS", callback=_pair, help="Dilation of conv.  [default: 1]"),
 }
 """The options of a single convolution, named as the layer's are."""
 

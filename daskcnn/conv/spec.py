@@ -22,7 +22,7 @@ class ConvSpec:
     stride : rows and columns from one output to the next
     pad : rows of zeros above and below the map, columns at its left and right
     dilation : rows and columns from one tap of a kernel to the next
-    groups : channels and kernels are cut into so many groups, in order; kernels see the channels of their group alone
+    groups : equal parts of the channels and of the kernels, in order; a kernel sees the channels of its group alone
     pad_end : rows of zeros below the map and columns at its right, beside those of `pad`
     """
 
@@ -106,10 +106,10 @@ class ConvSpec:
 
 
 def check_divides(groups: int, what: str, count: int) -> None:
-    """Raise ValueError where so many channels or kernels cannot be cut into equal groups."""
+    """Raise ValueError where this number of channels or kernels cannot be cut into equal groups."""
     if count % groups:
         raise ValueError(
-            f"groups={groups}: {count} {what} cannot be cut into so many equal groups; "
+            f"groups={groups}: {count} {what} cannot be cut into {groups} equal groups; "
             f"use a number that divides {count}, such as {gcd(groups, count)}"
         )
 

@@ -62,7 +62,7 @@ def _network(model: str, image: tuple[int, int, int], layer: Mapping[str, Any]) 
         return sequential_from_spec([{"layer": SINGLE, **layer}])
     if layer:
         options = ", ".join(f"--{name}" for name in layer)
-        raise ValueError(f"{options}: of a single convolution; write {SINGLE} in place of {model}, or leave them out")
+        raise ValueError(f"{options}: options of a single convolution; write {SINGLE} in place of {model}")
     if model_problem(model):
         known = [*MODELS, SINGLE]
         raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, known)}")

@@ -61,7 +61,7 @@ def test_wrong_options_are_refused_when_the_job_is_read(options: dict[str, Any],
 
 def test_channels_that_groups_do_not_divide_are_refused_by_the_layer_s_name() -> None:
     network = sequential_from_spec([{**CONV, "kernels": 8}, {**CONV, "groups": 3}])
-    with pytest.raises(ValueError, match="layer conv2: groups=3: 8 input channels cannot be cut into so many equal"):
+    with pytest.raises(ValueError, match="layer conv2: groups=3: 8 input channels cannot be cut into 3 equal"):
         network.out_shape((8, 8, 3))
 
 

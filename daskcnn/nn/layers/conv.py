@@ -34,8 +34,8 @@ class Conv(Layer):
     pad : rows of zeros above and below the map, and columns at each side; "same" for ceil(H / stride) rows of output,
         with one more row of zeros below than above where their number is odd
     bias : whether a number is added to each kernel's output
-    groups : channels and kernels are cut into so many groups; kernels see the channels of their own. As many groups as
-        channels make a depthwise convolution
+    groups : equal parts of the channels and of the kernels; a kernel sees the channels of its group alone. With as many
+        groups as channels the convolution is depthwise
     dilation : rows and columns from one tap of a kernel to the next
     """
 
