@@ -1,12 +1,14 @@
 """Each convolution of the networks, in each direction and with each algorithm, against PyTorch's.
 
     python benchmarks/conv_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
+    python benchmarks/conv_vs_torch.py --models depthwise pointwise grouped dilated
 
 Directions: forward, the gradients of the data and of the kernels, and both gradients together. Ours, with every
 algorithm that supports the layer and fits, PyTorch's in either memory format, and a product of two 2048×2048 matrices
 take turns; medians count. forward includes preparing the kernels, as in a training step. GFLOP/s are those of the
 direct convolution, so an algorithm that spares multiplications may have more than the machine's sgemm. A first layer is
-planned without the gradient of its data, which training does not need.
+planned without the gradient of its data, which training does not need. The models of the second line are single
+convolutions, as other networks have them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
-from daskcnn.nn import build_model
+from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.training.step_calibration import TUNING
 
 Calls = dict[str, Callable[[], Any]]
@@ -42,6 +44,13 @@ FORMATS: Mapping[str, torch.memory_format] = {
 }
 MAP, KERNELS, OUR_KERNELS = (2, 3, 0, 1), (3, 2, 0, 1), (2, 3, 1, 0)
 """Axes: (H, W, N, C) to PyTorch's (N, C, H, W) and back; (R, S, C, K) to (K, C, R, S); and back."""
+SINGLE: Mapping[str, tuple[tuple[int, int, int], Mapping[str, Any]]] = {
+    "depthwise": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 1, "groups": 256}),
+    "pointwise": ((28, 28, 256), {"kernels": 256, "size": 1}),
+    "grouped": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 1, "groups": 4}),
+    "dilated": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 2, "dilation": 2}),
+}
+"""Single convolutions that `--models` may name: the size of the input, and the layer's options."""
 SGEMM, SIDE = ("sgemm", ""), 2048
 ALIKE = 1e-4
 """How far results may be apart, relative to their norm: sums of up to a million float32 products."""
@@ -70,13 +79,14 @@ def theirs(layout: torch.memory_format, spec: ConvSpec, arrays: Arrays) -> Calls
     """PyTorch in a memory format."""
     axes = zip(arrays, (MAP, KERNELS, MAP), strict=True)
     x, w, dy = (torch.from_numpy(a.transpose(order)).contiguous(memory_format=layout) for a, order in axes)
-    rest = (None, spec.stride, spec.pad, (1, 1), False, (0, 0), 1)
+    assert spec.pad_end == (0, 0), "PyTorch pads both sides alike"
+    rest = (None, spec.stride, spec.pad, spec.dilation, False, (0, 0), spec.groups)
 
     def gradients(*wanted: bool) -> Callable[[], Any]:
         return lambda: torch.ops.aten.convolution_backward(dy, x, w, *rest, (*wanted, False))
 
     return {
-        "forward": lambda: nn.functional.conv2d(x, w, None, spec.stride, spec.pad),
+        "forward": lambda: nn.functional.conv2d(x, w, None, spec.stride, spec.pad, spec.dilation, spec.groups),
         "backward_data": gradients(True, False),
         "backward_filter": gradients(False, True),
         "backward": gradients(True, True),
@@ -140,15 +150,22 @@ def figures(spec: ConvSpec, planned: str, medians: Mapping[tuple[str, str], floa
     return found
 
 
+def problems(c: Configuration) -> dict[str, ConvSpec]:
+    """The convolutions of a network, or the single one of this name."""
+    if c.model not in SINGLE:
+        return dict(convolutions(build_model(c.model, None, IMAGE, CLASSES), IMAGE, c.batch, "float32"))
+    image, options = SINGLE[c.model]
+    return dict(convolutions(sequential_from_spec([{"layer": "conv", **options}]), image, c.batch, "float32"))
+
+
 def measure(c: Configuration, budget: Budget) -> dict[str, dict[str, Any]]:
     """The figures of every convolution of a network, by name; the planner measures them first, as before a run."""
     torch.set_num_threads(c.threads)
     device = Device.of("cpu", threads=c.threads)
-    model = build_model(c.model, None, IMAGE, CLASSES)
-    layers = dict(convolutions(model, IMAGE, c.batch, "float32"))
+    layers, inner = problems(c), 0 if c.model in SINGLE else 1
     with single_threaded_blas():
         tune(layers.values(), device, clock=time.perf_counter, seconds=TUNING)
-        return {n: layer(spec, device, budget, need_dx=i > 0) for i, (n, spec) in enumerate(layers.items())}
+        return {n: layer(spec, device, budget, need_dx=i >= inner) for i, (n, spec) in enumerate(layers.items())}
 
 
 HEAD = "network         batch threads layer direction        ratio GFLOP/s sgemm's   milliseconds, * planned"

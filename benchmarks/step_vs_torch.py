@@ -165,7 +165,7 @@ def twin(replica: Replica) -> nn.Sequential:
 
 def _conv(layer: Layer, params: Params) -> list[nn.Module]:
     R, S, C, K = params["w"].shape
-    conv = nn.Conv2d(C, K, (R, S), layer.stride, layer.pad)
+    conv = nn.Conv2d(C * layer.groups, K, (R, S), layer.stride, layer.pad, layer.dilation, layer.groups)
     return [_with(conv, params["w"].transpose(3, 2, 0, 1), params["b"])]
 
 

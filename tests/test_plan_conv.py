@@ -53,6 +53,46 @@ def test_a_line_a_convolution_and_why() -> None:
     assert text.count("others: ") == 2
 
 
+def test_one_convolution_by_the_options_of_the_layer() -> None:
+    layer = (
+        "conv",
+        "--kernels",
+        32,
+        "--size",
+        "3x1",
+        "--stride",
+        2,
+        "--pad",
+        "same",
+        "--groups",
+        32,
+        "--dilation",
+        "2x1",
+    )
+    result = planned(*layer, "--dataset", "28x27x32", "--batch", 4)
+    (found,) = result["layers"]
+    assert (found["algorithm"], found["spec"]["groups"], found["spec"]["dilation"]) == ("depthwise", 32, [2, 1])
+    assert (found["spec"]["pad"], found["spec"]["pad_end"]) == ([1, 0], [1, 0])
+    text = invoke(*layer, "--dataset", "28x27x32", "--batch", 4).stdout
+    assert "3×1 32→32 on 28×27 stride 2, dilation 2×1, padding at the end 1×0, groups 32" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("conv", "--kernels", 4), "conv needs size"),
+        (("conv", "--kernels", 4, "--size", "3x"), "write a number such as 3"),
+        (("conv", "--kernels", 4, "--size", "same"), "conv needs int or [int, int] here"),
+        (("conv", "--kernels", 4, "--size", 3, "--groups", 2), "groups=2: 3 input channels"),
+        (("quick", "--groups", 2), "--groups: options of a single convolution"),
+    ],
+)
+def test_wrong_options_of_a_convolution(options: tuple[object, ...], said: str) -> None:
+    result = invoke(*options)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
 def test_json_holds_the_plan_and_every_candidate() -> None:
     result = planned("quick", "--batch", 2, "--threads", 2, "--dtype", "float64", "--workspace-limit", "64MiB")
     assert (result["batch"], result["dtype"], result["threads"]) == (2, "float64", 2)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import click
@@ -24,6 +27,31 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
     return size
 
 
+def _pair(ctx: click.Context, parameter: click.Parameter, text: str | None) -> int | list[int] | str | None:
+    """3 or 3x1; what else --pad takes is the layer's to judge."""
+    if text is None or text == "same":
+        return text
+    if not re.fullmatch(r"\d{1,9}(x\d{1,9})?", text):
+        raise click.BadParameter(f"{text!r}: write a number such as 3, or two such as 3x1", ctx, parameter)
+    numbers = [int(number) for number in text.split("x")]
+    return numbers if len(numbers) == 2 else numbers[0]
+
+
+LAYER_OPTIONS: dict[str, Callable[[Any], Any]] = {
+    "kernels": click.option("--kernels", type=click.IntRange(1), help="Number of kernels of conv."),
+    "size": click.option("--size", metavar="N|RxS", callback=_pair, help="Rows and columns of a kernel of conv."),
+    "stride": click.option("--stride", metavar="N|RxS", callback=_pair, help="Stride of conv.  [default: 1]"),
+    "pad": click.option("--pad", metavar="N|RxS|same", callback=_pair, help="Zeros at either side.  [default: 0]"),
+    "groups": click.option("--groups", type=click.IntRange(1), help="Groups of conv.  [default: 1]"),
+    "dilation": click.option("--dilation", metavar="N|RxS", callback=_pair, help="Dilation of conv.  [default: 1]"),
+}
+"""The options of a single convolution, named as the layer's are."""
+
+
+def _of_layer(command: Any) -> Any:
+    return reduce(lambda inner, option: option(inner), reversed(LAYER_OPTIONS.values()), command)
+
+
 @click.command(cls=Command)
 @click.argument("model")
 @click.option("--batch", type=click.IntRange(1), default=128, show_default=True, help="Samples in a minibatch.")
@@ -41,6 +69,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
 @click.option(
     "--measure/--no-measure", default=False, show_default=True, help="Run the candidates first and remember the times."
 )
+@_of_layer
 @as_json
 @verbose
 def plan_conv(
@@ -53,9 +82,15 @@ def plan_conv(
     workspace_limit: int,
     measure: bool,
     as_json: bool,
-    **_: Any,
+    **others: Any,
 ) -> None:
-    """Print how each convolution of network MODEL (quick, lenet5, C1:C2) would be computed here, and why."""
+    """Print how each convolution of network MODEL (quick, lenet5, C1:C2) would be computed here, and why.
+
+    With conv as MODEL it is one convolution: --kernels and --size are needed, and --dataset is the size of its input.
+    """
+    layer = {name: others[name] for name in LAYER_OPTIONS if others[name] is not None}
     means = Device.of(device, threads=threads or cpu_count(), workspace_limit=workspace_limit)
-    result = planning.plan_conv(model, batch=batch, images=dataset, dtype=dtype, device=means, measure=measure)
+    result = planning.plan_conv(
+        model, batch=batch, images=dataset, dtype=dtype, device=means, measure=measure, layer=layer
+    )
     tell(json.dumps(result, indent=2) if as_json else readable_conv_plans(result))

@@ -15,7 +15,9 @@ from daskcnn.compiled.products import Matrix, multiply
 
 
 class Taps(NamedTuple):
-    """The kernels' height and width, their stride, and where the first one begins on the map: row and column."""
+    """The kernels' height and width, their stride, where the first one begins on the map (row and column), and how many
+    rows and columns lie from one tap to the next.
+    """
 
     height: int
     width: int
@@ -23,16 +25,18 @@ class Taps(NamedTuple):
     right: int
     top: int
     left: int
+    rows_apart: int
+    columns_apart: int
 
 
 def plane_rows(taps: Taps, rows: int) -> int:
     """Return how many rows of the map are below this many rows of the output."""
-    return (rows - 1) * taps.down + taps.height
+    return (rows - 1) * taps.down + (taps.height - 1) * taps.rows_apart + 1
 
 
 def plane_width(taps: Taps, width: int) -> int:
     """Return the columns of a plane, for an output of this width."""
-    return width + (taps.width - 1) // taps.right
+    return width + (taps.width - 1) * taps.columns_apart // taps.right
 
 
 _plane_rows, _plane_width = inner(plane_rows), inner(plane_width)
@@ -126,7 +130,8 @@ def _expand(planes: Any, across: int, start: int, taps: Any, columns: Any) -> No
         n, to = min((row + 1) * across, start + count) - pixel, pixel - start
         for r in range(taps.height):
             for s in range(taps.width):
-                plane = ((row * taps.down + r) * C * phases + s % phases) * width + s // phases
+                below, beside = row * taps.down + r * taps.rows_apart, s * taps.columns_apart
+                plane = (below * C * phases + beside % phases) * width + beside // phases
                 at = plane * N + pixel - row * across
                 for c in range(C):
                     copy(source, at + c * phases * width * N, target, to + c * count, n)

@@ -36,8 +36,8 @@ class Work:
 class ConvAlgorithm(Protocol):
     """One way to compute a convolution and its two adjoints.
 
-    Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C, K), y, dy (out_H, out_W, N, K), all of
-    `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
+    Arrays belong to `device.xp`: x, dx (H, W, N, C), w, dw (R, S, C / groups, K), y, dy (out_H, out_W, N, K),
+    all of `spec.dtype`. Inputs are not changed. Results are new arrays and do not depend on the number of threads.
     The caller keeps BLAS single-threaded (`single_threaded_blas`).
     """
 

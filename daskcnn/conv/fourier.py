@@ -22,21 +22,25 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a convolution of stride 1: numbers in the map, taps of the kernel, padding at either end."""
+    """One axis of a convolution of stride 1: numbers in the map, taps of the kernel, padding at either end.
+
+    `end` is the padding at the end alone, beside `pad`.
+    """
 
     size: int
     taps: int
     pad: int
+    end: int = 0
 
     @property
     def out(self) -> int:
         """Numbers in the output."""
-        return self.size + 2 * self.pad - self.taps + 1
+        return self.size + 2 * self.pad + self.end - self.taps + 1
 
     @property
     def length(self) -> int:
         """The shortest cyclic convolution whose used outputs are all right."""
-        return self.size + min(self.pad, self.taps - 1)
+        return self.size + min(self.pad + self.end, self.taps - 1)
 
 
 @dataclass(frozen=True)

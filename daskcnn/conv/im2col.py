@@ -1,21 +1,23 @@
 """Convolution as matrix products over columns: on processors block by block, elsewhere tap by tap.
 
 backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
-Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert).
+Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert). Taps that meet
+the same phase are stride / gcd(stride, dilation) apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.windows import padded, unpadded, windows
 
 FEWEST_PIXELS, PIXELS = 32, 256
 """Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
@@ -30,15 +32,15 @@ Origin = tuple[int, int]
 
 
 class Im2col:
-    """Products over columns. Supports every problem."""
+    """Products over columns. Supports every problem of one group."""
 
     name = "im2col"
     version = 3
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True: it supports every problem."""
-        return True
+        """Return True for one group."""
+        return spec.groups == 1
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the smallest strip, of its columns and of the kernels, as they are or flipped."""
@@ -191,7 +193,7 @@ def _share(
 def _taps(spec: ConvSpec, origin: Origin) -> Any:
     from daskcnn.compiled.im2col import Taps
 
-    return Taps(spec.R, spec.S, *spec.stride, *origin)
+    return Taps(spec.R, spec.S, *spec.stride, *origin, *spec.dilation)
 
 
 def _columns(spec: ConvSpec) -> int:
@@ -201,8 +203,8 @@ def _columns(spec: ConvSpec) -> int:
 
 def _plane_numbers(spec: ConvSpec, rows: int) -> int:
     """Return the numbers of the planes below this many output rows."""
-    height, right = (rows - 1) * spec.stride[0] + spec.R, spec.stride[1]
-    return height * right * (spec.out_W + (spec.S - 1) // right) * spec.N * spec.C
+    height, right = (rows - 1) * spec.stride[0] + spec.extent[0], spec.stride[1]
+    return height * right * (spec.out_W + (spec.extent[1] - 1) // right) * spec.N * spec.C
 
 
 def _least(spec: ConvSpec) -> int:
@@ -217,43 +219,25 @@ def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> 
 # --- elsewhere: a product of the whole map for every tap ---
 
 
-def _windows(spec: ConvSpec, padded: Array) -> Iterator[tuple[int, int, Array]]:
-    """Yield each tap (r, s) and what it meets: (out_H, out_W, N, C), views of the padded map."""
-    for r, s in product(range(spec.R), range(spec.S)):
-        rows, cols = (
-            slice(tap, tap + (size - 1) * stride + 1, stride)
-            for tap, size, stride in zip((r, s), (spec.out_H, spec.out_W), spec.stride, strict=True)
-        )
-        yield r, s, padded[rows, cols]
-
-
-def _padded(spec: ConvSpec, x: Array | None, xp: Any) -> Array:
-    (top, left), (H, W, N, C) = spec.pad, spec.x_shape
-    padded = xp.zeros((H + 2 * top, W + 2 * left, N, C), spec.dtype)
-    if x is not None:
-        padded[top : top + H, left : left + W] = x
-    return padded
-
-
 def _forward_by_taps(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
     y = xp.zeros((prod(spec.y_shape[:3]), spec.K), spec.dtype)
     if bias is not None:
         y += bias
-    for r, s, window in _windows(spec, _padded(spec, x, xp)):
+    for r, s, window in windows(spec, padded(spec, x, xp)):
         y += xp.matmul(window.reshape(-1, spec.C), w[r, s])
     return y.reshape(spec.y_shape)
 
 
 def _backward_data_by_taps(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
-    (top, left), dpadded, change = spec.pad, _padded(spec, None, xp), dy.reshape(-1, spec.K)
-    for r, s, window in _windows(spec, dpadded):
+    dpadded, change = padded(spec, None, xp), dy.reshape(-1, spec.K)
+    for r, s, window in windows(spec, dpadded):
         window += xp.matmul(change, w[r, s].T).reshape(window.shape)
-    return xp.ascontiguousarray(dpadded[top : top + spec.H, left : left + spec.W])
+    return unpadded(spec, dpadded, xp)
 
 
 def _backward_filter_by_taps(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
     dw, change = xp.empty(spec.w_shape, spec.dtype), dy.reshape(-1, spec.K)
-    for r, s, window in _windows(spec, _padded(spec, x, xp)):
+    for r, s, window in windows(spec, padded(spec, x, xp)):
         dw[r, s] = xp.matmul(window.reshape(-1, spec.C).T, change)
     return dw
 
@@ -278,30 +262,39 @@ def _corner(spec: ConvSpec) -> Origin:
 @lru_cache(maxsize=1024)
 def _phases(spec: ConvSpec) -> tuple[_Phase, ...]:
     """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
-    rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0])
-    cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1])
+    rows = _phases_along(spec.H, spec.R, spec.stride[0], spec.pad[0], spec.dilation[0])
+    cols = _phases_along(spec.W, spec.S, spec.stride[1], spec.pad[1], spec.dilation[1])
     return tuple(_phase(spec, row, col) for row, col in product(rows, cols))
 
 
-def _phases_along(size: int, kernel: int, stride: int, pad: int) -> list[tuple[int, slice, slice]]:
-    """Return (origin in dy, pixels, taps) along one axis.
+Along = tuple[int, slice, slice, int]
+"""A phase along one axis: origin in dy, pixels, taps, and rows of dy from one of these taps to the next."""
 
-    Pixel h + pad = stride·(h' + shift) + r meets tap r + stride·j at dy[h' + shift − j].
+
+def _phases_along(size: int, kernel: int, stride: int, pad: int, dilation: int) -> list[Along]:
+    """Return the phases along one axis.
+
+    Pixel h + pad = stride·(h' + shift) + dilation·r meets tap r + step·j at dy[h' + shift − apart·j], where step and
+    apart are stride and dilation over their greatest common divisor.
     """
-    found = []
+    found, common = [], gcd(stride, dilation)
+    step, apart = stride // common, dilation // common
     for first in range(min(stride, size)):
-        shift, r = divmod(first + pad, stride)
-        taps = len(range(r, kernel, stride))
-        if taps:
-            found.append((shift - taps + 1, slice(first, size, stride), slice(r, kernel, stride)))
+        for r in range(min(step, kernel)):
+            shift, beside = divmod(first + pad - dilation * r, stride)
+            if not beside:
+                taps = len(range(r, kernel, step))
+                pixels = slice(first, size, stride)
+                found.append((shift - apart * (taps - 1), pixels, slice(r, kernel, step), apart))
     return found
 
 
-def _phase(spec: ConvSpec, row: tuple[int, slice, slice], col: tuple[int, slice, slice]) -> _Phase:
-    (h, pixel_rows, r), (w, pixel_cols, s) = row, col
+def _phase(spec: ConvSpec, row: Along, col: Along) -> _Phase:
+    (h, pixel_rows, r, down), (w, pixel_cols, s, right) = row, col
     R, S = len(range(spec.R)[r]), len(range(spec.S)[s])
-    H, W = len(range(spec.H)[pixel_rows]) + R - 1, len(range(spec.W)[pixel_cols]) + S - 1
-    inner = ConvSpec(spec.N, H, W, C=spec.K, K=spec.C, R=R, S=S, dtype=spec.dtype)
+    H = len(range(spec.H)[pixel_rows]) + (R - 1) * down
+    W = len(range(spec.W)[pixel_cols]) + (S - 1) * right
+    inner = ConvSpec(spec.N, H, W, C=spec.K, K=spec.C, R=R, S=S, dtype=spec.dtype, dilation=(down, right))
     return _Phase(inner, (h, w), (pixel_rows, pixel_cols), (r, s))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -67,16 +67,16 @@ class ConvPlan:
 
     def explain(self) -> str:
         """Return the decision in one line."""
-        s = self.spec
+        s, more = self.spec, unusual(self.spec)
         need, limit = (f"{n / 2**20:.1f} MiB" for n in (self.workspace, self.workspace_limit))
         return (
-            f"{s.R}×{s.S} {s.C}→{s.K} on {s.H}×{s.W}, batch {s.N}, stride {s.stride}, pad {s.pad}, {s.dtype}: "
+            f"{s.R}×{s.S} {s.C}→{s.K} on {s.H}×{s.W}, batch {s.N}, stride {s.stride}, pad {s.pad}{more}, {s.dtype}: "
             f"{self.algorithm} ({self.reason}); {s.flops / 1e9:.3g} GFLOP a direction, "
             f"{self.flops_per_second / 1e9:.3g} GFLOP/s, workspace {need} to {limit}"
         )
 
     def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the algorithm's form of the kernels w (R, S, C, K); `keep` says that many passes will use it."""
+        """Return the algorithm's form of the kernels w (R, S, C / groups, K); `keep`: for many passes."""
         _expect("w", w, self.spec.w_shape)
         return self._chosen.prepare(self.spec, w, self._limited(device), keep=keep)
 
@@ -91,7 +91,7 @@ class ConvPlan:
         return self._chosen.backward_data(self.spec, dy, prepared, self._limited(device))
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
-        """Return dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
+        """Return dw (R, S, C / groups, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
         return self._chosen.backward_filter(self.spec, x, dy, self._limited(device))
@@ -203,18 +203,28 @@ def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
 def _left_out(spec: ConvSpec, fit: Sequence[Candidate], exact: bool) -> Iterator[str]:
     """Yield why there was no choice, and which algorithms would take too much memory or are not exact."""
     supported, fitting = versions(spec), {c.name for c in fit}
-    others = [name for name in ALGORITHMS if name not in supported]
-    if len(supported) == 1 and others:
-        yield f"{_unusual(spec, others)} is not supported by {', '.join(others)}"
+    if len(supported) == 1:
+        yield from _not_supported(spec, supported)
     if rough := [name for name in supported if not _allowed(ALGORITHMS[name], exact)]:
         yield f"not exact enough: {', '.join(rough)}"
     if large := [name for name in supported if name not in fitting and name not in rough]:
         yield f"more than the workspace limit for {', '.join(large)}"
 
 
-def _unusual(spec: ConvSpec, others: Sequence[str]) -> str:
-    plain = replace(spec, stride=(1, 1))
-    return f"stride {spec.stride}" if any(ALGORITHMS[name].supports(plain) for name in others) else "this shape"
+def _not_supported(spec: ConvSpec, supported: Collection[str]) -> Iterator[str]:
+    """Yield which algorithms would support the problem without its stride and dilation, if any would."""
+    plain = replace(spec, stride=(1, 1), dilation=(1, 1))
+    reasons = [f"{name} {getattr(spec, name)}" for name in ("stride", "dilation") if getattr(spec, name) != (1, 1)]
+    if others := [name for name, a in ALGORITHMS.items() if name not in supported and a.supports(plain)]:
+        yield f"{' with '.join(reasons)} is not supported by {', '.join(others)}"
+
+
+def unusual(spec: ConvSpec) -> str:
+    """Return ', dilation 2×2, groups 4, padding at the end 1×1': of these what a problem has."""
+    pairs = {"dilation": (spec.dilation, (1, 1)), "padding at the end": (spec.pad_end, (0, 0))}
+    found = [f"{name} {a}×{b}" for name, ((a, b), usual) in pairs.items() if (a, b) != usual]
+    found += [f"groups {spec.groups}"] if spec.groups > 1 else []
+    return "".join(f", {each}" for each in found)
 
 
 def readable(seconds: float) -> str:

@@ -72,8 +72,9 @@ class Spectral:
         self._tile = tile
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for stride 1; with tiles, only for maps larger than a tile."""
-        return spec.stride == (1, 1) and (self._tile is None or max(spec.out_H, spec.out_W) > self._tile)
+        """Return True for stride 1, adjacent taps and one group; with tiles, only for maps larger than a tile."""
+        plain = spec.stride == spec.dilation == (1, 1) and spec.groups == 1
+        return plain and (self._tile is None or max(spec.out_H, spec.out_W) > self._tile)
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of the transforms of the smallest block, of its gradients, and of a task's scratch."""
@@ -107,7 +108,7 @@ class Spectral:
             return fft.forward(tiling, x, _transform(tiling, prepared, xp), bias, xp)
         y = xp.empty(spec.y_shape, spec.dtype)
         # outputs that the kernel does not reach have no frequencies
-        inside = all(axis.pad < axis.taps for axis in tiling.axes)
+        inside = all(axis.pad + axis.end < axis.taps for axis in tiling.axes)
         _Pass.begin(sizes, device).forward(device.backend.contiguous(x), prepared, y, bias if inside else None)
         if bias is not None and not inside:
             y += bias

@@ -41,7 +41,7 @@ class Tiling:
         """The axes of a tile, whose padding is part of it, or of the whole map."""
         s, (h, w) = self.spec, self.outs
         if self.size is None:
-            return Axis(s.H, s.R, s.pad[0]), Axis(s.W, s.S, s.pad[1])
+            return Axis(s.H, s.R, s.pad[0], s.pad_end[0]), Axis(s.W, s.S, s.pad[1], s.pad_end[1])
         return Axis(h + s.R - 1, s.R, 0), Axis(w + s.S - 1, s.S, 0)
 
     def zeros(self, device: Device) -> Array:

@@ -66,10 +66,14 @@ def key(spec: ConvSpec, threads: int, workspace_limit: int) -> str:
 
     Limits (bytes) within a power of two share one: blocks change little between them.
     """
-    s = spec
+    s, more = spec, ""
     limit = 1 << max(0, workspace_limit.bit_length() - 1)
     shape = f"N{s.N} H{s.H} W{s.W} C{s.C} K{s.K} R{s.R} S{s.S} stride {s.stride[0]},{s.stride[1]}"
-    return f"{shape} pad {s.pad[0]},{s.pad[1]} {s.dtype}, {threads} threads, {limit} bytes"
+    for name, usual in (("dilation", (1, 1)), ("groups", 1), ("pad_end", (0, 0))):
+        # left out where usual: times from before there were such problems keep their names
+        value = getattr(s, name)
+        more += "" if value == usual else f" {name} {value}"
+    return f"{shape} pad {s.pad[0]},{s.pad[1]}{more} {s.dtype}, {threads} threads, {limit} bytes"
 
 
 def _reason(error: OSError | DataError | ValidationError) -> str | None:

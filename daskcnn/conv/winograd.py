@@ -77,8 +77,8 @@ class Winograd:
         self.name, self.rounding, self._f = f"winograd-{outputs}x{taps}", rounding, Minimal(outputs, taps)
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for stride 1 and kernels of r×r, in float32 and float64."""
-        fits = spec.R == spec.S == self._f.taps and spec.stride == (1, 1)
+        """Return True for stride 1, kernels of r×r adjacent taps and one group, in float32 and float64."""
+        fits = spec.R == spec.S == self._f.taps and spec.stride == spec.dilation == (1, 1) and spec.groups == 1
         return fits and spec.dtype in ("float32", "float64")
 
     def workspace(self, spec: ConvSpec) -> int:

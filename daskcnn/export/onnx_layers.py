@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
@@ -74,8 +74,10 @@ def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
     inputs = [x, graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1))]
     if layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
-    window = {"kernel_shape": [layer.size] * 2, "strides": [layer.stride] * 2, "pads": [layer.pad] * 4}
-    return graph.add("Conv", name, *inputs, **window)
+    s = problem_of(trained)
+    pads = [*s.pad, s.pad[0] + s.pad_end[0], s.pad[1] + s.pad_end[1]]
+    window = {"kernel_shape": [s.R, s.S], "strides": s.stride, "pads": pads, "dilations": s.dilation}
+    return graph.add("Conv", name, *inputs, group=s.groups, **window)
 
 
 def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:

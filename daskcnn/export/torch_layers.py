@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, without_converter
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
@@ -71,12 +71,27 @@ def lines_of(trained: TrainedLayer) -> Lines:
 def _conv(trained: TrainedLayer) -> Lines:
     layer = trained.layer
     assert isinstance(layer, Conv)
-    options = {"stride": layer.stride, "padding": layer.pad, "bias": layer.bias}
-    usual = {"stride": 1, "padding": 0, "bias": True}
+    s = problem_of(trained)
+    (top, left), (below, right) = s.pad, s.pad_end
+    uneven = below or right  # nn.Conv2d has the same padding on both sides
+    options = {
+        "stride": _short(s.stride),
+        "padding": 0 if uneven else _short(s.pad),
+        "dilation": _short(s.dilation),
+        "groups": s.groups,
+        "bias": layer.bias,
+    }
+    usual = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
     given = "".join(f", {key}={value!r}" for key, value in options.items() if value != usual[key])
-    module = f"nn.Conv2d({trained.in_shape[-1]}, {layer.kernels}, {layer.size}{given})"
+    module = f"nn.Conv2d({s.C}, {s.K}, {_short((s.R, s.S))!r}{given})"
+    x = f"F.pad(x, ({left}, {left + right}, {top}, {top + below}))" if uneven else "x"
     tensors = {"weight": trained.values["w"].transpose(3, 2, 0, 1)}
-    return Lines(f"self.{attribute(trained)}(x)", module, tensors | _bias(trained))
+    return Lines(f"self.{attribute(trained)}({x})", module, tensors | _bias(trained))
+
+
+def _short(pair: tuple[int, int]) -> int | tuple[int, int]:
+    """Return one number for two that are equal."""
+    return pair[0] if pair[0] == pair[1] else pair
 
 
 def _dense(trained: TrainedLayer) -> Lines:

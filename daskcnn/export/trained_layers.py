@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from daskcnn.conv import ConvSpec
 from daskcnn.errors import UserError
 from daskcnn.nn.layer import Layer, Shape
+from daskcnn.nn.layers.conv import Conv
 from daskcnn.training.trained_network import Classifier
 
 
@@ -60,6 +62,13 @@ def without_converter(trained: TrainedLayer, target: str, registry: str) -> User
         f"{type(trained.layer).__name__} has no converter to {target}",
         f"add an entry to {registry}, or export with --to safetensors, which takes every layer",
     )
+
+
+def problem_of(trained: TrainedLayer) -> ConvSpec:
+    """Return the problem of a convolution for one image, with its padding in numbers."""
+    layer, (H, W, C) = trained.layer, trained.in_shape
+    assert isinstance(layer, Conv), "asked for convolutions"
+    return layer.spec((H, W, 1, C), layer.kernels)
 
 
 def hwc_to_chw(w: Any, in_shape: Shape) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from daskcnn.conv.planner import Candidate, candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
 from daskcnn.job.network import convolutions
-from daskcnn.nn import build_model, model_problem
+from daskcnn.nn import Sequential, build_model, model_problem, sequential_from_spec
 from daskcnn.nn.models import MODELS
 from daskcnn.store import DATASETS, open_dataset
 
@@ -22,24 +23,50 @@ MEASURING = 60.0
 """Seconds for measuring a network's convolutions, when that is what was asked for."""
 
 
-def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device, measure: bool) -> dict[str, Any]:
+SINGLE = "conv"
+"""In place of a network: one convolution, by the layer's own options."""
+
+
+def plan_conv(
+    model: str,
+    *,
+    batch: int,
+    images: str,
+    dtype: str,
+    device: Device,
+    measure: bool,
+    layer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """How each convolution of a network would be computed on this machine, and how else; measured first if asked.
 
-    Raises UserError for an unknown network, for images it does not take, and for a layer that does not fit the limit.
+    layer: options of the layer `conv`, for the model "conv". Raises UserError for an unknown network, for images it
+    does not take, for wrong options, and for a layer that does not fit the limit.
     """
     try:
-        if model_problem(model):
-            raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, MODELS)}")
-        network = build_model(model, None, image_shape(images), 10)
+        network = _network(model, image_shape(images), layer or {})
         specs = convolutions(network, image_shape(images), batch, dtype)
         if measure:
             with single_threaded_blas():
                 tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
-        layers = [_planned(name, spec, device, need_dx=i > 0) for i, (name, spec) in enumerate(specs)]
+        inner = 1 if model != SINGLE else 0  # a network's first layer needs no gradient of its input
+        layers = [_planned(name, spec, device, need_dx=i >= inner) for i, (name, spec) in enumerate(specs)]
     except ValueError as error:
         raise UserError(f"plan-conv: {error}") from error
     means = {"device": device.backend.name, "threads": device.pool.threads, "workspace_limit": device.workspace_limit}
     return {"model": model, "batch": batch, "dtype": dtype, **means, "layers": layers}
+
+
+def _network(model: str, image: tuple[int, int, int], layer: Mapping[str, Any]) -> Sequential:
+    """The network of this name, or one convolution. Raises ValueError."""
+    if model == SINGLE:
+        return sequential_from_spec([{"layer": SINGLE, **layer}])
+    if layer:
+        options = ", ".join(f"--{name}" for name in layer)
+        raise ValueError(f"{options}: options of a single convolution; write {SINGLE} in place of {model}")
+    if model_problem(model):
+        known = [*MODELS, SINGLE]
+        raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, known)}")
+    return build_model(model, None, image, 10)
 
 
 def image_shape(images: str) -> tuple[int, int, int]:

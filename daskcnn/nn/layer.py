@@ -54,7 +54,7 @@ class Context:
     salt : identifies the layer's path in the network
     need_dx : if false, backward may return None for dx; a first layer's dx is of no use
     kept : results that depend on the weights alone, shared between passes; None to share nothing
-    channel : number of the first channel, if the map is a part of a whole one
+    channel : number of the first channel of what the layer makes, if that is a part of a whole map
     heads : of this pass, by salt; None where only the last layer's scores are trained
     """
 
@@ -180,9 +180,10 @@ def _walk(layer: Layer, in_shape: Shape, path: str, composite: bool) -> Iterator
 
 
 def check_at_least(layer: Layer, minimum: float, *fields: str) -> None:
-    """Raise ValueError if one of the layer's hyper-parameters is below the minimum."""
+    """Raise ValueError if one of the layer's hyper-parameters, or a number of a pair, is below the minimum."""
     for field in fields:
-        if (value := getattr(layer, field)) < minimum:
+        value = getattr(layer, field)
+        if min(value if isinstance(value, tuple) else (value,)) < minimum:
             raise ValueError(f"{field}={value}: {type(layer).__name__} needs at least {minimum}")
 
 

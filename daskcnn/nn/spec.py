@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
@@ -101,7 +102,7 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     if problems:
         raise SpecError(problems)
     _check_types(kind, hints, options)
-    return kind, layer(**options)
+    return kind, layer(**{name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
 
 
 def _path(key: str, value: Any) -> Sequential | None:
@@ -145,16 +146,31 @@ def _check_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]
     for name, value in options.items():
         if hints[name] in _PATHS:
             continue
-        allowed = get_args(hints[name]) or (hints[name],)
+        hint = hints[name]
+        allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not any(_is_a(value, kind) for kind in allowed):
-            wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
+            wanted = " or ".join(_said(t) for t in allowed if t is not NoneType)
             raise ValueError(f"{name} = {value!r:.60}: {kind} needs {wanted} here, not {type(value).__name__}")
-        if isinstance(value, int | float) and not abs(value) <= _MOST:
+        numbers = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int | float)]
+        if not all(abs(v) <= _MOST for v in numbers):
             raise ValueError(f"{name} = {value!r:.60}: {kind} takes numbers of at most {_MOST:,}")
 
 
-def _is_a(value: object, wanted: type) -> bool:
-    """isinstance, but a bool is not a number and an int is a float too."""
+def _is_a(value: object, wanted: Any) -> bool:
+    """isinstance, but a bool is not a number, an int is a float too, and a list is a tuple of these types."""
+    if get_origin(wanted) is Literal:
+        return isinstance(value, str) and value in get_args(wanted)
+    if of_each := get_args(wanted):
+        return isinstance(value, list | tuple) and len(value) == len(of_each) and all(map(_is_a, value, of_each))
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
+
+
+def _said(wanted: Any) -> str:
+    """Return what people call a type: "int", "[int, int]", or the only strings that are allowed."""
+    if get_origin(wanted) is Literal:
+        return " or ".join(f'"{each}"' for each in get_args(wanted))
+    if of_each := get_args(wanted):
+        return f"[{', '.join(map(_said, of_each))}]"
+    return str(wanted.__name__)

@@ -66,7 +66,8 @@ def shard_forward(
     if not x.shape[-2]:
         return _of_no_samples(stage, x), ShardResidual(x, None, {}, {})
     params, state = piece.widened(stage, edges, device)
-    y, _, _ = stage.conv.forward(params[stage.name], {}, x, Context(device, need_dx=need_dx))
+    ctx = Context(device, need_dx=need_dx, channel=share.held.start)
+    y, _, _ = stage.conv.forward(params[stage.name], {}, x, ctx)
     residual = None
     if stage.spread is not None:
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
@@ -108,7 +109,7 @@ def shard_backward(
         ctx = Context(device, training=True, keys=keys, channel=share.held.start)
         dy, found = _through_spread(stage.spread, kept, dy, share, ctx)
         spread = of_channels(stage, found, share.within(share.own))
-    ctx = Context(device, training=True, need_dx=need_dx)
+    ctx = Context(device, training=True, need_dx=need_dx, channel=share.start)
     residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
     dx: Array | None
     dx, own = stage.conv.backward(piece.params[stage.name], residual, dy, ctx)

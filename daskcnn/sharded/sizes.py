@@ -50,14 +50,18 @@ def sum_size(stage: Stage) -> int:
 
 @cache
 def kernel_size(stage: Stage, in_shape: Shape) -> int:
-    """Parameters and state of one kernel and of its channel in the spread layers."""
+    """Parameters and state of one kernel and of its channel in the spread layers.
+
+    They are those of the fewest kernels that the layer may have, divided by these.
+    """
     assert stage.conv is not None, "asked for stages with kernels"
     rng = np.random.default_rng(0)  # only the size of what is drawn counts
-    params, state, shape = replace(stage.conv, kernels=1).init(rng, in_shape)
+    fewest = stage.conv.groups
+    params, state, shape = replace(stage.conv, kernels=fewest).init(rng, in_shape)
     more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []
     if stage.summed is not None:
         more.append(stage.summed[1].init(rng, stage.spread.out_shape(shape) if stage.spread else shape)[0])
-    return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree))
+    return sum(leaf.size for tree in (params, state, *more) for _, leaf in leaves(tree)) // fewest
 
 
 def eq2_elements(specs: Sequence[ConvSpec]) -> int:
@@ -66,9 +70,4 @@ def eq2_elements(specs: Sequence[ConvSpec]) -> int:
     It counts every layer's inputs once, however many workers need them, all kernels, and all outputs, those that home
     makes included. It counts nothing of the backward pass.
     """
-    return sum(
-        spec.H * spec.W * spec.C * spec.N
-        + spec.R * spec.S * spec.K * spec.C
-        + spec.out_H * spec.out_W * spec.K * spec.N
-        for spec in specs
-    )
+    return sum(math.prod(spec.x_shape) + math.prod(spec.w_shape) + math.prod(spec.y_shape) for spec in specs)

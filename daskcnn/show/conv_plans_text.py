@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskcnn.conv.planner import readable
+from daskcnn.conv import ConvSpec
+from daskcnn.conv.planner import readable, unusual
 
 
 def readable_conv_plans(result: dict[str, Any]) -> str:
@@ -24,10 +25,11 @@ def readable_conv_plans(result: dict[str, Any]) -> str:
 
 def _row(layer: dict[str, Any]) -> tuple[str, ...]:
     s = layer["spec"]
-    stride = "" if tuple(s["stride"]) == (1, 1) else f" stride {s['stride'][0]}"
+    down, right = s["stride"]
+    stride = "" if down == right == 1 else f" stride {down}" if down == right else f" stride {down}×{right}"
     return (
         layer["layer"],
-        f"{s['R']}×{s['S']} {s['C']}→{s['K']} on {s['H']}×{s['W']}{stride}",
+        f"{s['R']}×{s['S']} {s['C']}→{s['K']} on {s['H']}×{s['W']}{stride}{unusual(ConvSpec(**s))}",
         layer["algorithm"],
         readable(layer["seconds"]),
         f"{layer['gflops_per_second']:.0f}",

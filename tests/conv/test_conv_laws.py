@@ -58,6 +58,26 @@ SPECS = {
     "1024 kernels": ConvSpec(N=2, H=3, W=2, C=20, K=1024, R=3, S=3, pad=(1, 1)),
     "padding beyond a 3x3 kernel": ConvSpec(N=2, H=3, W=4, C=2, K=3, R=3, S=3, pad=(4, 3)),
     "padding of one side": ConvSpec(N=2, H=9, W=6, C=3, K=4, R=5, S=5, pad=(0, 2)),
+    "a row and a column more at the end": ConvSpec(N=2, H=6, W=9, C=3, K=4, R=3, S=3, pad=(1, 0), pad_end=(1, 2)),
+    "more at the end than the kernel has taps": ConvSpec(N=2, H=4, W=5, C=2, K=3, R=2, S=2, pad=(1, 0), pad_end=(2, 3)),
+    "dilation": ConvSpec(N=2, H=9, W=8, C=3, K=4, R=3, S=3, pad=(2, 2), dilation=(2, 2)),
+    "dilation as the stride": ConvSpec(N=2, H=9, W=8, C=3, K=4, R=3, S=2, stride=(2, 3), pad=(2, 1), dilation=(2, 3)),
+    "dilation, stride": ConvSpec(N=2, H=13, W=16, C=2, K=3, R=3, S=3, stride=(2, 4), pad=(3, 0), dilation=(3, 6)),
+    "dilation beyond the map": ConvSpec(N=2, H=3, W=4, C=2, K=3, R=3, S=2, pad=(5, 4), dilation=(5, 9)),
+    "two groups": ConvSpec(N=2, H=7, W=6, C=4, K=6, R=3, S=3, pad=(1, 1), groups=2),
+    "groups, dilation, stride": ConvSpec(
+        N=2, H=8, W=9, C=6, K=3, R=2, S=3, stride=(1, 2), pad=(1, 2), dilation=(3, 2), groups=3, pad_end=(1, 0)
+    ),
+    "groups of one kernel": ConvSpec(N=2, H=5, W=4, C=6, K=3, R=1, S=1, groups=3),
+    "depthwise": ConvSpec(N=3, H=6, W=7, C=5, K=5, R=3, S=3, pad=(1, 1), groups=5),
+    "depthwise, stride": ConvSpec(N=2, H=7, W=8, C=4, K=4, R=3, S=2, stride=(2, 3), pad=(1, 0), groups=4),
+    "depthwise, dilation": ConvSpec(
+        N=2, H=9, W=6, C=3, K=3, R=3, S=1, stride=(2, 1), pad=(2, 0), dilation=(2, 1), groups=3, pad_end=(1, 0)
+    ),
+    "depthwise, three kernels a channel": ConvSpec(N=2, H=5, W=6, C=2, K=6, R=3, S=3, pad=(1, 1), groups=2),
+    "depthwise, many samples": ConvSpec(N=260, H=3, W=2, C=3, K=3, R=2, S=2, pad=(1, 1), groups=3),
+    "depthwise, many channels": ConvSpec(N=2, H=3, W=3, C=600, K=600, R=3, S=3, pad=(1, 1), groups=600),
+    "depthwise, last rows unread": ConvSpec(N=2, H=8, W=8, C=2, K=2, R=2, S=2, stride=(3, 3), groups=2),
 }
 PAPERS = {
     f"{C}:{K}": ConvSpec(N=1, H=16, W=16, C=C, K=K, R=5, S=5, pad=(2, 2))
@@ -114,16 +134,20 @@ def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device
 
 def naive(spec: ConvSpec, x: np.ndarray, w: np.ndarray, dy: np.ndarray) -> dict[str, np.ndarray]:
     """The definition, one tap and output pixel after the other, in float64; the adjoints are its derivative."""
-    (ph, pw), (sh, sw) = spec.pad, spec.stride
-    padded = np.pad(x.astype(np.float64), ((ph, ph), (pw, pw), (0, 0), (0, 0)))
-    w, dy = w.astype(np.float64), dy.astype(np.float64)
-    y, dw, dpadded = np.zeros(spec.y_shape), np.zeros(spec.w_shape), np.zeros_like(padded)
+    (ph, pw), (sh, sw), (dh, dw), (eh, ew), g = spec.pad, spec.stride, spec.dilation, spec.pad_end, spec.groups
+    padded = np.pad(x.astype(np.float64), ((ph, ph + eh), (pw, pw + ew), (0, 0), (0, 0)))
+    padded = padded.reshape(*padded.shape[:3], g, -1)
+    w, dy = w.astype(np.float64).reshape(*w.shape[:3], g, -1), dy.astype(np.float64).reshape(*dy.shape[:3], g, -1)
+    y, dws, dpadded = np.zeros_like(dy), np.zeros_like(w), np.zeros_like(padded)
     for i, j, r, s in itertools.product(*(range(n) for n in (spec.out_H, spec.out_W, spec.R, spec.S))):
-        y[i, j] += padded[i * sh + r, j * sw + s] @ w[r, s]
-        dw[r, s] += padded[i * sh + r, j * sw + s].T @ dy[i, j]
-        dpadded[i * sh + r, j * sw + s] += dy[i, j] @ w[r, s].T
+        at = i * sh + r * dh, j * sw + s * dw
+        for k in range(g):
+            y[i, j, :, k] += padded[at][:, k] @ w[r, s, :, k]
+            dws[r, s, :, k] += padded[at][:, k].T @ dy[i, j, :, k]
+            dpadded[at][:, k] += dy[i, j, :, k] @ w[r, s, :, k].T
     dx = dpadded[ph : ph + spec.H, pw : pw + spec.W]
-    return {"forward": y, "backward_data": dx, "backward_filter": dw}
+    found = {"forward": (y, spec.y_shape), "backward_data": (dx, spec.x_shape), "backward_filter": (dws, spec.w_shape)}
+    return {name: array.reshape(shape) for name, (array, shape) in found.items()}
 
 
 @cache
@@ -262,12 +286,15 @@ def once(algorithm: str, spec: ConvSpec, host: list[np.ndarray]) -> dict[str, np
 @cache
 def in_double(single: ConvSpec) -> dict[str, np.ndarray]:
     """All directions in float64, of the values in float32."""
-    return once("im2col", replace(single, dtype="float64"), [a.astype(np.float64) for a in arrays(single)])
+    reference = next(name for name in ("im2col", "grouped-im2col", "depthwise") if ALGORITHMS[name].supports(single))
+    return once(reference, replace(single, dtype="float64"), [a.astype(np.float64) for a in arrays(single)])
 
 
 SINGLE = {
     "5x5": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2)),
     "3x3": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1)),
+    "3x3 in groups": ConvSpec(N=16, H=20, W=20, C=16, K=24, R=3, S=3, pad=(1, 1), groups=2),
+    "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=8, K=8, R=3, S=3, pad=(1, 1), groups=8),
 }
 
 
@@ -295,6 +322,10 @@ def test_float32_stays_within_its_rounding_on_the_papers_layers(spec: ConvSpec) 
 
 
 BATCHES = {f"{n}x{n}": ConvSpec(N=4, H=20, W=20, C=3, K=5, R=n, S=n, pad=(1, 1), dtype="float64") for n in (3, 5)}
+BATCHES |= {
+    "in groups": replace(BATCHES["3x3"], C=4, K=6, groups=2),
+    "depthwise": replace(BATCHES["3x3"], K=3, groups=3),
+}
 
 
 @pytest.mark.parametrize(("algorithm", "spec"), cases(BATCHES))
@@ -338,6 +369,14 @@ def test_one_kernel_keeps_to_the_least_workspace_too() -> None:
         assert device.workspace.nbytes <= device.workspace_limit
 
 
+def torch_conv2d(spec: ConvSpec, x: Any, w: Any) -> Any:
+    """The problem in PyTorch, which has the same padding on both sides."""
+    F = pytest.importorskip("torch").nn.functional
+    (top, left), (below, right) = spec.pad, spec.pad_end
+    x = F.pad(x, (left, left + right, top, top + below))
+    return F.conv2d(x, w, stride=spec.stride, dilation=spec.dilation, groups=spec.groups)
+
+
 @every_case
 def test_agrees_with_torch(algorithm: str, spec: ConvSpec) -> None:
     torch = pytest.importorskip("torch")
@@ -347,7 +386,7 @@ def test_agrees_with_torch(algorithm: str, spec: ConvSpec) -> None:
     x, w, dy = (torch.tensor(a.transpose(order)) for a, order in zip(host, TORCH_ORDER, strict=True))
     x.requires_grad_()
     w.requires_grad_()
-    y = torch.nn.functional.conv2d(x, w, stride=exact.stride, padding=exact.pad)
+    y = torch_conv2d(exact, x, w)
     y.backward(dy)
     for name, theirs, back in (
         ("forward", y.detach(), (2, 3, 0, 1)),

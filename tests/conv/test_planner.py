@@ -171,6 +171,21 @@ def test_strides_fall_back_to_im2col() -> None:
     assert re.search(r"stride \(2, 2\) is not supported by .*spectral", strided.reason)
 
 
+def test_groups_and_dilation_are_planned_and_said() -> None:
+    dilated = plan(replace(SPEC, dilation=(2, 1)), Device())
+    assert dilated.algorithm == "im2col"
+    assert re.search(r"dilation \(2, 1\) is not supported by .*spectral", dilated.reason)
+    assert "grouped" not in dilated.reason
+    assert "dilation 2×1" in dilated.explain()
+    depthwise = plan(replace(SPEC, C=16, K=16, groups=16), Device())
+    assert depthwise.algorithm == "depthwise"
+    assert "groups 16" in depthwise.explain()
+    half = plan(replace(SPEC, C=64, K=64), Device())
+    in_groups = plan(replace(SPEC, C=128, K=128, groups=2), Device())
+    assert in_groups.algorithm == f"grouped-{half.algorithm}"
+    assert 1.9 * half.seconds < in_groups.seconds < 4 * half.seconds
+
+
 def test_the_refusal_names_the_least_demanding(only: Only) -> None:
     only(FakeAlgorithm("a", 0.1, workspace=50), FakeAlgorithm("b", 0.2, workspace=40))
     with pytest.raises(ValueError, match=r"workspace_limit=39 bytes: b, .* needs 40 for .*raise the limit"):

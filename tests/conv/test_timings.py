@@ -32,6 +32,19 @@ def entry(seconds: float = 1.0, version: int = 1) -> Entry:
     return Entry(versions={"a": version}, seconds={"a": (seconds, seconds, seconds)})
 
 
+def test_plain_problems_keep_the_names_of_times_from_before_groups_and_dilation() -> None:
+    plain = "N8 H16 W16 C8 K16 R5 S5 stride 1,1 pad 2,2 float32, 2 threads, 1024 bytes"
+    assert key(SPEC, 2, 1100) == plain
+    others = [
+        replace(SPEC, groups=2),
+        replace(SPEC, groups=4),
+        replace(SPEC, dilation=(2, 1)),
+        replace(SPEC, dilation=(1, 2)),
+    ]
+    others += [replace(SPEC, pad_end=(1, 0))]
+    assert len({key(spec, 2, 1100) for spec in (SPEC, *others)}) == 6
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "folder" / "measured.json"

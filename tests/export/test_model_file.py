@@ -52,7 +52,8 @@ def test_what_others_read_in_the_file(file: Path) -> None:
     with safe_open(file, "numpy") as opened:
         metadata = {key: json.loads(value) for key, value in opened.metadata().items()}
         assert opened.get_tensor("conv1/w").shape == (5, 5, 3, 5)
-    assert metadata["layers"][0] == {"layer": "conv", "kernels": 5, "size": 5, "stride": 1, "pad": 2, "bias": True}
+    conv = {"layer": "conv", "kernels": 5, "size": 5, "stride": 1, "pad": 2, "bias": True, "groups": 1, "dilation": 1}
+    assert metadata["layers"][0] == conv
     assert tuple(metadata["images"]["classes"]) == CLASSES
     assert (metadata["images"]["shape"], metadata["dtype"], metadata["run"]) == ([9, 7, 3], "float32", "runs/a")
 

@@ -163,7 +163,9 @@ def _shapes(call: str) -> dict[str, tuple[int, ...]]:
     bias = all(not (k.arg == "bias" and ast.literal_eval(k.value) is False) for k in node.keywords)
     if kind == "nn.Conv2d":
         inputs, kernels, size = numbers
-        return {"weight": (kernels, inputs, size, size)} | ({"bias": (kernels,)} if bias else {})
+        groups = next((ast.literal_eval(k.value) for k in node.keywords if k.arg == "groups"), 1)
+        taps = size if isinstance(size, tuple) else (size, size)
+        return {"weight": (kernels, inputs // groups, *taps)} | ({"bias": (kernels,)} if bias else {})
     if kind == "nn.Linear":
         inputs, outputs = numbers
         return {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {})

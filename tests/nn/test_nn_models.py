@@ -54,6 +54,7 @@ def test_numbers_of_parameters(name: str, in_shape: Shape, parameters: int) -> N
         ("resnet56", "0.85 M"),
         ("vgg11", "133 M"),
         ("vgg16", "138 M"),
+        ("alexnet", "60965224"),
         # those of torchvision's networks of these names, whose papers print none
         ("resnet18", "11689512"),
         ("resnet34", "21797672"),

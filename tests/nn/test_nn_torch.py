@@ -85,18 +85,26 @@ def test_layers_without_parameters(
     np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("size", "stride", "pad"), [(5, 1, 2), (3, 2, 1), (2, 3, 0)])
-def test_convolution(size: int, stride: int, pad: int, rng: np.random.Generator) -> None:
-    layer = Conv(4, size, stride, pad)
-    params, _, _ = layer.init(rng, (7, 6, 3))
-    params["b"] = values(rng, 4)
-    x = values(rng, (7, 6, 2, 3))
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(Conv(4, 5, 1, 2), Conv(4, 3, 2, 1), Conv(4, 2, 3, 0)),
+        *(Conv(4, (3, 1), (1, 2), (1, 0)), Conv(4, (2, 3), pad="same"), Conv(4, 2, pad="same", dilation=(3, 2))),
+        *(Conv(4, 3, groups=2, dilation=2), Conv(8, (1, 3), 2, (0, 1), groups=4), Conv(4, 3, pad="same", groups=4)),
+    ],
+    ids=repr,
+)
+def test_convolution(layer: Conv, rng: np.random.Generator) -> None:
+    params, _, _ = layer.init(rng, (7, 6, 4))
+    params["b"] = values(rng, layer.kernels)
+    x = values(rng, (7, 6, 2, 4))
     y, _, residual = layer.forward(params, {}, x, CTX)
     dy = values(rng, y.shape)
     dx, grads = layer.backward(params, residual, dy, CTX)
     assert dx is not None
     x_t, w_t, b_t = nchw(x), oihw(params["w"]), torch.tensor(params["b"], requires_grad=True)
-    y_t = F.conv2d(x_t, w_t, b_t, stride, pad)
+    y_t = F.conv2d(x_t, w_t, b_t, layer.stride, layer.pad, layer.dilation, layer.groups)
     y_t.backward(nchw(dy).detach())
     np.testing.assert_allclose(y, hwnc(y_t), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-9, atol=1e-12)

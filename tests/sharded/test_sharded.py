@@ -97,6 +97,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
             *(_conv(5), "relu", "globalpool", "dense"),
         )
     },
+    "groups": {
+        "layers": _spec(
+            *(_conv(6, size=[3, 1], pad=[1, 0]), "relu"),
+            *(_conv(12, groups=3, dilation=[1, 2], pad="same"), _lrn(3), "tanh", "maxpool"),
+            *(_conv(24, groups=12, stride=2, pad="same"), "tanh", "dense"),
+        )
+    },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
 # seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty

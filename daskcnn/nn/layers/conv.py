@@ -3,49 +3,83 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal
 
 import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
+from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.kernel_parts import KernelPart, kernel_parts
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
 
 
 @dataclass(frozen=True)
 class Conv(Layer):
-    """`kernels` kernels of size×size over a map padded with zeros: (H, W, N, C) to (out_H, out_W, N, K).
+    """`kernels` kernels over a map padded with zeros: (H, W, N, C) to (out_H, out_W, N, K).
 
-    Parameters: w (size, size, C, K) and, with `bias`, b (K,). A shard of the layer is the same layer with slices of
-    the last axis of w and b: K is taken from w, not from `kernels`.
+    Sizes, strides, padding and dilation are one number for both axes, or a pair for height and width. Parameters:
+    w (R, S, C / groups, K), whose kernels are in the order of their groups, and, with `bias`, b (K,). A shard of the
+    layer is the same layer with slices of the last axis of w and b: K is taken from w, not from `kernels`, and the
+    context's `channel` is the first of its kernels.
+
+    Attributes
+    ----------
+    kernels : number of kernels
+    size : rows and columns of a kernel
+    stride : rows and columns from one output to the next
+    pad : rows of zeros above and below the map, and columns at each side; "same" for ceil(H / stride) rows of output,
+        with one more row of zeros below than above where their number is odd
+    bias : whether a number is added to each kernel's output
+    groups : equal parts of the channels and of the kernels; a kernel sees the channels of its group alone. With as many
+        groups as channels the convolution is depthwise
+    dilation : rows and columns from one tap of a kernel to the next
     """
 
     kernels: int
-    size: int
-    stride: int = 1
-    pad: int = 0
+    size: int | tuple[int, int]
+    stride: int | tuple[int, int] = 1
+    pad: int | tuple[int, int] | Literal["same"] = 0
     bias: bool = True
+    groups: int = 1
+    dilation: int | tuple[int, int] = 1
 
     def __post_init__(self) -> None:
-        check_at_least(self, 1, "kernels", "size", "stride")
-        check_at_least(self, 0, "pad")
+        check_at_least(self, 1, "kernels", "size", "stride", "groups", "dilation")
+        if not isinstance(self.pad, str):
+            check_at_least(self, 0, "pad")
+        check_divides(self.groups, "kernels", self.kernels)
 
-    def spec(self, x_shape: Shape, kernels: int, dtype: str = "float32") -> ConvSpec:
-        """Return the convolution problem for an input (H, W, N, C) and this number of kernels."""
+    def spec(self, x_shape: Shape, kernels: int, dtype: str = "float32", *, groups: int | None = None) -> ConvSpec:
+        """Return the convolution problem of an input (H, W, N, C) and this number of kernels, of all groups by default.
+
+        Raises ValueError where the layer does not fit the input.
+        """
         H, W, N, C = x_shape
-        size, stride, pad = (self.size,) * 2, (self.stride,) * 2, (self.pad,) * 2
-        return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], stride=stride, pad=pad, dtype=dtype)
+        size, stride, dilation = _pair(self.size), _pair(self.stride), _pair(self.dilation)
+        if isinstance(self.pad, str):
+            pad, pad_end = same_padding((H, W), size, stride, dilation)
+        else:
+            pad, pad_end = _pair(self.pad), (0, 0)
+        groups = self.groups if groups is None else groups
+        more = {"stride": stride, "pad": pad, "dilation": dilation, "pad_end": pad_end}
+        return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], dtype=dtype, groups=groups, **more)
 
     def out_shape(self, in_shape: Shape) -> Shape:
-        """Return (out_H, out_W, kernels). Raises ValueError if the kernel does not fit the map."""
+        """Return (out_H, out_W, kernels).
+
+        Raises ValueError if the kernel does not fit the map, or if the groups do not divide its channels.
+        """
         H, W, C = map_shape(self, in_shape)
         spec = self.spec((H, W, 1, C), self.kernels)
         return spec.out_H, spec.out_W, self.kernels
 
     def numbers(self, in_shape: Shape) -> int:
         """Return the size of w and b."""
-        return (self.size**2 * in_shape[-1] + self.bias) * self.kernels
+        return (prod(_pair(self.size)) * (in_shape[-1] // self.groups) + self.bias) * self.kernels
 
     def operations(self, in_shape: Shape) -> int:
         """Return those of the direct convolution."""
@@ -55,45 +89,90 @@ class Conv(Layer):
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
-        """Return weights w (size, size, C, K) and, with `bias`, zeros b (K,)."""
+        """Return weights w (R, S, C / groups, K) and, with `bias`, zeros b (K,)."""
         out_shape = self.out_shape(in_shape)
-        taps, C = self.size**2, in_shape[-1]
-        params = {"w": initial(rng, (self.size, self.size, C, self.kernels), taps * C, taps * self.kernels)}
+        (R, S), seen = _pair(self.size), in_shape[-1] // self.groups
+        fan_in, fan_out = R * S * seen, R * S * self.kernels // self.groups
+        params = {"w": initial(rng, (R, S, seen, self.kernels), fan_in, fan_out)}
         if self.bias:
             params["b"] = np.zeros(self.kernels)
         return params, {}, out_shape
 
     def residual(self, params: Params, x: Array, ctx: Context) -> Residual:
         """Return what `backward` needs, without a forward pass: the two passes of a shard may be separate tasks."""
-        w = params["w"]
-        conv = plan(self.spec(x.shape, w.shape[-1], x.dtype.name), ctx.device, need_dx=ctx.need_dx)
-        return conv, x, self._prepared(conv, w, ctx)
+        w, C = params["w"], x.shape[-1]
+        parts = kernel_parts(ctx.channel, w.shape[-1], kernels=self.kernels, channels=C, groups=self.groups)
+        return x, [self._passed(part, w, x, ctx) for part in parts]
 
-    def _prepared(self, conv: ConvPlan, w: Array, ctx: Context) -> Prepared:
-        """Return the algorithm's form of the kernels, made once for all passes that share `ctx.kept`."""
+    def _passed(self, part: KernelPart, w: Array, x: Array, ctx: Context) -> _Passed:
+        if len(range(x.shape[-1])[part.channels]) < x.shape[-1]:
+            x = ctx.device.backend.contiguous(x[..., part.channels])
+        own = w[..., part.kernels]
+        spec = self.spec(x.shape, own.shape[-1], x.dtype.name, groups=part.groups)
+        conv = plan(spec, ctx.device, need_dx=ctx.need_dx)
+        return _Passed(part, conv, x, self._prepared(conv, part, w, ctx))
+
+    def _prepared(self, conv: ConvPlan, part: KernelPart, w: Array, ctx: Context) -> Prepared:
+        """Return the algorithm's form of the part's kernels, made once for all passes that share `ctx.kept`."""
+        own = w[..., part.kernels]
         if ctx.kept is None:
-            return conv.prepare(w, ctx.device)
-        key = id(w), conv.algorithm, replace(conv.spec, N=1)
+            return conv.prepare(own, ctx.device)
+        key = id(w), part.kernels.start, conv.algorithm, replace(conv.spec, N=1)
         if key not in ctx.kept:
             # w is held too, so that its id stays its own
-            ctx.kept[key] = w, conv.prepare(w, ctx.device, keep=True)
+            ctx.kept[key] = w, conv.prepare(own, ctx.device, keep=True)
         return ctx.kept[key][1]
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return y = x ⋆ w + b; the residual holds the plan, x and the prepared kernels."""
-        residual = conv, _, prepared = self.residual(params, x, ctx)
-        return conv.forward(x, prepared, ctx.device, bias=params.get("b")), state, residual
+        residual = _, passed = self.residual(params, x, ctx)
+        b = params.get("b")
+        ys = [
+            p.conv.forward(p.x, p.prepared, ctx.device, bias=None if b is None else b[p.part.kernels]) for p in passed
+        ]
+        return _side_by_side(ys, ctx), state, residual
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return dx (None if not needed) and the gradients of w and b."""
-        conv, x, prepared = residual
+        x, passed = residual
         dx: Array | None = None
-        if ctx.need_dx:
-            dx, dw = conv.backward(x, dy, prepared, ctx.device)
-        else:
-            dw = conv.backward_filter(x, dy, ctx.device)
+        dws = []
+        for p in passed:
+            own = dy if len(passed) == 1 else ctx.device.backend.contiguous(dy[..., p.part.kernels])
+            if not ctx.need_dx:
+                dws.append(p.conv.backward_filter(p.x, own, ctx.device))
+                continue
+            of_part, dw = p.conv.backward(p.x, own, p.prepared, ctx.device)
+            dx = of_part if p.x is x else _added(dx, of_part, p.part.channels, x, ctx)
+            dws.append(dw)
+        dw = _side_by_side(dws, ctx)
         return dx, {"w": dw, "b": channel_sum(dy, ctx.device)} if self.bias else {"w": dw}
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return Glorot's initializer."""
         return glorot_uniform
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """A part's way there: its plan, the channels that it sees, and its prepared kernels."""
+
+    part: KernelPart
+    conv: ConvPlan
+    x: Array
+    prepared: Prepared
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _side_by_side(parts: list[Array], ctx: Context) -> Array:
+    return parts[0] if len(parts) == 1 else ctx.device.xp.concatenate(parts, axis=-1)
+
+
+def _added(dx: Array | None, part: Array, channels: slice, x: Array, ctx: Context) -> Array:
+    """Return the gradient of x with that of these channels added; two parts may see the same ones."""
+    whole = ctx.device.xp.zeros(x.shape, x.dtype) if dx is None else dx
+    whole[..., channels] += part
+    return whole

@@ -9,7 +9,7 @@ from typing import Any
 from daskcnn.nn.layer import LayerError, Shape, walk
 from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.models import resnet
-from daskcnn.nn.models.classic import lenet5, quick
+from daskcnn.nn.models.classic import alexnet, lenet5, quick
 from daskcnn.nn.models.googlenet import googlenet
 from daskcnn.nn.models.papers import CASES, two_convolutions
 from daskcnn.nn.models.parts import Model, Spec
@@ -33,6 +33,7 @@ MODELS: Mapping[str, Model] = {
     "vgg11-bn": Model(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
     "vgg16": Model(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
     "vgg16-bn": Model(vgg("D", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
+    "alexnet": Model(alexnet, "Krizhevsky et al. 2012, Fig. 2", *PHOTOGRAPHS),
     "googlenet": Model(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
 }
 """A new network is a function in a file here, and a line of this."""

@@ -1,0 +1,123 @@
+"""Depthwise convolution as sums of products of numbers that lie side by side.
+
+A run is all channels of some samples at one pixel. A thread takes rows of runs: the same samples along a row of the
+map, row after row, so that what neighbouring outputs have in common is in cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from daskcnn.compiled.loop import boolean, float64, inner, integers, intp, loop
+
+
+class Step(NamedTuple):
+    """The kernels' height and width, their stride, where the first one begins on the map (row and column), and how many
+    rows and columns lie from one tap to the next.
+    """
+
+    height: int
+    width: int
+    down: int
+    right: int
+    top: int
+    left: int
+    rows_apart: int
+    columns_apart: int
+
+
+_STEP = integers(Step)
+
+
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], _STEP, boolean, intp, intp))
+def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, last: int) -> None:
+    """Write the rows of runs first … last of y (out_H, out_W, N, C) = x ⋆ w + bias; x (H, W, N, C).
+
+    kernels : (R·S + 1, run), repeated for every sample of a run; the bias comes last
+    back : write dx, from dy in the place of x
+    """
+    rows, columns = y.shape[:2]
+    size, run = y.shape[2] * y.shape[3], kernels.shape[1]
+    source, target = x.reshape(x.shape[0], x.shape[1], size), y.reshape(rows, columns, size)
+    for unit in range(first, last):
+        row, start = unit % rows, unit // rows * run
+        n = min(run, size - start)
+        for column in range(columns):
+            total = target[row, column, start : start + n]
+            _copy(kernels[len(kernels) - 1], total)
+            for r in range(step.height):
+                i = _met(row, r, step.down, step.top, step.rows_apart, len(source), back)
+                if i < 0:
+                    continue
+                for s in range(step.width):
+                    j = _met(column, s, step.right, step.left, step.columns_apart, source.shape[1], back)
+                    if j >= 0:
+                        _add_products(source[i, j, start : start + n], kernels[r * step.width + s], total)
+
+
+@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], _STEP, intp, intp, T[:, ::1]))
+def correlate_filter(x: Any, dy: Any, sums: Any, step: Any, first: int, last: int, scratch: Any) -> None:
+    """Write the sums first … last (R·S, C) of x · dy, each over an equal share of the rows of runs.
+
+    scratch : (R·S, run), the sums of a row
+    """
+    rows, columns = dy.shape[:2]
+    size, run, parts = dy.shape[2] * dy.shape[3], scratch.shape[1], len(sums)
+    source, change = x.reshape(x.shape[0], x.shape[1], size), dy.reshape(rows, columns, size)
+    units = -(-size // run) * rows
+    sums[first:last] = 0
+    for part in range(first, last):
+        for unit in range(units * part // parts, units * (part + 1) // parts):
+            row, start = unit % rows, unit // rows * run
+            n = min(run, size - start)
+            scratch[:] = 0
+            for r in range(step.height):
+                i = _met(row, r, step.down, step.top, step.rows_apart, len(source), False)
+                if i < 0:
+                    continue
+                for column in range(columns):
+                    changes = change[row, column, start : start + n]
+                    for s in range(step.width):
+                        j = _met(column, s, step.right, step.left, step.columns_apart, source.shape[1], False)
+                        if j >= 0:
+                            _add_products(source[i, j, start : start + n], changes, scratch[r * step.width + s])
+            _fold(scratch, sums[part])
+
+
+@inner
+def _met(at: int, tap: int, step: int, begin: int, apart: int, size: int, back: bool) -> int:
+    """Return the row that this tap meets under row `at` of the output, or if `back` above row `at` of the map.
+
+    −1 if there is none.
+    """
+    if not back:
+        found = at * step + begin + tap * apart
+    else:
+        found = at - begin - tap * apart
+        if found % step != 0:
+            return -1
+        found //= step
+    return found if 0 <= found < size else -1
+
+
+@inner
+def _copy(a: Any, b: Any) -> None:
+    for i in range(len(b)):
+        b[i] = a[i]
+
+
+@inner
+def _add_products(a: Any, b: Any, total: Any) -> None:
+    """Add a·b number by number, as many as a has."""
+    for i in range(len(a)):
+        total[i] += a[i] * b[i]
+
+
+@inner
+def _fold(runs: Any, sums: Any) -> None:
+    """sums[tap, c] += the numbers of channel c in the run of this tap."""
+    C = sums.shape[1]
+    for tap in range(len(sums)):
+        for start in range(0, runs.shape[1], C):
+            for c in range(C):
+                sums[tap, c] += runs[tap, start + c]

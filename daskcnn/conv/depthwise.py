@@ -1,0 +1,237 @@
+"""Depthwise convolution: every channel has kernels of its own, and there is nothing to add up over channels.
+
+It is as fast as memory. Each tap multiplies numbers that lie side by side, all channels of some samples, and adds them
+to the result. Kernels are repeated for as many samples beforehand. With several kernels a channel, the first of every
+channel are one such pass, the second another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+from operator import iadd
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import ROUNDING, Array, Device
+from daskcnn.conv.algorithm import Direction, Prepared, Work
+from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.windows import padded, unpadded, windows
+
+RUN = 512
+"""Numbers that a tap multiplies at once: enough for vectors, few enough that those of all taps stay in cache."""
+PARTS = 8
+"""Partial sums of a kernel gradient, for threads to share. They are the same for any number of threads."""
+THREAD_FLOPS = 1_000_000
+"""Fewest operations of a thread: about a tenth of a millisecond, the time that waking one takes."""
+
+
+class Depthwise:
+    """A sum over taps. Supports groups of one channel, and any number of kernels a channel."""
+
+    name = "depthwise"
+    version = 1
+    rounding = 2e-6
+
+    def supports(self, spec: ConvSpec) -> bool:
+        """Return True where every channel is a group."""
+        return 1 < spec.groups == spec.C
+
+    def workspace(self, spec: ConvSpec) -> int:
+        """Return the bytes of repeated kernels, of sums, and of what one kernel of every channel makes."""
+        runs = _Runs.of(spec)
+        kernels, sums = (runs.taps + 1) * runs.length * spec.itemsize, runs.parts * runs.taps * spec.C * 8
+        return ROUNDING + _turns_bytes(spec) + max(kernels, sums + runs.taps * runs.length * spec.itemsize)
+
+    def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
+        """Return the sum over taps of the direction."""
+        taps, outputs = spec.R * spec.S, prod(spec.y_shape)
+        moved = sum(prod(shape) for shape in (spec.x_shape, spec.w_shape, spec.y_shape))
+        one = Work("taps", spec.flops, (moved + outputs * taps // 4) * spec.itemsize)  # a quarter: most is in cache
+        return (one, one) if direction == "backward" else (one,)
+
+    def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
+        """Return the kernels themselves, contiguous."""
+        return device.backend.contiguous(w)
+
+    def forward(
+        self, spec: ConvSpec, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None
+    ) -> Array:
+        """Return y (out_H, out_W, N, K)."""
+        x, turns = device.backend.contiguous(x), _turns(spec)
+        if len(turns) == 1:
+            return _forward(spec, x, prepared, bias, device)
+        y = device.xp.empty(spec.y_shape, spec.dtype)
+        for own in turns:
+            y[..., own] = _forward(spec, x, prepared[..., own], None if bias is None else bias[own], device)
+        return y
+
+    def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
+        """Return dx (H, W, N, C)."""
+        of_turns = (
+            _backward_data(spec, device.backend.contiguous(dy[..., own]), prepared[..., own], device)
+            for own in _turns(spec)
+        )
+        return reduce(iadd, of_turns)
+
+    def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+        """Return dw (R, S, 1, K), summed over parts of the map in an order that does not depend on the threads."""
+        dw, x = device.xp.empty(spec.w_shape, spec.dtype), device.backend.contiguous(x)
+        for own in _turns(spec):
+            dw[:, :, 0, own] = _backward_filter(spec, x, device.backend.contiguous(dy[..., own]), device)
+        return dw
+
+    def backward(self, spec: ConvSpec, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+        """Return (dx, dw), computed one after the other: they share no work."""
+        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+
+
+def _turns(spec: ConvSpec) -> list[slice]:
+    """Return the first kernel of every channel, the second, and so on."""
+    each = spec.K // spec.C
+    return [slice(turn, None, each) for turn in range(each)]
+
+
+def _turns_bytes(spec: ConvSpec) -> int:
+    """Return the bytes of a turn's maps, where there are several turns."""
+    several = spec.K > spec.C
+    return several * (prod(spec.x_shape) + prod(spec.y_shape[:3]) * spec.C) * spec.itemsize
+
+
+# --- one kernel (R, S, 1, C) a channel: maps are contiguous ---
+
+
+def _forward(spec: ConvSpec, x: Array, w: Array, bias: Array | None, device: Device) -> Array:
+    if not device.backend.compiled:
+        return _forward_by_taps(spec, x, w, bias, device.xp)
+    y = np.empty((*spec.y_shape[:3], spec.C), spec.dtype)
+    _correlate(spec, x, w, bias, y, device, back=False)
+    return y
+
+
+def _backward_data(spec: ConvSpec, dy: Array, w: Array, device: Device) -> Array:
+    if not device.backend.compiled:
+        return _backward_data_by_taps(spec, dy, w, device.xp)
+    dx = np.empty(spec.x_shape, spec.dtype)
+    _correlate(spec, dy, w, None, dx, device, back=True)
+    return dx
+
+
+def _backward_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+    if not device.backend.compiled:
+        return _backward_filter_by_taps(spec, x, dy, device.xp)
+    return _correlate_filter(spec, x, dy, device)
+
+
+# --- on processors: runs of samples and channels, row by row ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """How the numbers of a pixel (N, C) are cut.
+
+    Attributes
+    ----------
+    length : numbers of a run: all channels of some samples
+    count : runs of a pixel
+    taps : of a kernel
+    parts : partial sums of a kernel gradient
+    """
+
+    length: int
+    count: int
+    taps: int
+    parts: int
+
+    @classmethod
+    def of(cls, spec: ConvSpec) -> _Runs:
+        samples = min(spec.N, max(1, RUN // spec.C))
+        count = -(-spec.N // samples)
+        return cls(samples * spec.C, count, spec.R * spec.S, min(PARTS, count * spec.out_H))
+
+
+def _correlate(
+    spec: ConvSpec, source: Array, w: Array, bias: Array | None, target: Array, device: Device, *, back: bool
+) -> None:
+    """Write y = x ⋆ w + bias, or dx from dy if `back`."""
+    from daskcnn.compiled import depthwise
+
+    runs = _Runs.of(spec)
+    numbers = (runs.taps + 1) * runs.length
+    device.workspace.recycle(numbers * spec.itemsize + ROUNDING)
+    kernels = device.workspace.take("depthwise.kernels", (runs.taps + 1, runs.length), spec.dtype)
+    every = kernels.reshape(runs.taps + 1, -1, spec.C)
+    every[:-1], every[-1] = w.reshape(runs.taps, 1, spec.C), 0 if bias is None else bias
+    step = _step(spec)
+
+    def some(first: int, last: int) -> None:
+        depthwise.correlate(source, kernels, target, step, back, first, last)
+
+    _share(some, runs.count * len(target), spec, device)
+
+
+def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
+    """Return dw (R, S, C), the sum of parts."""
+    from daskcnn.compiled import depthwise
+
+    runs, step = _Runs.of(spec), _step(spec)
+    threads = _threads(spec, runs.parts, device)
+    own, sums = runs.taps * runs.length, runs.parts * runs.taps * spec.C
+    room = device.workspace_limit - ROUNDING - _turns_bytes(spec) - sums * 8
+    threads = max(1, min(threads, room // (own * spec.itemsize)))
+    device.workspace.recycle(sums * 8 + threads * own * spec.itemsize + ROUNDING)
+    totals = device.workspace.take("depthwise.sums", (runs.parts, runs.taps, spec.C), np.float64)
+    scratch = [device.workspace.take(f"depthwise.{i}", (runs.taps, runs.length), spec.dtype) for i in range(threads)]
+
+    def some(i: int) -> None:
+        first, last = runs.parts * i // threads, runs.parts * (i + 1) // threads
+        depthwise.correlate_filter(x, dy, totals, step, first, last, scratch[i])
+
+    device.pool.map(some, range(threads))
+    return totals.sum(axis=0).reshape(spec.R, spec.S, spec.C)
+
+
+def _share(some: Callable[[int, int], None], count: int, spec: ConvSpec, device: Device) -> None:
+    """Call `some(first, last)` on the threads, each with a share of `count` rows of runs."""
+    threads = _threads(spec, count, device)
+    device.pool.map(lambda i: some(count * i // threads, count * (i + 1) // threads), range(threads))
+
+
+def _threads(spec: ConvSpec, at_most: int, device: Device) -> int:
+    """Return how many threads are worth waking."""
+    return max(1, min(device.pool.threads, at_most, spec.flops // THREAD_FLOPS))
+
+
+def _step(spec: ConvSpec) -> Any:
+    from daskcnn.compiled.depthwise import Step
+
+    return Step(spec.R, spec.S, *spec.stride, -spec.pad[0], -spec.pad[1], *spec.dilation)
+
+
+# --- elsewhere: expressions over whole maps ---
+
+
+def _forward_by_taps(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
+    y = xp.zeros((*spec.y_shape[:3], spec.C), spec.dtype)
+    if bias is not None:
+        y += bias
+    for r, s, window in windows(spec, padded(spec, x, xp)):
+        y += window * w[r, s, 0]
+    return y
+
+
+def _backward_data_by_taps(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
+    whole = padded(spec, None, xp)
+    for r, s, window in windows(spec, whole):
+        window += dy * w[r, s, 0]
+    return unpadded(spec, whole, xp)
+
+
+def _backward_filter_by_taps(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
+    dw = xp.empty((spec.R, spec.S, spec.C), spec.dtype)
+    for r, s, window in windows(spec, padded(spec, x, xp)):
+        dw[r, s] = (window * dy).sum(axis=2).sum(axis=1).sum(axis=0)  # one long sum would round more
+    return dw

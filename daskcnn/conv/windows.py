@@ -1,0 +1,34 @@
+"""What each tap of a convolution meets, as views of the padded map: for expressions over whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from daskcnn.arrays import Array
+from daskcnn.conv.spec import ConvSpec
+
+
+def padded(spec: ConvSpec, x: Array | None, xp: Any) -> Array:
+    """Return the map x (H, W, N, C) with its padding; zeros alone without x."""
+    (top, left), (H, W, N, C) = spec.pad, spec.x_shape
+    whole = xp.zeros((*spec.padded, N, C), spec.dtype)
+    if x is not None:
+        whole[top : top + H, left : left + W] = x
+    return whole
+
+
+def unpadded(spec: ConvSpec, whole: Array, xp: Any) -> Array:
+    """Invert `padded`: return the map (H, W, N, C) alone."""
+    top, left = spec.pad
+    return xp.ascontiguousarray(whole[top : top + spec.H, left : left + spec.W])
+
+
+def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield each tap (r, s) and what it meets: (out_H, out_W, N, C), views of the padded map."""
+    for r, s in product(range(spec.R), range(spec.S)):
+        axes = zip((r, s), spec.dilation, spec.y_shape, spec.stride, strict=False)
+        firsts = [(tap * apart, size, stride) for tap, apart, size, stride in axes]
+        rows, cols = (slice(first, first + (size - 1) * stride + 1, stride) for first, size, stride in firsts)
+        yield r, s, whole[rows, cols]
