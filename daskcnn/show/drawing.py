@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -61,10 +61,16 @@ def draw_together(figures: Sequence[Figure], path: Path) -> Path:
 
 @contextmanager
 def drawn(
-    figures: Sequence[Figure], *, size: tuple[float, float] = (WIDTH, HEIGHT), titled: bool = True, **look: Any
+    figures: Sequence[Figure],
+    *,
+    size: tuple[float, float] = (WIDTH, HEIGHT),
+    margins: Mapping[str, float] | None = None,
+    titled: bool = True,
+    **look: Any,
 ) -> Iterator[Canvas]:
     """A picture of these figures, of this many inches each. titled: with their titles; look: Matplotlib's rcParams.
 
+    margins: shares of the picture, where they need not be measured, which takes long; names that stand upright are.
     Raises UserError without matplotlib.
     """
     matplotlib = need_matplotlib()
@@ -76,7 +82,10 @@ def drawn(
     with matplotlib.rc_context(fixed | look), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
         width, height = (max(of(figure, least) for figure in figures) for of, least in zip(_SIDES, size, strict=True))
-        canvas = Picture(figsize=(columns * width, rows * height), layout="constrained")
+        measured = margins is None or any(map(_turned, figures))
+        canvas = Picture(figsize=(columns * width, rows * height), layout="constrained" if measured else None)
+        if not measured:
+            canvas.subplots_adjust(**margins)
         places = canvas.subplots(rows, columns, squeeze=False).flat
         for figure, axes in zip_longest(figures, places):
             if figure is None:

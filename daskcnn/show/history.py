@@ -40,7 +40,7 @@ from daskcnn.show.text import shard_text
 
 SPENT = ("load", "compute", "evaluation", "communication", "wait")
 """What a round is made of. A log has the sums of a round, not their order."""
-_APART = ("load", "communication", "evaluation")
+_APART = frozenset(("load", "communication", "evaluation"))
 """What is measured of a round alone: in an epoch of sharded layers it counts as waiting."""
 
 
@@ -74,15 +74,16 @@ class RoundRow:
     @property
     def spent(self) -> tuple[float, ...]:
         """Seconds of each of `SPENT`; 0 for what was not measured apart."""
-        load, communication, evaluation = (self.value(name) or 0.0 for name in _APART)
-        return load, max(0.0, self.numbers.busy - load), evaluation, communication, self.numbers.wait
+        n = self.numbers
+        load, evaluation, communication = (n.load, n.evaluation, n.communication) if self.apart else (0.0, 0.0, 0.0)
+        return load, max(0.0, n.busy - load), evaluation, communication, n.wait
 
     def to_dict(self) -> dict[str, Any]:
         """Every column, by name."""
         return {name: self.value(name) for name in ROUND_COLUMNS}
 
 
-_OWN = ("life", "number", "increment", "at", "epoch")
+_OWN = frozenset(("life", "number", "increment", "at", "epoch"))
 _NUMBERS = [name for name in RoundNumbers.model_fields if name not in ("worker", "round")]
 ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBERS)
 """What is kept of a round: its own fields, and every number of the event."""

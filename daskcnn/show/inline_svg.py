@@ -13,6 +13,8 @@ from daskcnn.show.text import number
 
 SIZE = (4.7, 3.1)
 """Inches: on a telephone the letters of a figure of this width are still large enough."""
+MARGINS = {"left": 0.16, "right": 0.95, "bottom": 0.16, "top": 0.95}
+"""Of the picture: letters of nine points beside it have room in them."""
 INK, MUTED, PAPER, GRID = "#010101", "#555555", "#fefefe", "#b0b0b0"
 PAGE_COLOURS = {colour.lower(): f"var(--series-{i})" for i, colour in enumerate(COLOURS)} | {
     INK: "var(--ink)",
@@ -44,7 +46,7 @@ def inline_svg(figure: Figure) -> str:
     Raises UserError without matplotlib.
     """
     file = io.StringIO()
-    with drawn((figure,), size=SIZE, titled=False, **_LOOK) as canvas:
+    with drawn((figure,), size=SIZE, margins=MARGINS, titled=False, **_LOOK) as canvas:
         canvas.savefig(file, format="svg", metadata=_BARE)
     root = ElementTree.fromstring(file.getvalue())
     for parent in list(root.iter()):

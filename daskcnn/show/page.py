@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from daskcnn.show.comparison import Comparison
-from daskcnn.show.history import SPENT, Note
+from daskcnn.show.history import SPENT
 from daskcnn.show.inline_svg import inline_svg
 from daskcnn.show.report_sections import sections
 from daskcnn.show.report_tables import RunReport
@@ -30,8 +30,8 @@ from daskcnn.show.trained_text import CONFUSION, class_table, confusion_table, j
 
 MOST_ROWS = 240
 """Rows of a table, where they are not asked for in full."""
-MOST_MARKS = 100
-"""Troubles that are marked in a timeline."""
+MOST_MARKS, MOST_TICKS = 100, 6
+"""Troubles that are marked in a timeline, and times that stand below it."""
 MOST_CLASSES = 60
 """Classes up to which there is a confusion matrix."""
 CAPTIONS = {
@@ -155,11 +155,13 @@ def _drawn(name: str, report: RunReport, reports: Mapping[str, RunReport]) -> Dr
     found = timeline(report)
     seconds = max([found.seconds, *(each.seconds for each in reports.values())]) or 1.0
     parts = tuple((part, part_name(part, reports)) for part in COLOUR_OF if _any(found, part))
-    marks = [(SPAN * note.at / seconds, f"{duration(note.at)}: {note.text}") for note in _marked(report.notes)]
+    marks = [
+        (SPAN * note.at / seconds, f"{duration(note.at)}: {note.text}") for note in spread(report.notes, MOST_MARKS)
+    ]
     return DrawnTimeline(
         run=clean(name),
         lanes=tuple(_drawn_lane(lane, seconds) for lane in found.lanes),
-        ticks=tuple((100 * at / seconds, _tick(at)) for at in ticks(seconds)),
+        ticks=tuple((100 * at / seconds, told) for at, told in ticks(seconds)),
         marks=tuple(marks),
         parts=parts,
         note=_left_out(found),
@@ -168,10 +170,6 @@ def _drawn(name: str, report: RunReport, reports: Mapping[str, RunReport]) -> Dr
 
 def _any(found: Timeline, part: str) -> bool:
     return any(lane.spent[SPENT.index(part)] for lane in found.lanes)
-
-
-def _marked(notes: Sequence[Note]) -> list[Note]:
-    return spread(notes, MOST_MARKS)
 
 
 def _left_out(found: Timeline) -> str:
@@ -207,12 +205,15 @@ def _short(value: float) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
-def ticks(seconds: float, most: int = 6) -> list[float]:
-    """Round numbers of seconds from 0 on, at most `most` of them."""
-    steps = (step * 10.0**power for power in range(-6, 12) for step in (1, 2, 5))
-    step = next(step for step in steps if seconds / step < most)
-    return [i * step for i in range(int(seconds / step) + 1)]
+def ticks(seconds: float) -> list[tuple[float, str]]:
+    """Round times from 0 to the end of the run, in seconds and for people, at most six of them."""
+    step, unit, name = next(each for each in _steps() if seconds / each[0] < MOST_TICKS)
+    return [(i * step, f"{i * step / unit:g} {name}") for i in range(int(seconds / step) + 1)]
 
 
-def _tick(seconds: float) -> str:
-    return f"{seconds:g} s"
+def _steps() -> Iterator[tuple[float, float, str]]:
+    """Seconds between two ticks, the seconds of the unit that they are told in, and its name."""
+    decades = [(digit, power) for power in range(-6, 12) for digit in (1, 2, 5)]
+    yield from ((step, 1.0, "s") for digit, power in decades if (step := digit * 10.0**power) < 60)
+    yield from ((60.0 * minutes, 60.0, "min") for minutes in (1, 2, 5, 10, 20, 30))
+    yield from ((3600 * digit * 10.0**power, 3600.0, "h") for digit, power in decades if power >= 0)

@@ -163,7 +163,7 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, under the fields' own names."""
-        plain = ("status", "epoch", "seconds", "images_per_second", "utilisation")
+        plain = ("status", "epoch", "seconds", "images_per_second", "utilisation", "began")
         one = ("total", "balance", "traffic", "server")
         many = ("workers", "increments", "by_round", "looks", "notes")
         return {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from daskcnn.show.history import SPENT, RoundRow
 from daskcnn.show.report_tables import RunReport
@@ -61,8 +62,8 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
     names = [worker.name for worker in report.workers]
     rounds: dict[str, list[RoundRow]] = {name: [] for name in spread(names, lanes)}
     for row in _counted(report):
-        if row.worker in rounds:
-            rounds[row.worker].append(row)
+        if (own := rounds.get(row.worker)) is not None:
+            own.append(row)
     laid = {name: tuple(_laid_out(own)) for name, own in rounds.items()}
     seconds = max([report.seconds, *(own[-1].end for own in laid.values() if own)], default=0.0)
     whole = len(SPENT) * sum(map(len, laid.values())) <= most
@@ -74,9 +75,10 @@ def timeline(report: RunReport, *, most: int = MOST_PARTS, lanes: int = MOST_LAN
 
 def _counted(report: RunReport) -> Iterator[RoundRow]:
     """The rounds whose time counts: a later life began after they had ended."""
-    for row in report.rounds:
-        if all(row.at <= began for life, began in report.began.items() if life > row.life):
-            yield row
+    until = {
+        life: min((at for later, at in report.began.items() if later > life), default=inf) for life in report.began
+    }
+    return (row for row in report.rounds if row.at <= until[row.life])
 
 
 def _laid_out(rounds: Iterable[RoundRow]) -> Iterator[Stretch]:
@@ -85,9 +87,11 @@ def _laid_out(rounds: Iterable[RoundRow]) -> Iterator[Stretch]:
     for row in rounds:
         spent, end = row.spent, max(last, row.at)
         total = sum(spent)
-        begin = max(last, end - total)
-        scale = min(1.0, (end - begin) / total) if total else 0.0
-        yield Stretch(begin, end, tuple(scale * part for part in spent))
+        begin = end - total
+        if begin < last:
+            begin, scale = last, (end - last) / total
+            spent = tuple([scale * part for part in spent])
+        yield Stretch(begin, end, spent)
         last = end
 
 

@@ -211,7 +211,13 @@ def test_a_run_that_has_just_begun_has_a_page() -> None:
 
 @pytest.mark.parametrize("seconds", [1e-3, 0.7, 1.0, 59.0, 1e4, 3e9])
 def test_ticks_are_round_and_within_the_run(seconds: float) -> None:
-    found = ticks(seconds)
+    found = [at for at, _ in ticks(seconds)]
     assert found[0] == 0
     assert found[-1] <= seconds * (1 + 1e-9)
-    assert 2 <= len(found) <= 7
+    assert 2 <= len(found) <= 6
+
+
+def test_ticks_are_told_in_the_unit_of_their_step() -> None:
+    assert [told for _, told in ticks(77.0)] == ["0 s", "20 s", "40 s", "60 s"]
+    assert [told for _, told in ticks(4000.0)] == ["0 min", "20 min", "40 min", "60 min"]
+    assert [told for _, told in ticks(4 * 3600.0)] == ["0 h", "1 h", "2 h", "3 h", "4 h"]
