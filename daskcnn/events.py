@@ -505,13 +505,14 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
 
     Raises DamagedEvent naming where the record stands, the field that is wrong, what is wrong with it and what to do.
     """
-    kind = record.get("event")
+    fields = dict(record)
+    kind = fields.pop("event", None)
     if not isinstance(kind, str):
         raise DamagedEvent(where, f"says of no event what it is (event = {kind!r})", _REMEDY)
     if (model := EVENTS.get(kind)) is None:
         return UnknownEvent(name=kind)
     try:
-        return model.model_validate({key: value for key, value in record.items() if key != "event"}, extra="ignore")
+        return model.model_validate(fields, extra="ignore")
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key, found = ".".join(map(str, problem["loc"])) or "fields", f"{problem['input']!r:.60}"

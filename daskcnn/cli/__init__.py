@@ -2,45 +2,51 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from daskcnn import __version__
-from daskcnn.cli.compare import compare
-from daskcnn.cli.data import data
-from daskcnn.cli.doctor import doctor
-from daskcnn.cli.evaluate import evaluate
-from daskcnn.cli.export import export
-from daskcnn.cli.model import model, models
-from daskcnn.cli.plan import plan
-from daskcnn.cli.plan_conv import plan_conv
-from daskcnn.cli.plot import plot
-from daskcnn.cli.predict import predict
-from daskcnn.cli.report import report
-from daskcnn.cli.run import run
-from daskcnn.cli.simulate import simulate
+
+COMMANDS = {
+    "compare": "compare",
+    "data": "data",
+    "doctor": "doctor",
+    "evaluate": "evaluate",
+    "export": "export",
+    "model": "model",
+    "models": "models",
+    "plan": "plan",
+    "plan-conv": "plan_conv",
+    "plot": "plot",
+    "predict": "predict",
+    "report": "report",
+    "run": "run",
+    "simulate": "simulate",
+}
+"""Every command by its name: its file in this folder, and the function in that file."""
 
 
-@click.group("cnn", context_settings={"help_option_names": ["-h", "--help"]})  # the name Dask shows it by
+class Commands(click.Group):
+    """A group that imports a command when it is called: `report` does not wait for what only training needs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every name, in order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if (name := COMMANDS.get(cmd_name)) is None:
+            return None
+        command: click.Command = getattr(import_module(f"daskcnn.cli.{name}"), name)
+        return command
+
+
+@click.group(
+    "cnn",  # the name Dask shows it by
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="daskcnn")
 def main() -> None:
     """Distributed training of convolutional networks on clusters of unequal machines."""
-
-
-COMMANDS = (
-    run,
-    data,
-    model,
-    models,
-    evaluate,
-    predict,
-    export,
-    plan_conv,
-    report,
-    plot,
-    compare,
-    simulate,
-    plan,
-    doctor,
-)
-for command in COMMANDS:
-    main.add_command(command)

@@ -32,9 +32,15 @@ def _accuracies(ctx: click.Context, parameter: click.Parameter, text: str) -> tu
     callback=_accuracies,
     help="Print time, epochs and rounds until each of these validation accuracies.",
 )
+@click.option("--html", metavar="FILE", help="Write figures and timelines too, as a page for any browser, to FILE.")
 @as_json
 @verbose
-def compare(runs: tuple[str, ...], targets: tuple[float, ...], as_json: bool, **_: Any) -> None:
+def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None, as_json: bool, **_: Any) -> None:
     """Print RUNS side by side; the best value of each line is marked."""
+    if html and as_json:
+        raise click.UsageError("--json and --html: each is a form of its own; give one of them")
+    if html:
+        tell(f"page {reporting.write_comparison(runs, targets, html)}")
+        return
     result = reporting.compare(runs, targets)
     tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))

@@ -22,15 +22,23 @@ from daskcnn.show.trained_text import readable_evaluation
     "--csv", "csv_file", metavar="FILE", help="Write the figures of each class to FILE too (-: stdout alone)."
 )
 @click.option("--picture", metavar="FILE", help="Draw the confusion matrix into FILE; its ending says SVG or PNG.")
+@click.option("--keep", is_flag=True, help="Keep the result in RUN, where report --html finds it.")
 @as_json
 @verbose
 def evaluate(
-    run: str, checkpoint: Which, path: str | None, csv_file: str | None, picture: str | None, as_json: bool, **_: Any
+    run: str,
+    checkpoint: Which,
+    path: str | None,
+    csv_file: str | None,
+    picture: str | None,
+    keep: bool,
+    as_json: bool,
+    **_: Any,
 ) -> None:
     """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
-    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture)
+    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, keep=keep)
     if csv_file == "-":
         tell(evaluating.evaluation_csv(result), nl=False)
         return

@@ -1,4 +1,4 @@
-"""`daskcnn model` and `daskcnn models`."""
+"""`daskcnn model`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch.show_model import named_models, show_model
-from daskcnn.show.network_text import readable_model, readable_models
+from daskcnn.launch.show_model import show_model
+from daskcnn.show.network_text import readable_model
 
 
 @click.command(cls=Command)
@@ -36,12 +36,3 @@ def model(
     """Print the layers of a network, by its name or from a job file: outputs, parameters, operations, memory."""
     found = show_model(model, images=dataset, classes=classes, batch=batch, picture=picture)
     tell(json.dumps(found, indent=2) if as_json else readable_model(found))
-
-
-@click.command(cls=Command)
-@as_json
-@verbose
-def models(as_json: bool, **_: Any) -> None:
-    """List the networks that have a name: images, parameters, operations, and where they are from."""
-    found = named_models()
-    tell(json.dumps(found, indent=2) if as_json else readable_models(found))

@@ -20,6 +20,7 @@ from daskcnn.job.dataset import opened
 from daskcnn.launch.trained_run import Which, load_trained
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores
+from daskcnn.runs.evaluation import keep_evaluation
 from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.drawing import need_matplotlib
@@ -37,7 +38,13 @@ COLUMNS = ("class", "samples", "precision", "recall", "auc")
 
 
 def evaluate(
-    run: str, *, which: Which, path: str | None, say: Callable[[str], None], picture: str | None = None
+    run: str,
+    *,
+    which: Which,
+    path: str | None,
+    say: Callable[[str], None],
+    picture: str | None = None,
+    keep: bool = False,
 ) -> dict[str, Any]:
     """Accuracy, loss and AUC of a run's network on the test samples of its data set, or of another; and by class.
 
@@ -45,6 +52,7 @@ def evaluate(
     there is only one. With more than a million class scores it is that of every n-th sample; `auc_samples` says how
     many that are. picture: a file for the confusion matrix to be drawn into, SVG or PNG. Raises UserError without
     matplotlib, for another ending, and where there is no such matrix: of several labels a sample, or too many classes.
+    keep: write the result into the run directory too, for the page of its report. Raises DataError where it cannot be.
     """
     if picture is not None:
         _check_picture(picture)
@@ -79,6 +87,8 @@ def evaluate(
     }
     if picture is not None:
         draw_confusion(dataset.classes, result["confusion"], Path(picture), title=f"{run}: {dataset.name}")
+    if keep:
+        keep_evaluation(Path(run), result)
     return result
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 from daskcnn.errors import DataError, UserError
 from daskcnn.launch.paper_figures import paper_figures
-from daskcnn.launch.report import events
+from daskcnn.launch.report import reports
 from daskcnn.launch.simulate import Scenario
-from daskcnn.show.drawing import draw, need_matplotlib
+from daskcnn.show.drawing import draw, draw_together, need_matplotlib
+from daskcnn.show.run_figures import run_figures
 from daskcnn.show.step_breakdown import step_parts
+
+USUAL = ("accuracy-by-time", "loss-by-epoch", "samples-by-worker", "time-by-worker", "breakdown")
+"""What a picture of runs shows, where nothing else is asked for."""
 
 
 def draw_paper_figures(chosen: Scenario, folder: str, *, suffix: str = "svg", seed: int = 0) -> Iterator[Path]:
@@ -25,19 +29,24 @@ def draw_paper_figures(chosen: Scenario, folder: str, *, suffix: str = "svg", se
         yield draw(figure, path / f"{figure.name}.{suffix}")
 
 
-def draw_breakdown(runs: Sequence[str], file: str) -> Path:
-    """Draw what the steps of layer-sharded runs are made of, side by side; SVG or PNG by the file's ending.
+def draw_runs(runs: Sequence[str], file: str, names: Sequence[str] = ()) -> Path:
+    """Draw figures of runs, of several in the same axes, into one picture; SVG or PNG by the file's ending.
 
-    Raises UserError without matplotlib or for another ending, DataError for a log without sharded epochs, or on disk.
+    names: which of `FIGURES`; `USUAL`, and "breakdown" of layer-sharded runs, where none is given. Raises UserError
+    without matplotlib or for another ending, DataError for a figure that these logs have no numbers for, or on disk.
     """
     need_matplotlib()
     path = Path(file)
     if path.suffix not in (".svg", ".png"):
         raise UserError(file, "pictures are SVG or PNG", "give a file that ends in .svg or .png")
-    return draw(step_parts({name: events(run) for name, run in _named(runs).items()}), path)
-
-
-def _named(runs: Sequence[str]) -> dict[str, str]:
-    """Runs by the names of their folders, or by their whole paths where several folders have the same."""
-    names = [Path(run).name or run for run in runs]
-    return dict(zip(names if len(set(names)) == len(names) else runs, runs, strict=True))
+    found = reports(runs)
+    if "breakdown" in names:
+        step_parts(found)  # says which run has none
+    drawable = {figure.name: figure for figure in run_figures(found)}
+    if missing := [name for name in names if name not in drawable]:
+        there = f"choose from: {', '.join(drawable)}" if drawable else "let the run train for a round first"
+        raise DataError(missing[0], "these logs have no numbers for it", there)
+    chosen = [drawable[name] for name in names or USUAL if name in drawable]
+    if not chosen:
+        raise DataError(runs[0], "no round has ended yet: there is nothing to draw", "let the run train for a while")
+    return draw_together(chosen, path)

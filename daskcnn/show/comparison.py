@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
+from daskcnn.show.report_sections import rule_of, strategy_of
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.report_text import rule_of, strategy_of
 from daskcnn.show.text import aligned, clean, count, duration, number, percent, size
 
 Value: TypeAlias = float | str | None
@@ -38,6 +38,10 @@ class Comparison:
     runs: tuple[str, ...]
     lines: tuple[ComparedLine, ...]
     differences: tuple[str, ...]
+
+    def told(self) -> tuple[ComparedLine, ...]:
+        """The lines that people are shown: those that no run has are left out, unless they were asked for."""
+        return tuple(line for line in self.lines if line.asked or any(value is not None for value in line.values))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -191,8 +195,7 @@ _COSTS = [
 def format_comparison(comparison: Comparison) -> str:
     """A line a figure, a column a run, the best of a line marked with *; those that no run has are left out."""
     legend, headings = _headings(comparison.runs)
-    lines = [line for line in comparison.lines if line.asked or any(value is not None for value in line.values)]
-    rows = [["", *(f"{heading} " for heading in headings)], *map(_cells, lines)]
+    rows = [["", *(f"{heading} " for heading in headings)], *map(_cells, comparison.told())]
     warnings = [f"warning: {difference}" for difference in comparison.differences]
     return "\n".join([*legend, *aligned(rows), "", "* the best of its line", *warnings])
 

@@ -15,7 +15,8 @@ class Figure:
 
     stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
     the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
-    curves, of which each point stands by itself. Nothing is below 0.
+    curves, of which each point stands by itself. colours: the number of a curve's colour, where it is not that of its
+    place. Nothing is below 0.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Figure:
     rates: bool = False
     ticks: Sequence[str] = ()
     points: Mapping[str, Curve] = field(default_factory=dict)
+    colours: Mapping[str, int] = field(default_factory=dict)

@@ -38,7 +38,9 @@ from daskcnn.events import (
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_text
 
-_APART = ("load", "communication", "evaluation")
+SPENT = ("load", "compute", "evaluation", "communication", "wait")
+"""What a round is made of. A log has the sums of a round, not their order."""
+_APART = frozenset(("load", "communication", "evaluation"))
 """What is measured of a round alone: in an epoch of sharded layers it counts as waiting."""
 
 
@@ -69,12 +71,19 @@ class RoundRow:
             return getattr(self, name)
         return getattr(self.numbers, name) if self.apart or name not in _APART else None
 
+    @property
+    def spent(self) -> tuple[float, ...]:
+        """Seconds of each of `SPENT`; 0 for what was not measured apart."""
+        n = self.numbers
+        load, evaluation, communication = (n.load, n.evaluation, n.communication) if self.apart else (0.0, 0.0, 0.0)
+        return load, max(0.0, n.busy - load), evaluation, communication, n.wait
+
     def to_dict(self) -> dict[str, Any]:
         """Every column, by name."""
         return {name: self.value(name) for name in ROUND_COLUMNS}
 
 
-_OWN = ("life", "number", "increment", "at", "epoch")
+_OWN = frozenset(("life", "number", "increment", "at", "epoch"))
 _NUMBERS = [name for name in RoundNumbers.model_fields if name not in ("worker", "round")]
 ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBERS)
 """What is kept of a round: its own fields, and every number of the event."""
@@ -84,13 +93,15 @@ ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBE
 class EvaluationRow:
     """A look at the center: when, and how good it was. rounds: made until then, the mean of the workers.
 
-    loss, accuracy: of the training since the last look.
+    moved: bytes of all rounds until then, those that were made again included. loss, accuracy: of the training since
+    the last look.
     """
 
     epoch: float
     at: float
     step: int
     rounds: float
+    moved: int
     loss: float | None
     accuracy: float | None
     validation_loss: float | None
@@ -107,12 +118,30 @@ class Note:
 
 
 @dataclass
+class StepSums:
+    """Steps of sharded layers, and their seconds: all, of the slowest convolutions, of home besides its shards."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    conv: float = 0.0
+    comp: float = 0.0
+
+    def add(self, epoch: EpochEnded, home: str, steps: int) -> None:
+        """An epoch: its convolutions are those of the worker that took the longest (Marques et al., fig. 6)."""
+        shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
+        self.conv += max(shards.values(), default=0.0)
+        self.comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
+        self.seconds, self.steps = self.seconds + epoch.seconds, self.steps + steps
+
+
+@dataclass
 class History:
     """Takes in events, in order; `take` is the only thing that changes it.
 
     devices: of every worker ever. present: the workers of now, and `there` those of a (life, number) of a round.
     servers: the last that each server said, by life and its own number. now: seconds of training. steps: that ended
-    with an epoch, those that were made again counted again.
+    with an epoch, those that were made again counted again. began: seconds of the run at which each life began.
+    step_sums: of steps of sharded layers.
     """
 
     start: RunStarted = field(default_factory=RunStarted)
@@ -131,6 +160,10 @@ class History:
     servers: dict[tuple[int, int], ServerCounted] = field(default_factory=dict)
     now: float = 0.0
     steps: int = 0
+    began: dict[int, float] = field(default_factory=lambda: {1: 0.0})
+    step_sums: StepSums = field(default_factory=StepSums)
+    _moved: int = 0  # bytes of all rounds
+    _home: str | None = None  # of the layers that are not sharded
     _step: int = 0  # of the run, at its last epoch's end
     _life: int = 1
     _begun: float | None = None  # on the events' own clock
@@ -149,20 +182,21 @@ class History:
 
     def _on_start(self, event: RunStarted) -> None:
         """The driver starts. Unless a resume follows, it starts at the beginning."""
+        self._before, self.now, self._step = 0.0, 0.0, 0
         if self.rows:
             self._begin_life()
         self.start, self.end, self._begun = event, None, event.at
-        self._before, self.now, self._step = 0.0, 0.0, 0
         self._undone, self.looks = self.looks, []
 
     def _begin_life(self) -> None:
         self._life += 1
         self._numbers = {}
+        self.began[self._life] = self.now
 
     def _on_resume(self, event: RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
-        self._before = self.now = self._kept.get(event.step, latest)
+        self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
         self._step = event.step
         self._on_trouble(event)
 
@@ -194,7 +228,10 @@ class History:
         for part in event.workers:
             self._add(self._part_row(part, event))
             self.conv_seconds.setdefault(part.name, Counter()).update(part.conv_seconds)
-        self.steps, self._step = self.steps + event.step - self._step, event.step
+        made_steps = event.step - self._step
+        self.steps, self._step = self.steps + made_steps, event.step
+        if self._home is not None and event.workers:
+            self.step_sums.add(event, self._home, made_steps)
         judged = event.validation or Judged()
         made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(
@@ -203,6 +240,7 @@ class History:
                 at=self.now,
                 step=event.step,
                 rounds=sum(made) / len(made) if made else 0.0,
+                moved=self._moved,
                 loss=event.loss,
                 accuracy=event.accuracy,
                 validation_loss=judged.loss,
@@ -230,6 +268,7 @@ class History:
 
     def _add(self, row: RoundRow) -> None:
         self.rows.append(row)
+        self._moved += row.numbers.bytes_up + row.numbers.bytes_down
         self.epoch = row.epoch
         self._numbers[row.worker] = row.number
         self.there[row.life, row.number] = self.present
@@ -245,7 +284,7 @@ class History:
         self.notes += [Note(self.now, line) for line in describe(event)]
 
     def _on_shards(self, event: KernelsSharded) -> None:
-        self.kernels, self.eq2 = event.kernels, event.eq2
+        self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
         self.shards = {
             worker: {
                 layer: shard_text(n, event.divided.get(worker, {}).get(layer, "kernels"), event.of.get(layer, n))

@@ -16,7 +16,7 @@ from typing import Any
 
 from daskcnn.events import Event, Judged, RunStarted
 from daskcnn.ps import RULES
-from daskcnn.show.history import EvaluationRow, History, Note, RoundRow
+from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
 UNFINISHED, LAYER = "not ended", "layer"
 WEIGHT = 4  # bytes of a number, where a log does not say otherwise
@@ -119,7 +119,8 @@ class RunReport:
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
     all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; shards: the kernels for people, samples as
-    per cent; breakdown: of its steps, by worker.
+    per cent; breakdown: of its steps, by worker; papers_step: a step by the papers' definition, None where no epoch of
+    sharded layers has ended. began: seconds of the run at which each of its lives began.
     """
 
     start: RunStarted
@@ -142,6 +143,8 @@ class RunReport:
     shards: dict[str, dict[str, str]]
     conv_seconds: dict[str, dict[str, float]]
     breakdown: dict[str, StepParts]
+    papers_step: StepParts | None
+    began: dict[int, float]
 
     @property
     def utilisation(self) -> float | None:
@@ -160,7 +163,7 @@ class RunReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it, under the fields' own names."""
-        plain = ("status", "epoch", "seconds", "images_per_second", "utilisation")
+        plain = ("status", "epoch", "seconds", "images_per_second", "utilisation", "began")
         one = ("total", "balance", "traffic", "server")
         many = ("workers", "increments", "by_round", "looks", "notes")
         return {
@@ -172,6 +175,7 @@ class RunReport:
             "shards": self.shards,
             "conv_seconds": self.conv_seconds,
             "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
+            "papers_step": _dict_or_none(self.papers_step),
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
             "rounds": [row.to_dict() for row in self.rounds],
         }
@@ -211,7 +215,17 @@ def tables(events: Iterable[Event]) -> RunReport:
         shards=run.shards,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
         breakdown=_breakdown(run),
+        papers_step=_papers_step(run.step_sums),
+        began=dict(run.began),
     )
+
+
+def _papers_step(sums: StepSums) -> StepParts | None:
+    """The mean step: communication is what remains of it besides the slowest convolutions and home's rest."""
+    if not sums.steps:
+        return None
+    comm = max(0.0, sums.seconds - sums.conv - sums.comp)
+    return StepParts(comm / sums.steps, sums.conv / sums.steps, sums.comp / sums.steps)
 
 
 def _breakdown(run: History) -> dict[str, StepParts]:

@@ -1,13 +1,14 @@
-"""What a step of sharded layers is made of: the figure, from the logs of runs."""
+"""What a step of sharded layers is made of: the figure, from reports on runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 
 from daskcnn.errors import DataError
-from daskcnn.events import EpochEnded, Event, KernelsSharded, RunResumed, RunStarted
 from daskcnn.show.figure import Figure
-from daskcnn.show.report_tables import tables
+from daskcnn.show.report_tables import RunReport, StepParts
+from daskcnn.show.text import clean
 
 PARTS = ("communication", "convolutions", "the rest")
 MILLI = 1e3
@@ -22,17 +23,17 @@ def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequenc
     return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
 
 
-def step_parts(runs: Mapping[str, Sequence[Event]]) -> Figure:
-    """Milliseconds of a step of sharded runs, from their logs by name: of each, the papers' bar and one a worker.
+def step_parts(reports: Mapping[str, RunReport]) -> Figure:
+    """Milliseconds of a step of sharded runs, by name: of each, the papers' bar and one a worker.
 
-    The papers' bar is `breakdown`; a worker's communication is all in which it does not compute (`tables.StepParts`).
+    The papers' bar is `papers_step`; a worker's communication is all in which it does not compute (`StepParts`).
     Raises DataError naming the run whose log has no epoch of sharded layers.
     """
     places: list[float] = []
-    bars: list[tuple[str, tuple[float, float, float]]] = []
-    for run, log in runs.items():
+    bars: list[tuple[str, StepParts]] = []
+    for run, report in reports.items():
         begin = places[-1] + 1 + GAP if places else 0.0
-        own = [(run, _parts_of(run, log)), *((w, (p.comm, p.conv, p.comp)) for w, p in tables(log).breakdown.items())]
+        own = [(run, _papers_step(run, report)), *report.breakdown.items()]
         places += [begin + i for i in range(len(own))]
         bars += own
     return Figure(
@@ -41,47 +42,15 @@ def step_parts(runs: Mapping[str, Sequence[Event]]) -> Figure:
         "Marques et al. fig. 6 and 8",
         "runs by the papers' definition, each with its workers beside it",
         "milliseconds a step",
-        {part: (places, [MILLI * parts[i] for _, parts in bars]) for i, part in enumerate(PARTS)},
+        {part: (places, [MILLI * astuple(parts)[i] for _, parts in bars]) for i, part in enumerate(PARTS)},
         stacked=True,
-        ticks=[name for name, _ in bars],
+        ticks=[clean(name) for name, _ in bars],
     )
 
 
-def _parts_of(run: str, log: Iterable[Event]) -> tuple[float, float, float]:
-    try:
-        return breakdown(log)
-    except DataError as error:
-        raise DataError(f"{run}: {error}") from error
-
-
-def breakdown(events: Iterable[Event]) -> tuple[float, float, float]:
-    """Seconds a step of communication, convolutions and the rest, as the papers define them, of a sharded run's log.
-
-    Convolutions: of the worker that takes the longest for its shards, with the layers that are spread with them. The
-    rest: of home, besides its shards. Communication is what remains. Raises DataError where the log has no epoch.
-    """
-    seconds = conv = comp = 0.0
-    steps = 0
-    for epoch, home, made in _sharded_epochs(events):
-        shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
-        conv += max(shards.values())
-        comp += sum(max(0.0, row.busy - shards[home]) for row in epoch.workers if row.name == home)
-        seconds, steps = seconds + epoch.seconds, steps + made
-    if not steps:
+def _papers_step(run: str, report: RunReport) -> StepParts:
+    if report.papers_step is None:
         raise DataError(
-            reason="this log has no epoch of sharded layers", remedy="give a run of strategy 'layer' that ended one"
+            clean(run), "this log has no epoch of sharded layers", "give a run of strategy 'layer' that ended one"
         )
-    return max(0.0, seconds - conv - comp) / steps, conv / steps, comp / steps
-
-
-def _sharded_epochs(events: Iterable[Event]) -> Iterator[tuple[EpochEnded, str, int]]:
-    """Every epoch's event, its home, and how many steps it made: a resumed run makes some again."""
-    home, before = None, 0
-    for event in events:
-        if isinstance(event, RunStarted | RunResumed):
-            before = event.step if isinstance(event, RunResumed) else 0
-        elif isinstance(event, KernelsSharded):
-            home = event.home
-        elif isinstance(event, EpochEnded) and home is not None:
-            yield event, home, event.step - before
-            before = event.step
+    return report.papers_step

@@ -5,56 +5,69 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from daskcnn.show.text import aligned, clean, count, percent, plain
+from daskcnn.show.text import clean, count, percent, plain
+from daskcnn.show.text_table import TextTable
 
 MOST_ROWS, MOST_COLUMNS = 200, 20
 """Classes up to which their figures are printed, and the confusion matrix."""
+CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
     """The figures in two lines, a table by class, and the confusion matrix."""
-    top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
-    accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
-    lines = [
-        f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {result['loss']:.4f}, AUC {_area(result['auc'])} on "
-        f"{result['samples']:,} test samples of {result['data']}",
-        f"checkpoint {result['checkpoint']}",
-        "",
-        *_by_class(result),
-        *_confusion(result),
-    ]
+    lines = [judged_line(result), f"checkpoint {result['checkpoint']}", "", *_by_class(result), *_confusion(result)]
     return plain("\n".join(lines))
 
 
-def _area(auc: float | None) -> str:
-    return "-" if auc is None else f"{auc:.4f}"
+def judged_line(result: Mapping[str, Any]) -> str:
+    """The figures of all samples together."""
+    top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
+    accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
+    figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
+    samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
+    return f"{figures}, AUC {_four(result['auc'])} on {samples}"
+
+
+def _four(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
 
 
 def _by_class(result: Mapping[str, Any]) -> list[str]:
     if len(result["classes"]) > MOST_ROWS:
         return [f"{len(result['classes']):,} classes: --csv FILE has the figures of each"]
-    head = "label" if result["labels"] == "several" else "class"
-    rows = [
-        (clean(c["class"]), count(c["samples"]), percent(c["precision"]), percent(c["recall"]), _area(c["auc"]))
+    return class_table(result).lines()
+
+
+def class_table(result: Mapping[str, Any]) -> TextTable:
+    """Precision, recall and AUC of each class or label."""
+    rows = tuple(
+        (clean(c["class"]), count(c["samples"]), percent(c["precision"]), percent(c["recall"]), _four(c["auc"]))
         for c in result["classes"]
-    ]
-    some = [f"AUC of {result['auc_samples']:,} of the samples"] if result["auc_samples"] < result["samples"] else []
-    return aligned([(head, "samples", "precision", "recall", "AUC"), *rows]) + some
+    )
+    some = f"AUC of {result['auc_samples']:,} of the samples" if result["auc_samples"] < result["samples"] else ""
+    head = "label" if result["labels"] == "several" else "class"
+    return TextTable((head, "samples", "precision", "recall", "AUC"), rows, note=some)
 
 
 def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
     """The matrix with a number for each class, where it is not too wide to be read."""
-    confusion, names = result["confusion"], [clean(c["class"]) for c in result["classes"]]
+    confusion = result["confusion"]
     if confusion is None:
         return
     yield ""
-    if len(names) > MOST_COLUMNS:
-        yield f"{len(names)} classes: --csv FILE or --picture FILE shows which of them are taken for which"
+    if len(confusion) > MOST_COLUMNS:
+        yield f"{len(confusion)} classes: --csv FILE or --picture FILE shows which of them are taken for which"
         return
-    yield "samples of each class (rows) by the network's answer (columns)"
-    numbers = [str(i) for i in range(len(names))]
-    rows = [(i, name, *map(str, row)) for i, name, row in zip(numbers, names, confusion, strict=True)]
-    yield from aligned([("", "", *numbers), *rows], left=2)
+    yield CONFUSION
+    yield from confusion_table(result).lines()
+
+
+def confusion_table(result: Mapping[str, Any]) -> TextTable:
+    """How many samples of the class of a row were answered with the class of a column; a number for each class."""
+    numbers = tuple(map(str, range(len(result["confusion"]))))
+    names = [clean(c["class"]) for c in result["classes"]]
+    rows = zip(numbers, names, result["confusion"], strict=True)
+    return TextTable(("", "", *numbers), tuple((i, name, *map(str, row)) for i, name, row in rows), left=2)
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:

@@ -60,7 +60,7 @@ def test_without_a_folder_to_write_every_process_compiles(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "module", ["daskcnn", "daskcnn.cli", "daskcnn.cluster", "daskcnn.launch.training", "daskcnn.ps.server"]
+    "module", ["daskcnn", "daskcnn.cli.run", "daskcnn.cluster", "daskcnn.launch.training", "daskcnn.ps.server"]
 )
 def test_what_does_not_compute_does_not_load_numba(module: str) -> None:
     """The command line, the driver and the server: Numba costs half a second and 140 MB."""

@@ -20,6 +20,7 @@ from daskcnn.launch import evaluate
 from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn import Context, auc, predict
 from daskcnn.nn.auc import area_under_curve
+from daskcnn.runs.evaluation import kept_evaluation
 from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.trained_text import readable_evaluation
 from daskcnn.store import Dataset, normalise, open_dataset
@@ -91,6 +92,18 @@ def test_the_csv_has_a_row_for_each_class(trained: Path, tmp_path: Path) -> None
     assert [row["precision"] for row in rows] == ["" if each is None else str(each) for each in precisions]
     assert "--csv -" in _evaluate(trained, "--csv", "-", "--json", code=2)
     assert "give a file that may be written" in _evaluate(trained, "--csv", tmp_path / "no" / "such", code=2)
+
+
+def test_what_is_kept_is_what_was_found(trained: Path) -> None:
+    assert kept_evaluation(trained) is None
+    found = _json(trained, "--keep")
+    kept = kept_evaluation(trained)
+    assert kept is not None
+    assert json.loads(json.dumps(kept)) == {name: found[name] for name in kept}
+    assert readable_evaluation(kept) == _evaluate(trained).rstrip("\n")
+    (trained / "evaluation.json").unlink()
+    (trained / "evaluation.json").mkdir()
+    assert "leave --keep out, or make the folder writable" in _evaluate(trained, "--keep", code=2)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
@@ -126,3 +128,73 @@ def test_compare_wants_two_runs_and_targets_that_are_accuracies(run: Path) -> No
         assert "write accuracies above 0 and up to 1, such as 0.5,0.6" in told(
             "compare", run, run, "--targets", targets
         )
+
+
+# --- pages and pictures ---
+
+
+def evaluated(**changes: Any) -> dict[str, Any]:
+    """What `daskcnn evaluate --keep` keeps of a network that tells two classes."""
+    figures = {"samples": 5, "precision": 0.5, "recall": 0.5, "auc": None}
+    found = {"checkpoint": "c", "data": "d", "samples": 10, "auc_samples": 10, "labels": "classes", "top5": None}
+    found |= {"accuracy": 0.5, "loss": 1.0, "auc": 0.5, "confusion": [[3, 2], [1, 4]], "run": "r"}
+    return {**found, "classes": [{"class": name, **figures} for name in "ab"], **changes}
+
+
+def test_a_page_is_written_where_it_is_asked_for(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert invoke("report", run, "--html", "mine.html").stdout == "page mine.html\n"
+    assert "<h1>mine</h1>" in Path("mine.html").read_text()
+    other = make_run("other", start_of("other"), CALIBRATION, round_of(0))
+    assert invoke("compare", run, other, "--html", "two.html").stdout == "page two.html\n"
+    assert "2 runs side by side" in Path("two.html").read_text()
+
+
+def test_what_was_kept_of_an_evaluation_is_in_the_page(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kept = run / "evaluation.json"
+    kept.write_text(json.dumps(evaluated()))
+    invoke("report", run, "--html", "mine.html")
+    assert "Confusion matrix" in Path("mine.html").read_text()
+    kept.write_text(json.dumps(evaluated(confusion=[[1, 2]])))
+    assert "evaluation.json: fields: confusion has not 2 rows of 2 numbers; remove it" in told(
+        "report", run, "--html", "mine.html"
+    )
+    kept.write_text(json.dumps(evaluated(accuracy="good")))
+    assert "evaluation.json: accuracy: Input should be a valid number" in told("report", run, "--html", "mine.html")
+    kept.write_text("[" * 100_000)
+    assert "evaluation.json: 100,000 lists and tables, more than" in told("report", run, "--html", "mine.html")
+
+
+def test_a_page_that_cannot_be_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--json and --html: each is a form of its own" in told("report", run, "--json", "--html", "x")
+    assert "--json and --html: each is a form of its own" in told("compare", run, run, "--json", "--html", "x")
+    assert "--csv and --html" in told("report", run, "--csv", "x", "--html", "x")
+    assert "runs: Is a directory; give a file that may be written" in told("report", run, "--html", "runs")
+    assert "compare: 1 run, which has nothing beside it" in told("compare", run, "--html", "x")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for command in (["report", run], ["compare", run, run]):
+        assert "matplotlib is not installed; pip install 'daskcnn[plot]'" in told(*command, "--html", "x.html")
+    assert not Path("x.html").exists()
+
+
+def test_any_run_is_drawn(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert invoke("plot", run, run, "--out", "runs.svg").stdout == "picture runs.svg\n"
+    text = "".join(ElementTree.fromstring(Path("runs.svg").read_bytes()).itertext())
+    assert "Where the time of each worker went" in text
+    assert "Samples that each worker trained on" in text
+    invoke("plot", run, "--figure", "samples-by-worker", "--out", "one.svg")
+    text = "".join(ElementTree.fromstring(Path("one.svg").read_bytes()).itertext())
+    assert "Samples that each worker trained on" in text
+    assert "Where the time" not in text
+
+
+def test_a_figure_without_numbers_is_refused_with_those_that_there_are(run: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert "auc-by-epoch: these logs have no numbers for it; choose from: time-by-worker, samples-by-worker" in told(
+        "plot", run, "--figure", "auc-by-epoch"
+    )
+    assert "this log has no epoch of sharded layers" in told("plot", run, "--figure", "breakdown")
+    begun = make_run("begun", start_of("begun"))
+    assert "no round has ended yet" in told("plot", begun)

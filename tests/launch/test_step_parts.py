@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,10 +14,11 @@ import pytest
 from PIL import Image
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.events import Event, parsed
-from daskcnn.launch.plot import draw_breakdown
+from daskcnn.events import parsed
+from daskcnn.launch.plot import draw_runs
 from daskcnn.show.figure import Figure
-from daskcnn.show.step_breakdown import GAP, PARTS, breakdown, step_parts
+from daskcnn.show.report_tables import RunReport, tables
+from daskcnn.show.step_breakdown import GAP, PARTS, step_parts
 
 Record = dict[str, Any]
 
@@ -65,8 +68,17 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return [make_run(f"runs/{name}", log) for name, log in (("one", ONE), ("two", TWO))]
 
 
-def log(records: list[Record]) -> list[Event]:
-    return list(parsed(records))
+def log(records: list[Record]) -> RunReport:
+    return tables(parsed(records))
+
+
+def breakdown(report: RunReport) -> tuple[float, ...]:
+    assert report.papers_step is not None
+    return astuple(report.papers_step)
+
+
+def draw_breakdown(runs: Sequence[str], file: str) -> Path:
+    return draw_runs(runs, file, ["breakdown"])
 
 
 def make_run(folder: str, records: list[Record]) -> str:

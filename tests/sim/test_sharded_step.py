@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model
 from daskcnn.sharded import traffic, weight_traffic
-from daskcnn.show.step_breakdown import breakdown
+from daskcnn.show.report_tables import StepParts, tables
 from daskcnn.sim.cluster import Worker
 from daskcnn.sim.papers_step import sharded_events
 from daskcnn.sim.sharded_step import Direct
@@ -167,7 +167,9 @@ def test_a_log_s_breakdown_is_the_step_s() -> None:
     found = direct(1.0, 3.0, bandwidth=1e8)
     about = {"parameters": 1000, "validation_samples": 10}
     step = found.step()
-    assert breakdown(sharded_events(found, 640, 3, about)) == pytest.approx((step.comm, step.conv, step.comp))
+    logged = tables(sharded_events(found, 640, 3, about)).papers_step
+    assert isinstance(logged, StepParts)
+    assert (logged.comm, logged.conv, logged.comp) == pytest.approx((step.comm, step.conv, step.comp))
 
 
 # --- what stays at home ---

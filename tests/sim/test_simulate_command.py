@@ -24,7 +24,8 @@ from daskcnn.runs.log import read_events
 from daskcnn.show import worker_plan
 from daskcnn.show.drawing import draw
 from daskcnn.show.figure import Figure
-from daskcnn.show.step_breakdown import breakdown, stacked
+from daskcnn.show.report_tables import tables
+from daskcnn.show.step_breakdown import stacked, step_parts
 from daskcnn.sim.cluster import read_cluster
 from tests.tiny_runs import tiny_data
 
@@ -325,7 +326,7 @@ def test_bars_stand_on_one_another_and_rates_go_in_powers_of_ten(curve: Figure) 
 
 def test_a_log_without_an_epoch_of_sharded_layers_has_no_breakdown() -> None:
     with pytest.raises(DataError, match="give a run of strategy 'layer' that ended one"):
-        breakdown([KernelsSharded(home="w0", kernels={})])
+        step_parts({"run": tables([KernelsSharded(home="w0", kernels={})])})
 
 
 def test_figures_go_into_a_folder_that_is_made(curve: Figure, monkeypatch: pytest.MonkeyPatch) -> None:

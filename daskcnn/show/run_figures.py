@@ -1,0 +1,198 @@
+"""The figures of runs, as numbers: of one run by itself, or of several in the same axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.history import EvaluationRow
+from daskcnn.show.report_tables import RoundBalance, RunReport
+from daskcnn.show.step_breakdown import GAP, step_parts
+from daskcnn.show.text import clean
+from daskcnn.show.text_table import spread
+
+FIGURES = (
+    "accuracy-by-time",
+    "accuracy-by-epoch",
+    "accuracy-by-bytes",
+    "loss-by-epoch",
+    "auc-by-epoch",
+    "time-by-worker",
+    "samples-by-worker",
+    "balance-by-round",
+    "wait-by-round",
+    "breakdown",
+)
+"""Names of all figures, in the order in which they are shown."""
+MOST_POINTS, MOST_BARS = 300, 40
+"""Points of a curve, and workers with a bar of their own, in one figure."""
+PERCENT, MEGA = 100.0, 1e6
+COLOUR_OF = {"compute": 0, "load": 2, "evaluation": 3, "communication": 1, "wait": 4}
+"""The parts of a worker's time, from below, each with its place among the colours."""
+
+Reports = Mapping[str, RunReport]
+"""Reports by the names of their runs."""
+
+
+def run_figures(reports: Reports) -> tuple[Figure, ...]:
+    """Every figure that these runs have numbers for, in the order of `FIGURES`."""
+    return tuple(figure for figure in _all(reports) if any(len(xs) for xs, _ in figure.curves.values()))
+
+
+def _all(reports: Reports) -> Iterator[Figure]:
+    yield from _accuracies(reports)
+    yield from _losses(reports)
+    yield from _workers(reports)
+    yield from _rounds(reports)
+    if reports and all(report.papers_step for report in reports.values()):
+        yield step_parts(reports)
+
+
+# --- the center ---
+
+
+def _accuracies(reports: Reports) -> Iterator[Figure]:
+    axes: list[tuple[str, str, str, Callable[[EvaluationRow], float]]] = [
+        ("time", "BPT-CNN fig. 11, over time", "seconds", lambda look: look.at),
+        ("epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
+        ("bytes", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
+    ]
+    for by, like, x, of in axes:
+        if by == "bytes" and not any(look.moved for report in reports.values() for look in report.looks):
+            continue
+        curves = _looks(reports, of, lambda look: look.accuracy, lambda look: look.validation_accuracy, PERCENT)
+        title = {"bytes": "traffic"}.get(by, by)
+        yield Figure(
+            f"accuracy-by-{by}", f"Accuracy by {title}", like, x, "accuracy, %", curves, levels=_tested(reports)
+        )
+
+
+def _tested(reports: Reports) -> dict[str, float]:
+    """The accuracy on the test samples, where there is one run."""
+    tests = [report.test.accuracy for report in reports.values() if report.test]
+    return {"test": PERCENT * tests[0]} if len(reports) == 1 and tests and tests[0] is not None else {}
+
+
+def _losses(reports: Reports) -> Iterator[Figure]:
+    curves = _looks(reports, _epoch, lambda look: look.loss, lambda look: look.validation_loss)
+    yield Figure("loss-by-epoch", "Mean loss per sample", "", "epoch", "loss", curves)
+    curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
+    yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
+
+
+def _epoch(look: EvaluationRow) -> float:
+    return look.epoch
+
+
+def _looks(
+    reports: Reports,
+    x: Callable[[EvaluationRow], float],
+    training: Callable[[EvaluationRow], float | None],
+    validation: Callable[[EvaluationRow], float | None],
+    unit: float = 1.0,
+) -> dict[str, Curve]:
+    """Of one run a curve of training and one of validation; of several, the one of validation under each run's name."""
+    kinds = {"training": training, "validation": validation}
+    curves = {}
+    for name, report in reports.items():
+        for kind, y in kinds.items():
+            points = [(x(look), unit * value) for look in report.looks if (value := y(look)) is not None]
+            if points and (len(reports) == 1 or kind == "validation"):
+                curves[kind if len(reports) == 1 else clean(name)] = thinned(points)
+    return curves
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Curve:
+    """A curve of at most `most` of these points: both ends, and the least and the largest y of equal parts between."""
+    if len(points) > most:
+        inner, parts = points[1:-1], max(1, (most - 2) // 2)
+        cuts = [i * len(inner) // parts for i in range(parts + 1)]
+        kept = {0, len(points) - 1}
+        for begin, end in pairwise(cuts):
+            of = sorted(range(begin, end), key=lambda i: inner[i][1])
+            kept |= {1 + of[0], 1 + of[-1]}
+        points = [points[i] for i in sorted(kept)]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+# --- the workers ---
+
+
+def _workers(reports: Reports) -> Iterator[Figure]:
+    """Where the time of each worker went, and how many samples it had."""
+    chosen = [
+        (name, worker)
+        for name, report in reports.items()
+        for worker in spread(report.workers, max(1, MOST_BARS // len(reports)))
+        if worker.rounds
+    ]
+    places = _places([name for name, _ in chosen])
+    workers = [worker for _, worker in chosen]
+    ticks = [clean(w.name if len(reports) == 1 else f"{name} {w.name}") for name, w in chosen]
+    x = "worker" if len(workers) == sum(map(_trained, reports.values())) else "worker (some of many)"
+    names = {part: part_name(part, reports) for part in COLOUR_OF if any(getattr(worker, part) for worker in workers)}
+    yield Figure(
+        "time-by-worker",
+        "Where the time of each worker went",
+        "",
+        x,
+        "seconds",
+        {name: (places, [getattr(w, part) or 0.0 for w in workers]) for part, name in names.items()},
+        stacked=True,
+        ticks=ticks,
+        colours={name: COLOUR_OF[part] for part, name in names.items()},
+    )
+    yield Figure(
+        "samples-by-worker",
+        "Samples that each worker trained on",
+        "",
+        x,
+        "samples",
+        {"samples": (places, [float(worker.samples) for worker in workers])} if workers else {},
+        stacked=True,
+        ticks=ticks,
+    )
+
+
+def _trained(report: RunReport) -> int:
+    return sum(1 for worker in report.workers if worker.rounds)
+
+
+def _places(runs: Sequence[str]) -> list[float]:
+    """Where the bars stand: one after the other, with a gap between two runs."""
+    places: list[float] = []
+    for i, run in enumerate(runs):
+        places.append(places[-1] + 1 + (GAP if run != runs[i - 1] else 0.0) if places else 0.0)
+    return places
+
+
+def part_name(part: str, reports: Reports) -> str:
+    """A part of a worker's time for people: where communication is not measured apart, waiting contains it."""
+    apart = all(report.total.communication is not None for report in reports.values())
+    return part if apart or part != "wait" else "communication and wait"
+
+
+# --- the rounds ---
+
+
+def _rounds(reports: Reports) -> Iterator[Figure]:
+    """Balance and wait of the rounds that are compared. One worker alone has neither."""
+    several = {name: report for name, report in reports.items() if len(report.workers) > 1}
+    one = len(reports) == 1
+    balance = {"balance" if one else clean(name): _of_rounds(r, lambda b: b.balance) for name, r in several.items()}
+    pooled = [r.balance.balance for r in several.values() if r.balance and r.balance.balance is not None]
+    levels = {"of all rounds": pooled[0]} if one and pooled else {}
+    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b"
+    yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels)
+    wait: dict[str, Curve] = {}
+    for name, report in several.items():
+        wait["measured" if one else clean(name)] = _of_rounds(report, lambda b: b.waited)
+        if one:
+            wait["by Eq. 8"] = _of_rounds(report, lambda b: b.wait)
+    yield Figure("wait-by-round", "Wait of all workers in a round", "BPT-CNN eq. 8", "round", "seconds", wait)
+
+
+def _of_rounds(report: RunReport, y: Callable[[RoundBalance], float | None]) -> Curve:
+    """By the number of the round, counted through all lives of the run."""
+    return thinned([(i, value) for i, each in enumerate(report.by_round, start=1) if (value := y(each)) is not None])
