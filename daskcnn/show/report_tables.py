@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from daskcnn.events import Event, Judged, RunStarted
+from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted
 from daskcnn.ps import RULES
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow
 
@@ -118,7 +118,8 @@ class RunReport:
     """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
-    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; shards: the kernels for people, samples as
+    all. calibrated: what each worker measured of itself. kernels, conv_seconds: by worker and layer, of a
+    layer-sharded run; shards: the kernels for people, samples as
     per cent; breakdown: of its steps, by worker.
     """
 
@@ -142,6 +143,7 @@ class RunReport:
     shards: dict[str, dict[str, str]]
     conv_seconds: dict[str, dict[str, float]]
     breakdown: dict[str, StepParts]
+    calibrated: tuple[CalibratedWorker, ...] = ()
 
     @property
     def utilisation(self) -> float | None:
@@ -174,6 +176,7 @@ class RunReport:
             "breakdown": {name: asdict(parts) for name, parts in self.breakdown.items()},
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
             "rounds": [row.to_dict() for row in self.rounds],
+            "calibrated": [row.model_dump() for row in self.calibrated],
         }
 
 
@@ -211,6 +214,7 @@ def tables(events: Iterable[Event]) -> RunReport:
         shards=run.shards,
         conv_seconds={name: dict(seconds) for name, seconds in run.conv_seconds.items()},
         breakdown=_breakdown(run),
+        calibrated=tuple(run.calibrated.values()),
     )
 
 
