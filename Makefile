@@ -19,7 +19,9 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "daskcnn needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dashboard]'
+	@# a fifth of the disk space is for bytecode that is never run; setuptools, which Python 3.11 brings, is not needed
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dashboard]'
+	@$(BIN)/python -m pip uninstall --quiet --yes setuptools
 	$(BIN)/daskcnn doctor --warm
 	@touch $@
 

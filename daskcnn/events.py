@@ -199,7 +199,7 @@ class CalibratedWorker(Fields):
 
 
 class Calibrating(Event):
-    """A worker is measuring itself; logged now and then where that takes longer than a second."""
+    """A worker is measuring itself; logged every few seconds where that takes longer."""
 
     kind = "calibrating"
     worker: str

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,3 +127,14 @@ def test_a_folder_of_something_else_stays_what_it_was(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     told = CliRunner().invoke(run, ["--data", str(tmp_path), "--dataset", "cifar10"]).stderr
     assert re.search("something else than a zarr group", told)
+
+
+def test_a_reader_that_has_enough_is_no_bug(tmp_path: Path) -> None:
+    """`daskcnn … | head` closes the pipe."""
+    command = [sys.executable, "-m", "daskcnn.run", "--help-keys"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stderr is not None
+        writer.stdout.close()
+        assert writer.stderr.read() == ""
+        assert writer.wait(timeout=60) == 1

@@ -20,6 +20,10 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
 
 
+class NobodyReads(BrokenPipeError):
+    """What reads the output has ended, as `head` does. Click ends the process without a word."""
+
+
 class Command(click.Command):
     """A command that turns foreseeable failures into one message and an exit code, never a traceback."""
 
@@ -27,7 +31,7 @@ class Command(click.Command):
         """Run the command, and end the process with the exit code of a user's error."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException, click.Abort, NobodyReads):
             raise
         except UserError as error:
             _say(f"error: {error}", ctx.params.get("verbose"))
@@ -72,7 +76,10 @@ def _say(message: str, verbose: Any) -> None:
 
 def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
     """Print a result. Names in it may come from outside: control characters are escaped."""
-    click.echo(plain(text), nl=nl, err=err)
+    try:
+        click.echo(plain(text), nl=nl, err=err)
+    except BrokenPipeError as error:
+        raise NobodyReads(error.errno, error.strerror) from error
 
 
 def terminal_width() -> int | None:

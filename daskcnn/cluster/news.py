@@ -11,7 +11,7 @@ from distributed import Client, get_worker
 
 from daskcnn.events import Calibrating
 
-EVERY = 1.0
+EVERY = 2.0
 """Seconds between two messages: the scheduler passes each on. What takes less is told by no message."""
 
 
@@ -34,7 +34,7 @@ class Teller:
             worker = get_worker()
         except ValueError:  # no task of a cluster
             return
-        worker.log_event(self._topic, {"address": worker.address, "doing": doing, "done": done, "of": of})
+        worker.log_event(self._topic, {"doing": doing, "done": done, "of": of})
 
 
 class News:
@@ -63,5 +63,5 @@ class News:
                 said = dict(self._queue.get_nowait())
             except Empty:
                 return found
-            if (name := names.get(str(said.pop("address", "")))) is not None:
+            if (name := names.get(str(said.pop("worker", "")))) is not None:  # the address, which the scheduler adds
                 found.append(Calibrating(worker=name, **said))

@@ -27,6 +27,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def as_sent(said: dict[str, Any]) -> dict[str, Any]:
+    """The message as the scheduler passes it on."""
+    return said | {"worker": "tcp://a:1"}
+
+
 def test_the_driver_hears_what_a_worker_of_the_run_tells(told: list[tuple[str, dict[str, Any]]]) -> None:
     heard, topics = News(), dict[str, Any]()
     heard.subscribe(SimpleNamespace(subscribe_topic=topics.__setitem__), "run-1")  # type: ignore[arg-type]
@@ -34,7 +39,7 @@ def test_the_driver_hears_what_a_worker_of_the_run_tells(told: list[tuple[str, d
     teller.tell("a convolution", 1, 3)
     teller.tell("a step of training")
     for topic, said in told:
-        topics[topic]((0.0, said))
+        topics[topic]((0.0, as_sent(said)))
     assert heard.taken({"tcp://a:1": "desk-1"}) == [
         Calibrating(worker="desk-1", doing="a convolution", done=1, of=3),
         Calibrating(worker="desk-1", doing="a step of training", done=0, of=0),
@@ -45,7 +50,7 @@ def test_the_driver_hears_what_a_worker_of_the_run_tells(told: list[tuple[str, d
 def test_who_is_not_of_the_run_is_not_heard(told: list[tuple[str, dict[str, Any]]]) -> None:
     heard = News()
     Teller("run-1").tell("a convolution", 1, 3)
-    heard.heard((0.0, told[0][1]))
+    heard.heard((0.0, as_sent(told[0][1])))
     assert heard.taken({"tcp://b:1": "desk-2"}) == []
 
 
