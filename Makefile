@@ -7,17 +7,29 @@ ARGS ?=
 # kept whatever the environment says: every process that a test or a run starts would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install run test test-all check docs format bench bench-conv bench-cifar10 image-replay clean
+.PHONY: install tools run test test-all check docs format bench bench-conv bench-cifar10 image-replay clean
 
+# what running needs
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "$(PYTHON): no such command here. daskcnn needs Python 3.11 or newer; give one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "daskcnn needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# a fifth of the disk space is for bytecode that is never run; setuptools, which Python 3.11 brings, is not needed
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dashboard]'
+	@$(BIN)/python -m pip uninstall --quiet --yes setuptools
 	$(BIN)/daskcnn doctor --warm
+	@touch $@
+
+# what tests and checks need besides
+tools: $(VENV)/.tools
+
+$(VENV)/.tools: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
 run: install
@@ -25,7 +37,7 @@ run: install
 
 # Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes, so two
 # files of them run at once; those of one file share their clusters.
-test: install
+test: tools
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal
 	$(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile
@@ -39,7 +51,7 @@ test-all: test
 	$(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal
 	$(BIN)/python -m pytest -m "slow and cluster"
 
-check: install
+check: tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -47,10 +59,10 @@ check: install
 	@for script in docs/generate_*.py; do $(BIN)/python $$script --check || exit 1; done
 
 # the pages that are made of the package's own models
-docs: install
+docs: tools
 	@for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
 
-format: install
+format: tools
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

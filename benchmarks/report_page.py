@@ -151,7 +151,8 @@ def main() -> int:
         missed |= seconds > SECONDS or found["bytes"] > BYTES
         print(
             f"{found['events']:,} events of {found['workers']:,} workers: {seconds:.1f} s "
-            f"({statistics.median(found['wall_seconds']):.1f} s by the wall clock), {found['bytes'] / 1e6:.2f} MB (bars {SECONDS:g} s, {BYTES / 1e6:g} MB)"
+            f"({statistics.median(found['wall_seconds']):.1f} s by the wall clock), {found['bytes'] / 1e6:.2f} MB "
+            f"(bars {SECONDS:g} s, {BYTES / 1e6:g} MB)"
         )
     if given.json:
         machine = {"processor": device_profile("cpu", 1).name, "cores": cpu_count()}

@@ -194,16 +194,19 @@ class Device:
         """The backend's array namespace."""
         return self.backend.xp
 
-    def warm(self, dtype: str) -> None:
-        """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new."""
+    def warm(self, dtype: str, say: Callable[[int, int], None] = lambda done, of: None) -> None:
+        """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new.
+
+        `say` is told how many of how many there are, each time one was compiled.
+        """
         if self.backend.compiled:
             from daskcnn.compiled.warm import warm
 
-            warm(dtype, _say_compiling)
+            def told(done: int, of: int) -> None:
+                _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
+                say(done, of)
 
-
-def _say_compiling(done: int, of: int) -> None:
-    _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
+            warm(dtype, told)
 
 
 @dataclass(frozen=True)

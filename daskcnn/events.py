@@ -198,6 +198,20 @@ class CalibratedWorker(Fields):
     """Seconds per sample of the layers that stay at home in a layer-sharded step; none: not measured."""
 
 
+class Calibrating(Event):
+    """A worker is measuring itself; logged every few seconds where that takes longer."""
+
+    kind = "calibrating"
+    worker: str
+    """The worker."""
+    doing: str
+    """What it is measuring, or compiling."""
+    done: NonNegativeInt = 0
+    """Parts of that which are done."""
+    of: NonNegativeInt = 0
+    """Parts that it has; 0: it has none."""
+
+
 class WorkersCalibrated(Event):
     """The workers have measured themselves; training begins."""
 
@@ -492,7 +506,8 @@ class Warned(Event):
 EVENTS: dict[str, type[Event]] = {
     model.kind: model
     for model in (
-        *(RunStarted, RunResumed, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded, SamplesAllocated),
+        *(RunStarted, RunResumed, Calibrating, WorkersCalibrated, LinkSpeeds, GroupsFormed, KernelsSharded),
+        SamplesAllocated,
         *(RoundEnded, StepsEnded, EpochEnded, ServerCounted, CheckpointWritten, Warned),
         *(WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunEnded),
     )
@@ -520,12 +535,13 @@ def parse(record: Mapping[str, Any], where: str = "event") -> Event:
         raise DamagedEvent(f"{where} ({kind}): {key} = {found}", f"{reason[0].lower()}{reason[1:]}", _REMEDY) from error
 
 
-def parsed(records: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
-    """The events of a log, in order; kinds that this version does not know are left out.
+def parsed(records: Iterable[Mapping[str, Any]], first: int = 1) -> Iterator[Event]:
+    """The events of a log, in order; kinds that this version does not know are left out. first: number of the
+    first line.
 
     Raises DamagedEvent naming the line of a damaged event, the field, what is wrong with it and what to do.
     """
-    for line, record in enumerate(records, start=1):
+    for line, record in enumerate(records, start=first):
         event = parse(record, f"line {line}")
         if not isinstance(event, UnknownEvent):
             yield event

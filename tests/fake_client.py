@@ -39,6 +39,12 @@ class FakeClient:
             return {address: OSError(f"Timed out trying to connect to {address}")}
         return {address: self.change(function(*args))}
 
+    def subscribe_topic(self, topic: str, handler: Callable[[Any], None]) -> None:
+        """Nothing is told on any topic."""
+
+    def unsubscribe_topic(self, topic: str) -> None:
+        """Nothing was told."""
+
     async def run_on_scheduler(self, function: Callable[..., Any], *, asynchronous: bool) -> Any:
         assert asynchronous
         await self._perhaps("scheduler")

@@ -13,6 +13,7 @@ from daskcnn.errors import DataError
 from daskcnn.events import (
     EVENTS,
     CalibratedWorker,
+    Calibrating,
     CheckpointWritten,
     EpochEnded,
     EpochWorker,
@@ -59,6 +60,7 @@ ROUND: dict[str, Any] = {
 EXAMPLES: list[Event] = [
     RunStarted(run="runs/x", strategy="sgwu", epochs=2, samples=100, rule={"alpha": 0.5}),
     RunResumed(path="c", step=3),
+    Calibrating(worker="w0", doing="a convolution", done=1, of=3),
     WorkersCalibrated(workers=[CalibratedWorker(name="w0", device="cpu", conv_seconds={"conv1": 0.1})]),
     LinkSpeeds(home="w0", task=1e-3, workers=[LinkSpeed(name="w1", bandwidth=1e6, latency=1e-3)]),
     GroupsFormed(groups=[FormedGroup(name="group-0", home="w0", members=["w0", "w1"])], left_out=["w2"]),

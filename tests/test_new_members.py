@@ -101,6 +101,9 @@ class Stripes:
     def fetch(self, folder: Path, progress: Any) -> Path:
         raise AssertionError("nothing to fetch")
 
+    def archive_at(self, path: Path) -> Path | None:
+        return None
+
     def load(self, archive: Path | None, progress: Any, warn: Any) -> Source:
         CALLS.append("data set")
         images, labels = gratings(self.training_samples, 1)

@@ -7,6 +7,7 @@ from importlib import import_module
 import click
 
 from daskcnn import __version__
+from daskcnn.cli.command import CommandGroup
 
 COMMANDS = {
     "compare": "compare",
@@ -14,6 +15,7 @@ COMMANDS = {
     "doctor": "doctor",
     "evaluate": "evaluate",
     "export": "export",
+    "logs": "logs",
     "model": "model",
     "models": "models",
     "plan": "plan",
@@ -22,12 +24,16 @@ COMMANDS = {
     "predict": "predict",
     "report": "report",
     "run": "run",
+    "runs": "runs",
     "simulate": "simulate",
 }
 """Every command by its name: its file in this folder, and the function in that file."""
 
+MEANT = {"train": "run", "fit": "run", "test": "evaluate", "prepare": "data", "ls": "runs"}
+"""Commands by words that other programs have for them."""
 
-class Commands(click.Group):
+
+class Commands(CommandGroup):
     """A group that imports a command when it is called: `report` does not wait for what only training needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,6 +51,7 @@ class Commands(click.Group):
 @click.group(
     "cnn",  # the name Dask shows it by
     cls=Commands,
+    meant=MEANT,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="daskcnn")

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import sys
 import traceback
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import click
 
-from daskcnn.errors import UserError
+from daskcnn.errors import UserError, nearest
 from daskcnn.show.text import plain
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
+
+
+class NobodyReads(BrokenPipeError):
+    """What reads the output has ended, as `head` does. Click ends the process without a word."""
 
 
 class Command(click.Command):
@@ -23,7 +31,7 @@ class Command(click.Command):
         """Run the command, and end the process with the exit code of a user's error."""
         try:
             return super().invoke(ctx)
-        except (click.exceptions.Exit, click.ClickException, click.Abort):
+        except (click.exceptions.Exit, click.ClickException, click.Abort, NobodyReads):
             raise
         except UserError as error:
             _say(f"error: {error}", ctx.params.get("verbose"))
@@ -36,6 +44,30 @@ class Command(click.Command):
             ctx.exit(1)
 
 
+class CommandGroup(click.Group):
+    """Commands by name; a name that is none is answered with the nearest one, or with all of them.
+
+    meant : commands by words that other programs have for them.
+    """
+
+    def __init__(self, *args: Any, meant: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.meant = meant or {}
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first word names. Raises UsageError where there is none."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"no such command '{plain(args[0])}'{self._nearest(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def _nearest(self, word: str, commands: list[str]) -> str:
+        if close := get_close_matches(word, [*commands, *self.meant], n=1):
+            return f"; did you mean {self.meant.get(close[0], close[0])!r}?"
+        return nearest(word, commands)
+
+
 def _say(message: str, verbose: Any) -> None:
     if verbose:
         traceback.print_exc()
@@ -44,4 +76,12 @@ def _say(message: str, verbose: Any) -> None:
 
 def tell(text: object, *, nl: bool = True, err: bool = False) -> None:
     """Print a result. Names in it may come from outside: control characters are escaped."""
-    click.echo(plain(text), nl=nl, err=err)
+    try:
+        click.echo(plain(text), nl=nl, err=err)
+    except BrokenPipeError as error:
+        raise NobodyReads(error.errno, error.strerror) from error
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that results are printed on; None where they go to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.command import Command, CommandGroup, as_json, tell, verbose
 from daskcnn.cli.run import cluster_options
 from daskcnn.launch import prepare as data_sets
 from daskcnn.launch.cluster_flags import cluster_of
@@ -19,7 +19,7 @@ from daskcnn.store import DATASETS
 from daskcnn.store.manifest import Order
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Prepare and check data sets."""
 

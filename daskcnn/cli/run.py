@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, settings, tell, verbose
+from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
+from daskcnn.job.reference import default_of, tables
 from daskcnn.job.sources import apply_settings, override, parse_value, read_job_file
 from daskcnn.job.tables import LAYER, description_of
 from daskcnn.launch import jobs
@@ -16,6 +17,7 @@ from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
+from daskcnn.show.keys_text import readable_keys
 from daskcnn.show.summary import format_summary
 from daskcnn.store import DATASETS
 
@@ -51,8 +53,15 @@ def job_flags(function: Any) -> Any:
     """Add the flags that stand for keys of the job file. Values are checked with the job, all problems at once."""
     for flag, (key, metavar) in reversed(FLAGS.items()):
         known = f" One of: {', '.join(NAMES[key])}." if key in NAMES else ""
-        function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}  [{key}]")(function)
+        default = f"  [{key}; default: {default_of(key)}]" if default_of(key) else f"  [{key}]"
+        function = click.option(f"--{flag}", metavar=metavar, help=f"{description_of(key)}{known}{default}")(function)
     return function
+
+
+def _print_keys(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        tell(readable_keys(tables(), terminal_width()))
+        ctx.exit()
 
 
 def cluster_options(function: Any) -> Any:
@@ -69,6 +78,15 @@ def cluster_options(function: Any) -> Any:
 @settings
 @click.option("--resume", metavar="RUN|auto", help="Continue a run from its last checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Print the resolved job and the plan; start nothing.")
+@click.option("--quiet", is_flag=True, help="Print nothing but warnings and the summary.")
+@click.option(
+    "--help-keys",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_keys,
+    help="Print every key of a job with type, default and meaning.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON on stdout, all else on stderr.")
 @verbose
 def run(
@@ -76,6 +94,7 @@ def run(
     settings: tuple[str, ...],
     resume: str | None,
     dry_run: bool,
+    quiet: bool,
     as_json: bool,
     verbose: bool,
     **flags: str | None,
@@ -91,8 +110,8 @@ def run(
         tell(json.dumps(job, indent=2))
         tell(f"\n{plan}", err=as_json)
         return
-    summary = jobs.run(raw, resume=resume, json_mode=as_json)
-    tell(json.dumps(summary, indent=2) if as_json else format_summary(summary))
+    summary = jobs.run(raw, resume=resume, json_mode=as_json, quiet=quiet)
+    tell(json.dumps(summary, indent=2) if as_json else format_summary(summary, terminal_width()))
 
 
 def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:

@@ -20,19 +20,21 @@ from daskcnn.store.array_index import ArrayIndex
 
 MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
 LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
+MISSING = "missing"
 PACKAGES = ("daskcnn", "dask", "distributed", "numpy", "pydantic", "zarr")
 
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that driver and workers must share."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {"python": platform.python_version(), **{name: version_of(name) for name in PACKAGES}}
 
 
-def _version(name: str) -> str:
+def version_of(package: str) -> str:
+    """The version that is installed here, `MISSING` where none is."""
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "missing"
+        return MISSING
 
 
 def admit(
@@ -168,7 +170,7 @@ def versions_by_value() -> Any:
 
 def require_same(where: str, found: Mapping[str, str]) -> None:
     """Raise ClusterError naming a place that lacks this package or runs other versions than the driver."""
-    if found["daskcnn"] == "missing":
+    if found["daskcnn"] == MISSING:
         raise ClusterError(
             reason=f"{where} does not have daskcnn", remedy="pip install it there, the same version as here"
         )

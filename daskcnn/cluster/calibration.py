@@ -32,6 +32,7 @@ def calibrated(context: RunContext, worker: str, future: Future, at: float) -> F
     """
     try:
         found = context.results.fetch(future)
+        context.workers.tell_news()
     except (NotYet, WorkersLost, ServerLost, Lost, Interrupted, ArrayChanged):
         raise
     except UserError as error:

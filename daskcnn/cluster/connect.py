@@ -10,6 +10,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from multiprocessing import process, resource_tracker
 
 import dask
@@ -48,7 +49,27 @@ def connect(
             yield client
     else:
         with _local(settings, server) as client:
+            if find_spec("bokeh"):
+                say(f"dashboard: {client.dashboard_link}")
             yield client
+
+
+def await_scheduler(
+    settings: Cluster, check: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
+) -> None:
+    """Wait until something listens at the scheduler's address; return at once where the cluster is a local one.
+
+    It is for work that is worth doing only then. Raises ClusterError as `connect`.
+    """
+    if not (settings.scheduler or settings.scheduler_file):
+        return
+    patience = Patience(settings.wait, check, say)
+    where = settings.scheduler or _address_in(str(settings.scheduler_file), patience)
+    while (reason := _unheard(where)) is not None:
+        patience.check()
+        if patience.over:
+            raise _unreachable(where, f"{reason}, {patience.seconds:g} s long")
+        patience.wait_for(f"scheduler {where} ({reason})")
 
 
 @contextlib.contextmanager
@@ -61,7 +82,7 @@ def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
             client = Client(where, timeout=TRY, set_as_default=False)
             break
         except (OSError, ValueError, TypeError, RuntimeError) as error:
-            reason = _refusal(where) or _reason(error)
+            reason = _refusal(where) or _unheard(where) or _reason(error)
             hopeless = not isinstance(error, OSError) or isinstance(error, FileNotFoundError) or _of_tls(reason)
             if hopeless or patience.over:
                 raise _unreachable(where, reason if hopeless else f"{reason}, {patience.seconds:g} s long") from error
@@ -122,6 +143,25 @@ def _refusal(where: str) -> str | None:
     except OSError as error:
         return _reason(error) if _of_tls(str(error)) else None
     except (ValueError, RuntimeError):
+        return None
+    return None
+
+
+def _unheard(where: str) -> str | None:
+    """Why no connection comes about; None where one does, or where that cannot be tried without Dask.
+
+    Dask tries again as long as it may, and then says that the time was over.
+    """
+    try:
+        address = normalize_address(where)
+        if not address.startswith(("tcp://", "tls://")):
+            return None
+        socket.create_connection(get_address_host_port(address), TRY).close()
+    except TimeoutError:
+        return "no answer in time"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    except ValueError:
         return None
     return None
 

@@ -18,11 +18,11 @@ from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
 from daskcnn.cluster.peers.exchange import PeerExchange
 from daskcnn.cluster.peers.tasks import OutOfTurn
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.run_workers import new_name
 from daskcnn.cluster.server.exchange import ServerExchange
 from daskcnn.cluster.session.replicas import WorkerReplicas
 from daskcnn.cluster.shell import Heard, Shell
 from daskcnn.cluster.work import PendingWork, TaskWork
+from daskcnn.cluster.worker_names import unique_names
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
@@ -108,7 +108,7 @@ class DataParallel(Shell):
         super()._look()
         while self.context.workers.newcomers:
             member = self.context.workers.newcomers.pop()
-            name = new_name(member.kind, self._candidates)
+            (name,) = unique_names([member.name], [member.kind], self._candidates)
             self._candidates[name] = member.named(name)
             self.tell(facts.WorkerReady(name, member.kind, self.now))
 

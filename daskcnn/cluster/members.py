@@ -10,6 +10,7 @@ from typing import Any, Literal
 from distributed import Client
 
 from daskcnn.cluster.calls import Check, answer_to, no_check
+from daskcnn.cluster.worker_names import given_name, unique_names
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 
@@ -91,11 +92,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Members:
-    """The workers a run uses, named cpu-0, cpu-1, … gpu-0, …, and where its parameter server lives; `servers` are
-    others that are set apart for it.
-
-    The names do not depend on how the workers were started, so that a resumed run knows whose samples are whose.
-    """
+    """The workers a run uses, and where its parameter server lives; `servers` are others that are set apart for it."""
 
     workers: tuple[Member, ...]
     server: Member
@@ -112,7 +109,7 @@ def present(client: Client, check: Check = no_check) -> dict[str, dict[str, Any]
 
 
 def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None = None) -> list[Member]:
-    """The workers that are ours to use, by kind and name.
+    """The workers that are ours to use, by kind and name. Each has a name of its own, the user's where one was given.
 
     Those are the workers that declare one of our resources. Where none declares CPU or GPU, workers that declare none
     of our resources are CPU workers too. `plain` says whether they are, where it is not for these workers to say.
@@ -121,7 +118,9 @@ def advertised(workers: Mapping[str, Mapping[str, Any]], *, plain: bool | None =
     if plain is None:
         plain = not any({"cpu", "gpu"} & {*own} for own in kinds.values())
     found = [_member(address, info, kinds[address]) for address, info in workers.items() if kinds[address] or plain]
-    return sorted(found, key=lambda m: (m.kind, _natural(m.name), m.address))
+    found.sort(key=lambda m: (m.kind, _natural(m.name), m.address))
+    names = unique_names([given_name(workers[m.address].get("name")) for m in found], [m.kind for m in found])
+    return [member.named(name) for member, name in zip(found, names, strict=True)]
 
 
 def _kinds(info: Mapping[str, Any]) -> tuple[Kind, ...]:
@@ -220,8 +219,7 @@ def chosen(found: list[Member], wanted: Workers) -> Members:
     workers: list[Member] = []
     for kind in ("cpu", "gpu"):
         of_kind = [m for m in found if m.kind == kind]
-        taken = of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
-        workers += [replace(m, name=f"{kind}-{i}") for i, m in enumerate(taken)]
+        workers += of_kind[: wanted.given.get(kind, 0)] if wanted.given else of_kind
     servers = [m for m in found if m.kind == "ps"]
     used = {m.address for m in workers}
     spare = [m for m in found if m.kind == "cpu" and m.address not in used]

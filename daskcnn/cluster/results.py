@@ -12,6 +12,7 @@ from distributed import Future, KilledWorker
 from distributed.client import _wait
 
 from daskcnn.cluster.lost import NotYet, WorkersLost
+from daskcnn.cluster.refusals import Refusal
 from daskcnn.cluster.run_workers import LOOK, RunWorkers
 
 K = TypeVar("K")
@@ -68,8 +69,14 @@ class Results:
     def fetch(self, future: Future) -> Any:
         """The task's result, if it comes in a moment: where it has ended, its worker may be lost or held up since.
 
-        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises.
+        Raises NotYet, WorkersLost or ServerLost where that is why there is none, or what the task raises or refuses.
         """
+        found = self._ended(future)
+        if isinstance(found, Refusal):
+            raise found.error
+        return found
+
+    def _ended(self, future: Future) -> Any:
         try:
             return future.result(timeout=LOOK)
         except (KilledWorker, CancelledError) as error:

@@ -76,6 +76,7 @@ class RunContext:
         """
         connection, cluster = Connection(client, heed_signals(interrupted)), job.cluster
         workers = RunWorkers(connection, members, emit)
+        workers.news.subscribe(client, name)
         dispatch, results = Dispatch(name, workers, cluster.stall_timeout), Results(workers, cluster.stall_timeout)
         calibrations = dict[str, Calibration]()
         scoring = Scoring(name, dispatch, results, cluster.stall_timeout, calibrations)
@@ -97,6 +98,7 @@ class RunContext:
         """Free what the run keeps on the workers that are left, and warn of those that do not answer."""
         connection = self.connection
         connection.ignore_signals()
+        self.workers.news.unsubscribe(connection.client, self.name)
         there = {member.address: name for name, member in self.workers.alive.items()}
         addresses = connection.workers().keys() & there.keys()
         limit = min(FREED, self.job.cluster.stall_timeout)

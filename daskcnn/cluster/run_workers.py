@@ -11,6 +11,7 @@ from typing import NoReturn
 from daskcnn.cluster.connection import Connection
 from daskcnn.cluster.lost import ServerLost, WorkersLost
 from daskcnn.cluster.members import Member, Members, advertised
+from daskcnn.cluster.news import News
 from daskcnn.errors import Lost
 from daskcnn.events import Event, WorkerIgnored, WorkerLost
 
@@ -33,6 +34,7 @@ class RunWorkers:
     hosts : addresses of workers that hold a part of the server.
     takes_newcomers : whether workers that come in mid-run are of use.
     newcomers : workers that came, until they are taken from here.
+    news : what workers tell while they are calibrated.
     """
 
     def __init__(self, connection: Connection, members: Members, emit: Callable[[Event], None]) -> None:
@@ -41,6 +43,7 @@ class RunWorkers:
         self.needs_server = self.takes_newcomers = False
         self.hosts: frozenset[str] = frozenset()
         self.newcomers: list[Member] = []
+        self.news = News()
         self._known = {*connection.workers()}  # addresses that were seen
         self._plain = any(member.plain for member in members.workers)
         self._looked = 0.0
@@ -55,6 +58,7 @@ class RunWorkers:
         Interrupted : a signal came.
         """
         self.connection.heed()
+        self.tell_news()
         if time.monotonic() - self._looked < LOOK:
             return False
         self._looked = time.monotonic()
@@ -71,6 +75,11 @@ class RunWorkers:
         if self.needs_server and not {self.members.server.address, *self.hosts} <= now.keys():
             raise ServerLost
         return True
+
+    def tell_news(self) -> None:
+        """Log what workers have told of themselves."""
+        for event in self.news.taken({member.address: name for name, member in self.alive.items()}):
+            self._emit(event)
 
     def explain(self, error: BaseException) -> NoReturn:
         """Raise which workers were lost, as soon as the scheduler knows, in place of the error that it led to."""
@@ -123,9 +132,3 @@ class RunWorkers:
         part = copy(self)
         part.alive = {name: self.alive[name] for name in names}
         return part
-
-
-def new_name(kind: str, taken: Iterable[str]) -> str:
-    """The next name of a worker of this kind that no worker of the run has had."""
-    numbers = [int(name.removeprefix(f"{kind}-")) for name in taken if name.startswith(f"{kind}-")]
-    return f"{kind}-{max(numbers, default=-1) + 1}"

@@ -10,7 +10,8 @@ from distributed import Client
 
 from daskcnn.cluster.admission import LOOK_AT_DATA, require_same, unanswering, versions_by_value
 from daskcnn.cluster.calls import ANSWER, Answers, Check, ask_workers, no_check
-from daskcnn.cluster.members import present
+from daskcnn.cluster.members import advertised, present
+from daskcnn.cluster.worker_names import given_name
 from daskcnn.errors import ClusterError
 
 READ = "give a folder on storage that every worker reaches, under the same path"
@@ -25,7 +26,8 @@ def require_sight(client: Client, source: Path, target: str, check: Check = no_c
     ClusterError : naming a worker that does not or cannot, or does not answer
     """
     there = present(client, check)
-    names = {address: f"worker {info.get('name', address)} ({address})" for address, info in there.items()}
+    ours = {member.address: member.name for member in advertised(there)}
+    names = {a: f"worker {ours.get(a) or given_name(info.get('name'))} ({a})" for a, info in there.items()}
     answers = ask_workers(client, versions_by_value(), names, within=ANSWER, check=check)
     for address, found in _complete(answers, names, ANSWER).given.items():
         require_same(names[address], found)

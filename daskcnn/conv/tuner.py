@@ -28,10 +28,18 @@ STEPS = (True, False)
 """Training steps with dx, and without it (a first layer's): candidates for both are measured."""
 
 Clock = Callable[[], float]
+Begun = Callable[[int, int, ConvSpec], None]
+"""Told how many problems are measured, of how many, and which one comes next."""
 
 
 def tune(
-    specs: Iterable[ConvSpec], device: Device, *, clock: Clock, seconds: float = 10.0, anew: bool = False
+    specs: Iterable[ConvSpec],
+    device: Device,
+    *,
+    clock: Clock,
+    seconds: float = 10.0,
+    anew: bool = False,
+    begun: Begun = lambda done, of, spec: None,
 ) -> list[ConvSpec]:
     """Measure the problems that this machine has no times for (all of them with `anew`), and remember the times.
 
@@ -45,6 +53,7 @@ def tune(
     clock : returns seconds
     seconds : for all problems together
     anew : measure known problems too
+    begun : called before each problem
 
     Returns
     -------
@@ -60,6 +69,7 @@ def tune(
     end = clock() + seconds if todo else 0.0
     found: dict[ConvSpec, dict[str, Seconds]] = {}
     for i, spec in enumerate(todo):
+        begun(i, len(todo), spec)
         now = clock()
         found |= {spec: times} if (times := measure(spec, device, clock, now + (end - now) / (len(todo) - i))) else {}
     if found:

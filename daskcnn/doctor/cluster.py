@@ -12,6 +12,7 @@ from distributed import Client
 from daskcnn.cluster.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.cluster.calls import ANSWER, ask_workers
 from daskcnn.cluster.members import RESOURCES, Member, advertised, chosen, missing_members, present, taken_as_cpu
+from daskcnn.cluster.worker_names import given_name
 from daskcnn.doctor.findings import GIB, Finding, failed, gib
 from daskcnn.doctor.links import Way, clock_offsets, measure_ways
 from daskcnn.doctor.worker import Seen, look
@@ -142,7 +143,8 @@ def _misdeclared(workers: Mapping[str, Any], found: list[Member]) -> Iterator[Fi
         seen, _, remedy = line.partition("; ")
         yield Finding("resources", True, seen, remedy)
     for address, info in workers.items():
-        name, member = f"worker {info.get('name', address)}", ours.get(address)
+        member = ours.get(address)
+        name = f"worker {member.name if member else given_name(info.get('name')) or address}"
         if member is None:
             remedy = "a job does not use it: others advertise CPU or GPU; restart it with --resources CPU=1 (or GPU=1)"
             yield Finding(name, True, f"at {address}, advertises none of {', '.join(RESOURCES.values())}", remedy)

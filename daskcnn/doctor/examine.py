@@ -13,7 +13,7 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import backend, cpu_count, device_profile
-from daskcnn.cluster.admission import PACKAGES, versions
+from daskcnn.cluster.admission import MISSING, PACKAGES, version_of, versions
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
@@ -24,6 +24,8 @@ from daskcnn.errors import ClusterError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
 
+DASHBOARD = {"bokeh": "dashboard (/status)", "prometheus-client": "figures for Prometheus (/metrics)"}
+"""Packages that Dask's pages need, and the pages."""
 AVX2_KERNELS = frozenset({"haswell", "zen"})
 """OpenBLAS's names for them: they compute half as much at a time as AVX-512 allows."""
 
@@ -54,7 +56,7 @@ def examine(scheduler: str | None, scheduler_file: str | None, wait: float, want
 
 def _this_machine() -> Iterator[Finding]:
     found = versions()
-    missing = [name for name in PACKAGES if found[name] == "missing"]
+    missing = [name for name in PACKAGES if found[name] == MISSING]
     remedy = f"pip install {' '.join(missing)}" if missing else ""
     yield Finding("packages", not missing, ", ".join(f"{n} {v}" for n, v in found.items()), remedy)
     cpu = device_profile("cpu", cpu_count())
@@ -67,6 +69,7 @@ def _this_machine() -> Iterator[Finding]:
     yield Finding("memory", enough, seen, "" if enough else "close other programs: a worker wants 2 GiB")
     yield _gpu()
     yield _disk()
+    yield _dashboard()
 
 
 def _blas() -> Finding:
@@ -100,6 +103,15 @@ def _gpu() -> Finding:
         return Finding("GPU", True, f"none is used here: {reason}{to_use}")
     gpu = device_profile("gpu", 1)
     return Finding("GPU", True, f"{gpu.name}, {gpu.memory / GIB:.0f} GiB")
+
+
+def _dashboard() -> Finding:
+    """Jobs run without it: what is missing is said, not held against the machine."""
+    missing = [package for package in DASHBOARD if version_of(package) == MISSING]
+    if not missing:
+        return Finding("dashboard", True, "a scheduler started here shows it on its port 8787: /status, /metrics")
+    pages = ", ".join(DASHBOARD[package] for package in missing)
+    return Finding("dashboard", True, f"a scheduler started here has no {pages}", "pip install 'daskcnn[dashboard]'")
 
 
 def _disk() -> Finding:

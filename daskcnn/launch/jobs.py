@@ -25,18 +25,22 @@ from daskcnn.launch.training import Result, Silent, display, shown, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
-from daskcnn.show.stderr import say, warn
+from daskcnn.show.stderr import say, say_warnings, warn
 
 JobTables = Job | Mapping[str, Any] | str | Path
 
 
-def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool) -> dict[str, Any]:
-    """Train what the tables say, or go on with a run; returns the summary. Raises UserError."""
+def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool, quiet: bool = False) -> dict[str, Any]:
+    """Train what the tables say, or go on with a run; returns the summary. Raises UserError.
+
+    json_mode: stdout belongs to the summary. quiet: nothing but warnings is shown besides.
+    """
     job, path = job_to_run(raw, resume)
     if (summary := _done(path)) is not None:
         say(f"{path}: this run is done; nothing to resume")
         return summary
-    result = train_job(job, resume=path, progress=display(json_mode), handle_signals=True, say=say)
+    told = say_warnings if quiet else say
+    result = train_job(job, resume=path, progress=display(json_mode, quiet), handle_signals=True, say=told)
     return result.summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError, nearest
+from daskcnn.files import local_path
 from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
@@ -20,6 +22,7 @@ from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+from daskcnn.store.files import is_url
 from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]
@@ -74,13 +77,12 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
     if data.in_place:
         return indexed(job, progress=progress)
     assert data.path is not None, "resolved"
-    missing = "://" not in data.path and not Path(data.path).exists()
-    if missing and not _may_be_made(data):
+    if is_missing(data) and not _may_be_made(data):
         raise no_data_set(data)
-    if data.archive or missing:
+    if must_be_made(data):
         assert data.name is not None, "what may be made has a name"
         prepare(data.name, archive=data.archive, out=data.path, order=data.order, progress=progress, warn=warn)
-    dataset = open_dataset(data.path, limit=data.limit)
+    dataset = _opened(data, data.path)
     if data.name is not None and dataset.name != data.name:
         raise DataError(
             reason=f"{data.path} holds {dataset.name}, the job wants {data.name}", remedy="set data.name or data.path"
@@ -91,6 +93,31 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
             remedy=f"set data.order, or prepare it anew with --order {data.order} --out another path",
         )
     return scaled(data, dataset)
+
+
+def must_be_made(data: Data) -> bool:
+    """Whether the data set is written before the job begins."""
+    return not data.in_place and (data.archive is not None or is_missing(data))
+
+
+def is_missing(data: Data) -> bool:
+    """Whether nothing is at the data set's path, as far as that is known: a URL has to be read first."""
+    return data.path is not None and "://" not in data.path and not Path(data.path).exists()
+
+
+def _opened(data: Data, path: str) -> Dataset:
+    """The data set at this path. Where a publisher's files lie there, the error says how to prepare them."""
+    try:
+        return open_dataset(path, limit=data.limit)
+    except DataError as error:
+        names = [name for name in DATASETS if name == data.name] or [*DATASETS]
+        archives = {} if is_url(path) else {name: DATASETS[name].archive_at(local_path(path)) for name in names}
+        for name, archive in archives.items():
+            if archive is not None:
+                reason = f"the files of {name} as they are published, not a prepared data set"
+                command = f"daskcnn data prepare {name} --archive {shlex.quote(str(archive))}"
+                raise DataError(path, reason, f"prepare them with `{command}`, and leave --data out") from error
+        raise
 
 
 def no_data_set(data: Data) -> DataError:

@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client
 
 from daskcnn.cluster.admission import admit
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connect import await_scheduler, connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.lent_client import lend_client
@@ -30,7 +30,7 @@ from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.indexing import forget, indexed, outlined
 from daskcnn.launch.listener import Listener, OnEvent
-from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset
+from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset, must_be_made
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import has_checkpoint
 from daskcnn.launch.trained_model import TrainedModel
@@ -154,6 +154,8 @@ def train_job(
         check_place(job, resume)
         in_place = job.data.in_place
         stack.enter_context(_forgetting_what_changed(job))
+        if client is None and must_be_made(job.data):
+            await_scheduler(job.cluster, signals.check, say)
         dataset = outlined(job) if in_place else _found(job, say)
         signals.polled = True
         begins = not has_checkpoint(resume)
@@ -432,6 +434,6 @@ def _with_remedy(error: UserError, recorder: Recorder) -> UserError:
     return found
 
 
-def display(json_mode: bool) -> Progress:
+def display(json_mode: bool, quiet: bool = False) -> Progress:
     """The display for this process's terminal."""
-    return choose(sys.stdout, json_mode)
+    return choose(sys.stdout, json_mode, quiet)

@@ -11,6 +11,7 @@ lock               held by the driver that writes the run
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import platform
@@ -233,6 +234,18 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def is_written(run: Path) -> bool:
+    """Whether a driver writes the run now."""
+    try:
+        with open_regular(run / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, DataError):
+        return False
+    return False
 
 
 def find_latest(root: str | Path) -> Path | None:

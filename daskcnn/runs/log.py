@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -63,9 +63,32 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         return list(_records(file, path))
 
 
-def _events(file: BinaryIO, path: Path) -> list[Event]:
+def followed(path: Path, more: Callable[[], bool]) -> Iterator[Event]:
+    """The events of a log as they are written, oldest first, until no more will come.
+
+    more : called where all that is written was read: waits for a moment, and returns whether more may come.
+    Raises DataError as `read_events`, and where the log is missing.
+    """
+    may_come, number = True, 0
     try:
-        return list(parsed(_records(file, path)))
+        with open_regular(path) as file:
+            while True:
+                line = file.readline(LINE.size + 1)
+                if line.endswith(b"\n"):
+                    number += 1
+                    yield from _events(io.BytesIO(line), path, number)
+                    continue
+                file.seek(-len(line), os.SEEK_CUR)
+                if not may_come:
+                    return
+                may_come = more()
+    except OSError as error:
+        raise DataError(path, error.strerror or error, "give a run directory, or an event log") from error
+
+
+def _events(file: BinaryIO, path: Path, first: int = 1) -> list[Event]:
+    try:
+        return list(parsed(_records(file, path, first), first))
     except DamagedEvent as error:
         raise DataError(f"{path}: {error.value}", error.reason, error.remedy) from error
 
@@ -80,10 +103,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         raise DataError(path, error.strerror or error, "make it readable") from error
 
 
-def _records(file: BinaryIO, path: Path) -> Iterator[dict[str, Any]]:
-    """The log's objects, one in memory at a time. A last line that is torn is left out."""
+def _records(file: BinaryIO, path: Path, first: int = 1) -> Iterator[dict[str, Any]]:
+    """The log's objects, one in memory at a time. A last line that is torn is left out. first: number of the first."""
     end = _sound_length(file)
-    at, number = file.seek(0), 0
+    at, number = file.seek(0), first - 1
     while at < end:
         line = file.readline(LINE.size + 1)
         at, number = at + len(line), number + 1

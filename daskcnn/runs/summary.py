@@ -14,7 +14,7 @@ from daskcnn.runs.files import jsonable
 
 Parts = Mapping[str, Any]
 _REMEDY = "remove it, and resume the run to have it written again"
-_WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication")
+_WORKER_FIELDS = ("name", "device", "samples", "busy", "wait", "communication", "evaluation")
 
 
 class _SummaryFields(BaseModel):
@@ -39,6 +39,7 @@ class _Worker(_SummaryFields):
     busy: float
     wait: float
     communication: float
+    evaluation: float = 0.0
 
 
 class _Summary(_SummaryFields):
@@ -104,7 +105,7 @@ def build_summary(
 
 
 def worker_totals(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Each worker's device, samples trained on, seconds busy, waiting and communicating, and bytes, over the run.
+    """Each worker's device, samples trained on, seconds of each kind, and bytes, over the run.
 
     Taken from the events of a log, over a resume too: calibrations, and rounds or, where kernels are sharded, epochs;
     there all workers train on every sample, and communication counts as waiting.
@@ -130,8 +131,10 @@ def worker_totals(events: Iterable[Event]) -> list[dict[str, Any]]:
 def _add(total: dict[str, Any], parts: RoundEnded | EpochWorker) -> None:
     for key in ("samples", "busy", "wait", "communication", "bytes_up", "bytes_down"):
         total[key] += getattr(parts, key)
+    total["evaluation"] += parts.evaluation if isinstance(parts, RoundEnded) else 0.0
 
 
 def _total(totals: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
-    zeros = {"samples": 0, "busy": 0.0, "wait": 0.0, "communication": 0.0, "bytes_up": 0, "bytes_down": 0}
-    return totals.setdefault(name, {"name": name, "device": "", **zeros})
+    zeros = {"samples": 0, "bytes_up": 0, "bytes_down": 0}
+    seconds = dict.fromkeys(("busy", "wait", "communication", "evaluation"), 0.0)
+    return totals.setdefault(name, {"name": name, "device": "", **zeros, **seconds})

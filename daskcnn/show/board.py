@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from daskcnn.events import (
+    Calibrating,
     EpochEnded,
     Event,
     GroupsFormed,
@@ -19,15 +20,21 @@ from daskcnn.events import (
     StepsEnded,
     WorkerIgnored,
     WorkerJoined,
+    WorkerLeftOut,
     WorkerLost,
     WorkersCalibrated,
 )
 from daskcnn.show.text import shard_text
 
+STARTING, CALIBRATING = "starting", "calibrating"
+
 
 @dataclass
 class WorkerLine:
-    """One worker's line: the samples given to it, seconds summed over its rounds, the rest of the last one."""
+    """One worker's line: the samples given to it, seconds summed over its rounds, the rest of the last one.
+
+    doing: what it is measuring, before it is calibrated.
+    """
 
     name: str
     device: str = ""
@@ -41,6 +48,7 @@ class WorkerLine:
     shards: dict[str, str] = field(default_factory=dict)
     conv_seconds: float | None = None
     state: str = ""
+    doing: str = ""
 
     @property
     def shares(self) -> tuple[float, float, float] | None:
@@ -55,7 +63,7 @@ class Board:
 
     run: str = ""
     strategy: str = ""
-    status: str = "starting"
+    status: str = STARTING
     epoch: float = 0.0
     epochs: float | None = None
     step: int | None = None
@@ -83,6 +91,11 @@ class Board:
             handler(self, event)
 
     @property
+    def calibrating(self) -> bool:
+        """Whether no worker trains yet."""
+        return self.status in (STARTING, CALIBRATING) and self.loss is None
+
+    @property
     def fraction(self) -> float:
         """How much of the run is done, 0 to 1."""
         return min(1.0, self.epoch / self.epochs) if self.epochs else 0.0
@@ -102,11 +115,17 @@ class Board:
     def _started(self, event: RunStarted) -> None:
         self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
 
+    def _calibrating(self, event: Calibrating) -> None:
+        if self.status == STARTING:
+            self.status = CALIBRATING
+        parts = f" {event.done}/{event.of}" if event.of else ""
+        self.worker(event.worker).doing = f"{event.doing}{parts}"
+
     def _calibrated(self, event: WorkersCalibrated) -> None:
         self.status = "training"
         for worker in event.workers:
             row = self.worker(worker.name)
-            row.device, row.state = worker.device, ""
+            row.device, row.state, row.doing = worker.device, "", ""
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
@@ -170,6 +189,9 @@ class Board:
     def _worker_lost(self, event: WorkerLost) -> None:
         self.worker(event.worker).state = "lost"
 
+    def _worker_left_out(self, event: WorkerLeftOut) -> None:
+        self.workers.pop(event.worker, None)
+
     def _worker_joined(self, event: WorkerJoined) -> None:
         row = self.worker(event.worker)
         row.samples, row.state = event.samples, ""
@@ -182,6 +204,7 @@ class Board:
 
     _HANDLERS: ClassVar[dict[type[Event], Callable[[Board, Any], None]]] = {
         RunStarted: _started,
+        Calibrating: _calibrating,
         WorkersCalibrated: _calibrated,
         GroupsFormed: _groups,
         RunResumed: _resume,
@@ -191,6 +214,7 @@ class Board:
         KernelsSharded: _shards,
         SamplesAllocated: _allocation,
         WorkerLost: _worker_lost,
+        WorkerLeftOut: _worker_left_out,
         WorkerJoined: _worker_joined,
         WorkerIgnored: _worker_ignored,
         RunEnded: _ended,

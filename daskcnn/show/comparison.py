@@ -12,6 +12,8 @@ from daskcnn.show.text import aligned, clean, count, duration, number, percent, 
 
 Value: TypeAlias = float | str | None
 DONE = "done"
+LOADED = 1.25
+"""Calibrations of the same machines that differ by more than this factor tell of other programs."""
 WIDE = 20
 """Letters of the longest name that still makes a heading; longer ones are listed and numbered."""
 
@@ -90,9 +92,29 @@ def _differences(reports: Sequence[RunReport]) -> list[str]:
         ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
         ("epochs", lambda r: r.start.epochs, "whole times"),
         ("workers", lambda r: len(r.workers), "times"),
+        ("machines", _machines, "times"),
     ]
+    found = [what for what, of, _ in told if len(set(map(of, reports))) > 1]
+    words = [f"the {what} differ: compare {which} with care" for what, _, which in told if what in found]
+    alike = len({report.start.batch_size for report in reports}) == 1
+    alike = alike and not {"networks", "workers", "machines"} & {*found}
+    return words + (_loads(reports) if alike else [])
+
+
+def _machines(report: RunReport) -> frozenset[tuple[str, str, int | None]]:
+    return frozenset((worker.host, worker.processor, worker.threads) for worker in report.calibrated)
+
+
+def _loads(reports: Sequence[RunReport]) -> list[str]:
+    """A line where the same machines were slower in one run than in another when they were calibrated."""
+    speeds = [sum(worker.images_per_second or 0.0 for worker in report.calibrated) for report in reports]
+    if min(speeds) <= 0 or max(speeds) <= LOADED * min(speeds):
+        return []
+    slowest, fastest = (reports[speeds.index(speed(speeds))].start.run for speed in (min, max))
+    less = percent(1 - min(speeds) / max(speeds))
     return [
-        f"the {what} differ: compare {which} with care" for what, of, which in told if len(set(map(of, reports))) > 1
+        f"the load differs: when they were calibrated, the workers of {clean(slowest)} were {less} slower than those "
+        f"of {clean(fastest)}; did other programs run? Compare times with care"
     ]
 
 

@@ -84,7 +84,7 @@ def drawn(
         width, height = (max(of(figure, least) for figure in figures) for of, least in zip(_SIDES, size, strict=True))
         measured = margins is None or any(map(_turned, figures))
         canvas = Picture(figsize=(columns * width, rows * height), layout="constrained" if measured else None)
-        if not measured:
+        if margins is not None and not measured:
             canvas.subplots_adjust(**margins)
         places = canvas.subplots(rows, columns, squeeze=False).flat
         for figure, axes in zip_longest(figures, places):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from daskcnn.events import (
+    CalibratedWorker,
     CheckpointWritten,
     EpochEnded,
     EpochWorker,
@@ -138,7 +139,7 @@ class StepSums:
 class History:
     """Takes in events, in order; `take` is the only thing that changes it.
 
-    devices: of every worker ever. present: the workers of now, and `there` those of a (life, number) of a round.
+    devices, calibrated: of every worker ever. present: the workers of now, `there` of a (life, number) of a round.
     servers: the last that each server said, by life and its own number. now: seconds of training. steps: that ended
     with an epoch, those that were made again counted again. began: seconds of the run at which each life began.
     step_sums: of steps of sharded layers.
@@ -154,6 +155,7 @@ class History:
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
+    calibrated: dict[str, CalibratedWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
@@ -203,6 +205,7 @@ class History:
     def _on_calibration(self, event: WorkersCalibrated) -> None:
         """Training begins."""
         self._begun, self.now = event.at, self._before
+        self.calibrated |= {worker.name: worker for worker in event.workers}
         self.devices |= {worker.name: worker.device for worker in event.workers}
         self.present = frozenset(worker.name for worker in event.workers)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from daskcnn.errors import told
 from daskcnn.events import (
+    Calibrating,
     CheckpointWritten,
     EpochEnded,
     Event,
@@ -32,12 +34,22 @@ def describe(event: Event) -> list[str]:
     return [clean(line) for line in describer(event)] if describer else []
 
 
+def stamped(event: Event, at: datetime) -> list[str]:
+    """The event's lines, each behind the time."""
+    return [f"{at:%Y-%m-%d %H:%M:%S}  {line}" for line in describe(event)]
+
+
 def _started(e: RunStarted) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     return [
         f"run {e.run}: {e.strategy}, {plural(epochs, 'epoch')} of {count(e.samples)} samples, "
         f"{count(e.validation_samples)} for validation, {count(e.parameters)} parameters"
     ]
+
+
+def _calibrating(e: Calibrating) -> list[str]:
+    parts = f" ({e.done} of {e.of} done)" if e.of else ""
+    return [f"worker {e.worker}: calibrating, {e.doing}{parts}"]
 
 
 def _calibrated(e: WorkersCalibrated) -> list[str]:
@@ -97,6 +109,7 @@ def _joined(e: WorkerJoined) -> list[str]:
 
 _DESCRIBERS: dict[type[Event], Callable[[Any], list[str]]] = {
     RunStarted: _started,
+    Calibrating: _calibrating,
     WorkersCalibrated: _calibrated,
     GroupsFormed: _groups,
     EpochEnded: _epoch,

@@ -25,8 +25,9 @@ from daskcnn.show.text import clean, clock, count, number, percent
 _SCROLLED = (Warned, WorkerLost, WorkerIgnored, WorkerJoined, WorkerLeftOut, RunResumed)
 _GOOD = (WorkerJoined, RunResumed)
 _STATE_STYLES = {"lost": "bold red", "ignored": "dim"}
-_STATUS_STYLES = {"starting": "yellow", "training": "cyan", "done": "bold green"}
+_STATUS_STYLES = {"starting": "yellow", "calibrating": "yellow", "training": "cyan", "done": "bold green"}
 _WIDE = 112  # columns from which a worker's line has room for its bar
+_NARROW = 80  # columns below which it has room for what matters most
 _MAX_WIDTH, _BAR_CELLS = 120, 12
 _SHARE_STYLES = ("green", "yellow", "blue")
 _CHROME_LINES = 9  # of the display besides the workers' lines
@@ -67,11 +68,12 @@ class TerminalProgress:
         """The display as of now."""
         with self._lock:
             board, width = self._board, self._console.width
-            parts: list[RenderableType] = [self._progress_line(), _figures(board, wide=width >= _WIDE)]
+            figures = _measuring() if board.calibrating else _figures(board, wide=width >= _WIDE)
+            parts: list[RenderableType] = [self._progress_line(), figures]
             if board.workers:
                 rows = list(board.workers.values())
                 room = max(3, self._console.height - _CHROME_LINES)
-                parts += [Text(), _worker_table(board, rows[:room], wide=width >= _WIDE)]
+                parts += [Text(), _worker_table(board, rows[:room], width, bars=not self._console.no_color)]
                 if len(rows) > room:
                     parts.append(Text(f"… and {len(rows) - room} more workers", style="dim"))
             return Panel(
@@ -106,6 +108,10 @@ def _title(board: Board) -> Text:
         f" · {clean(board.strategy)} · " if board.strategy else " · ",
         (status, _STATUS_STYLES.get(status, "bold red")),
     )
+
+
+def _measuring() -> Text:
+    return Text("workers measure how fast they are before they train", "dim")
 
 
 def _figures(board: Board, *, wide: bool) -> Columns:
@@ -164,7 +170,7 @@ def _bar(row: WorkerLine) -> Text:
 
 
 def _state(row: WorkerLine) -> Text:
-    return Text(row.state, _STATE_STYLES.get(row.state, ""))
+    return Text(row.state or clean(row.doing), _STATE_STYLES.get(row.state, ""))
 
 
 def _kernels(board: Board) -> _Cell:
@@ -175,15 +181,26 @@ def _kernels(board: Board) -> _Cell:
     return lambda row: Text("  ".join(f"{clean(k)} {n:>{widths[k]}}" for k, n in row.shards.items()))
 
 
-def _columns(board: Board, *, wide: bool) -> list[_Column]:
-    bar: list[_Column] = [("", "left", _bar)] if wide else []
-    columns: list[_Column] = [("worker", "left", _name(22 if wide else 14)), ("device", "left", _device)]
+_SAMPLES_AND_LOSS: list[_Column] = [
+    ("samples", "right", lambda row: count(row.samples)),
+    ("loss", "right", lambda row: number(row.loss)),
+]
+
+
+def _columns(board: Board, width: int, *, bars: bool) -> list[_Column]:
+    """The columns that there is room for. bars: whether colours can tell their parts."""
+    wide, narrow = width >= _WIDE, width < _NARROW
+    bar: list[_Column] = [("", "left", _bar)] if wide and bars else []
+    name: _Column = ("worker", "left", _name(22 if wide else 14))
+    if board.calibrating and any(row.doing for row in board.workers.values()):
+        return [name, ("measures", "left", _state)]
+    device: _Column = ("device", "left", _device)
+    columns: list[_Column] = [name] if narrow else [name, device]
     if board.seconds_per_step is not None:
         columns += [("kernels", "left", _kernels(board)), ("conv s", "right", lambda row: number(row.conv_seconds))]
     else:
         columns += [
-            ("samples", "right", lambda row: count(row.samples)),
-            ("loss", "right", lambda row: number(row.loss)),
+            *([] if narrow else _SAMPLES_AND_LOSS),
             ("images/s", "right", lambda row: count(row.speed)),
             *bar,
             ("busy", "right", _share(0)),
@@ -192,16 +209,17 @@ def _columns(board: Board, *, wide: bool) -> list[_Column]:
         ]
     if board.asynchronous:
         columns.append(("stale", "right", lambda row: count(row.staleness)))
-    if any(row.state for row in board.workers.values()):
+    if any(row.state or row.doing for row in board.workers.values()):
         columns.append(("state", "left", _state))
     return columns
 
 
-def _worker_table(board: Board, rows: Sequence[WorkerLine], *, wide: bool) -> Table:
-    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), pad_edge=False, header_style="dim")
-    columns = _columns(board, wide=wide)
+def _worker_table(board: Board, rows: Sequence[WorkerLine], width: int, *, bars: bool) -> Table:
+    padding = 2 if width >= _WIDE else 1
+    table = Table(box=None, padding=(0, padding, 0, 0), pad_edge=False, header_style="dim")
+    columns = _columns(board, width, bars=bars)
     for heading, justify, _ in columns:
-        table.add_column(heading, justify=justify, no_wrap=heading != "kernels")
+        table.add_column(heading, justify=justify, no_wrap=heading not in ("kernels", "measures"))
     for row in rows:
         table.add_row(*(cell(row) for _, _, cell in columns), style="dim" if row.state else "")
     return table

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 
-from daskcnn.events import Event
-from daskcnn.show.lines import describe
+from daskcnn.events import Event, Warned, WorkerIgnored, WorkerLeftOut, WorkerLost
+from daskcnn.show.lines import stamped
 from daskcnn.show.live import TerminalProgress
 
 
@@ -27,10 +29,10 @@ class Progress(Protocol):
 
 
 class PlainProgress:
-    """A line an epoch, and a line for what is out of the ordinary; no control characters."""
+    """A line an epoch, and a line for what is out of the ordinary; no control characters. Each begins with the time."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO, now: Callable[[], datetime] = datetime.now) -> None:
+        self._stream, self._now = stream, now
 
     def __enter__(self) -> Self:
         return self
@@ -41,16 +43,27 @@ class PlainProgress:
     def handle(self, event: Event) -> None:
         """Write the event's lines and flush."""
         encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        for line in describe(event):
+        for line in stamped(event, self._now()):
             with suppress(OSError):  # a full disk behind a redirected log
                 print(line.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
 
 
-def choose(stream: TextIO, json_mode: bool) -> Progress:
+class WarningsOnly(PlainProgress):
+    """Lines for warnings, and for workers that are not used or lost."""
+
+    def handle(self, event: Event) -> None:
+        """Write the event's lines if it is a warning."""
+        if isinstance(event, Warned | WorkerLost | WorkerIgnored | WorkerLeftOut):
+            super().handle(event)
+
+
+def choose(stream: TextIO, json_mode: bool, quiet: bool = False) -> Progress:
     """The display for a stream: live on a terminal that can show it, plain lines otherwise.
 
-    With `json_mode` stdout belongs to the summary, and stderr takes the stream's place.
+    With `json_mode` stdout belongs to the summary, and stderr takes the stream's place. `quiet`: warnings, on stderr.
     """
+    if quiet:
+        return WarningsOnly(sys.stderr)
     stream = sys.stderr if json_mode else stream
     return TerminalProgress(Console(file=stream, highlight=False)) if _can_show(stream) else PlainProgress(stream)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from daskcnn.events import Event, Judged, RunStarted
+from daskcnn.events import CalibratedWorker, Event, Judged, RunStarted
 from daskcnn.ps import RULES
 from daskcnn.show.history import EvaluationRow, History, Note, RoundRow, StepSums
 
@@ -118,9 +118,10 @@ class RunReport:
     """All figures of one run. epoch: how far it came; seconds: of training, those before a resume included.
 
     total: all workers. increments, by_round: the balance of the rounds of each increment, of each round; balance: of
-    all. kernels, conv_seconds: by worker and layer, of a layer-sharded run; shards: the kernels for people, samples as
-    per cent; breakdown: of its steps, by worker; papers_step: a step by the papers' definition, None where no epoch of
-    sharded layers has ended. began: seconds of the run at which each of its lives began.
+    all. calibrated: what each worker measured of itself. kernels, conv_seconds: by worker and layer, of a
+    layer-sharded run; shards: the kernels for people, samples as per cent; breakdown: of its steps, by worker;
+    papers_step: a step by the papers' definition, None where no epoch of sharded layers has ended. began: seconds of
+    the run at which each of its lives began.
     """
 
     start: RunStarted
@@ -145,6 +146,7 @@ class RunReport:
     breakdown: dict[str, StepParts]
     papers_step: StepParts | None
     began: dict[int, float]
+    calibrated: tuple[CalibratedWorker, ...] = ()
 
     @property
     def utilisation(self) -> float | None:
@@ -178,6 +180,7 @@ class RunReport:
             "papers_step": _dict_or_none(self.papers_step),
             **{name: [asdict(row) for row in getattr(self, name)] for name in many},
             "rounds": [row.to_dict() for row in self.rounds],
+            "calibrated": [row.model_dump() for row in self.calibrated],
         }
 
 
@@ -217,6 +220,7 @@ def tables(events: Iterable[Event]) -> RunReport:
         breakdown=_breakdown(run),
         papers_step=_papers_step(run.step_sums),
         began=dict(run.began),
+        calibrated=tuple(run.calibrated.values()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,20 @@ from daskcnn.show.text import aligned, clean, count, duration, number, percent, 
 Parts = Mapping[str, Any]
 
 
-def format_summary(summary: Parts) -> str:
-    """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it."""
+LABEL = 12
+"""Columns of the labels."""
+GLUE = "\N{NO-BREAK SPACE}"
+WHOLE = ("kept in", "checkpoint", "evaluate", "report", "resume")
+"""Labels of paths and commands, which are copied as they stand."""
+SPENT = {"busy": "busy", "wait": "waiting", "communication": "communication", "evaluation": "evaluation"}
+"""What a worker's seconds go to, in words."""
+
+
+def format_summary(summary: Parts, width: int | None = None) -> str:
+    """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it.
+
+    Lines longer than `width` columns are broken behind commas; paths and commands are left whole. None: none is.
+    """
     rate = f", {count(summary['images_per_second'])} images/s"
     epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
     run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
@@ -20,6 +33,7 @@ def format_summary(summary: Parts) -> str:
         ("status", clean(summary["status"])),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
+        *([("time", time)] if (time := _time(summary["workers"])) else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
         *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),
         ("kept in", run),
@@ -28,7 +42,33 @@ def format_summary(summary: Parts) -> str:
         ("report", f"daskcnn report {command}"),
         *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
     ]
-    return "\n".join(f"{label:<12}{value}".rstrip() for label, value in lines)
+    return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))
+
+
+def _broken(label: str, value: str, width: int | None) -> list[str]:
+    """A line, or several where it is too long: continued under its value, or whole on a line of its own."""
+    if width is None or LABEL + len(value) <= width:
+        return [f"{label:<{LABEL}}{value}"]
+    if label in WHOLE:
+        own = f"  {value}"
+        return [label, own] if len(own) <= width else [label, value]
+    if label in ("workers", ""):  # a row of a table
+        return [*([label] if label else []), f"  {value}"]
+    indent, room = " " * LABEL, max(width - LABEL, 1)
+    first, *more = textwrap.wrap(_glued(value), room, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(GLUE, " ") for line in (f"{label:<{LABEL}}{first}", *(f"{indent}{line}" for line in more))]
+
+
+def _glued(value: str) -> str:
+    """The text with spaces that are no place for a line to end, but behind commas: numbers stay with their units."""
+    return value.replace(" ", GLUE).replace(f",{GLUE}", ", ")
+
+
+def _time(workers: Sequence[Parts]) -> str:
+    """What the workers' seconds went to, as shares of all of them; empty where none were measured."""
+    spent = {words: sum(w.get(key, 0.0) for w in workers) for key, words in SPENT.items()}
+    total = sum(spent.values())
+    return ", ".join(f"{words} {percent(seconds / total)}" for words, seconds in spent.items()) if total else ""
 
 
 def _resumable(summary: Parts) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.conv.tuner import tune
+from daskcnn.conv.tuner import Begun, tune
 from daskcnn.job.network import convolutions
 from daskcnn.nn import Context, Shape, inside, walk
 from daskcnn.nn.layers.conv import Conv
@@ -18,13 +18,13 @@ TUNING = 10.0
 """Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
 
 
-def tune_convolutions(replica: Replica, seconds: float = TUNING) -> None:
+def tune_convolutions(replica: Replica, seconds: float = TUNING, *, begun: Begun = lambda done, of, spec: None) -> None:
     """Let the planner measure the network's convolutions, those that this machine does not remember.
 
-    It comes before `step_seconds`, which should see the speed of training.
+    `begun` is told which one comes next. It comes before `step_seconds`, which should see the speed of training.
     """
     specs = convolutions(replica.model, replica.dataset.shape, replica.batch_size, replica.job.model.dtype)
-    tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds)
+    tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds, begun=begun)
 
 
 def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:

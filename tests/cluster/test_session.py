@@ -2,17 +2,59 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from daskcnn.cluster.session import session
+from daskcnn.cluster.refusals import Refusal, returns_refusals
+from daskcnn.cluster.results import Results
+from daskcnn.cluster.session import session, tasks
 from daskcnn.errors import ClusterError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import vector_bytes
 from daskcnn.job.resolve import resolve
 from tests.tiny_runs import tiny_data, tiny_job
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="the worker would have its GPU")
+def test_a_worker_without_its_gpu_says_so_in_a_value(tmp_path: Path) -> None:
+    """Dask would print a traceback on the worker for an exception."""
+    job = resolve(tiny_job(tiny_data(tmp_path), train={"threads": 1}))
+    refused = tasks.calibrate("run", job, "gpu", opened(job.data).fingerprint)
+    assert isinstance(refused, Refusal)
+    assert isinstance(refused.error, ClusterError)
+    assert "CuPy is not installed" in refused.error.reason
+
+
+def test_a_worker_that_sees_other_data_says_so_in_a_value(tmp_path: Path) -> None:
+    refused = tasks.calibrate("run", resolve(tiny_job(tiny_data(tmp_path))), "cpu", "another")
+    assert isinstance(refused, Refusal)
+    assert "does not see the data set" in str(refused.error)
+
+
+def test_what_a_task_refuses_is_raised_in_the_driver() -> None:
+    """With all that the error says, after the journey."""
+    error = ClusterError("device gpu", "CuPy is not installed", "pip install it")
+    sent = pickle.loads(pickle.dumps(returns_refusals(raising(error))()))  # noqa: S301
+    with pytest.raises(ClusterError) as caught:
+        Results(SimpleNamespace(), 1.0).fetch(SimpleNamespace(result=lambda timeout: sent))  # type: ignore[arg-type]
+    assert (caught.value.value, caught.value.remedy) == ("device gpu", "pip install it")
+
+
+def test_a_mistake_of_ours_is_no_refusal() -> None:
+    with pytest.raises(ZeroDivisionError):
+        returns_refusals(raising(ZeroDivisionError()))()
+
+
+def raising(error: Exception) -> Callable[[], int]:
+    def task() -> int:
+        raise error
+
+    return task
 
 
 @pytest.mark.parametrize("missing", [0, 1])

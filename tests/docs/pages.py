@@ -11,7 +11,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
-    *(ROOT / page for page in ("data/README.md", "benchmarks/README.md", "CHANGELOG.md")),
+    *(
+        ROOT / page
+        for page in ("data/README.md", "benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+    ),
     *sorted((ROOT / "deploy").rglob("*.md")),
 ]
 ROOMS = ("daskcnn", "tests", "docs", "deploy", "data", "benchmarks", ".ci")

@@ -52,9 +52,11 @@ def finding(check: str, scheduler: str | None = None) -> Finding:
     return found
 
 
-def test_a_healthy_machine() -> None:
+def test_a_healthy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda _: "3.9")
     findings = examine(None, None, 1.0, Wanted())
-    assert [f.check for f in findings] == ["packages", "processor", "BLAS", "compiled loops", "memory", "GPU", "disk"]
+    checks = ["packages", "processor", "BLAS", "compiled loops", "memory", "GPU", "disk", "dashboard"]
+    assert [f.check for f in findings] == checks
     assert [f for f in findings if not f.ok or f.remedy] == []
 
 
@@ -85,6 +87,15 @@ def test_loops_to_compile_are_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "UNCACHED", True)
     assert finding("compiled loops").ok
     assert "DASKCNN_CACHE_DIR" in finding("compiled loops").remedy
+
+
+@pytest.mark.parametrize(("missing", "page"), [("bokeh", "/status"), ("prometheus-client", "/metrics")])
+def test_a_dashboard_that_is_missing_stops_no_job(monkeypatch: pytest.MonkeyPatch, missing: str, page: str) -> None:
+    monkeypatch.setattr(doctor, "version_of", lambda package: "missing" if package == missing else "3.9")
+    found = finding("dashboard")
+    assert found.ok
+    assert page in found.seen
+    assert "daskcnn[dashboard]" in found.remedy
 
 
 def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -85,6 +85,26 @@ def test_runs_that_are_hard_to_compare_are_said_to_be() -> None:
         assert words in told
 
 
+def calibrated(name: str, images_per_second: float = 100.0, **worker: Any) -> RunReport:
+    """A run of one worker that measured this of itself."""
+    row = {"name": "w0", "host": "desk-1", "processor": "Ryzen", "threads": 4, "images_per_second": images_per_second}
+    return tables([start(run=f"runs/{name}"), {"event": "calibration", "workers": [row | worker]}, round_of("w0")])
+
+
+def test_runs_under_another_load_are_said_to_be() -> None:
+    (told,) = compare([calibrated("idle"), calibrated("busy", 60.0)]).differences
+    assert "the load differs" in told
+    assert "the workers of runs/busy were 40.0 % slower than those of runs/idle" in told
+    assert f"warning: {told}" in format_comparison(compare([calibrated("idle"), calibrated("busy", 60.0)]))
+    assert compare([calibrated("a"), calibrated("b", 90.0)]).differences == (), "measurements scatter"
+
+
+@pytest.mark.parametrize("change", [{"processor": "Xeon"}, {"host": "desk-2"}, {"threads": 8}])
+def test_runs_on_other_machines_are_said_to_be(change: dict[str, Any]) -> None:
+    (told,) = compare([calibrated("a"), calibrated("b", 10.0, **change)]).differences
+    assert "the machines differ" in told
+
+
 @pytest.mark.parametrize("events", [[], [start()], data_parallel(), asynchronous(), layer_sharded()])
 def test_any_two_runs_can_be_compared(events: list[Event]) -> None:
     result = compare([tables(events), run("b", 0.5)], targets=[0.5])

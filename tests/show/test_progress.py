@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from daskcnn.show.live import TerminalProgress
 from daskcnn.show.progress import PlainProgress, choose
 from tests.show.run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
 
+AT = datetime(2026, 11, 20, 20, 15, 3)
 EVIL = "killed [/bold][red]\x1b[31m\r\nby \x07OOM\x9b2J"
 WARNING = {"event": "warning", "message": EVIL}
 CHECKPOINT = {"event": "checkpoint", "path": "runs/x/checkpoints/step-000000375", "step": 375}
@@ -213,6 +215,7 @@ def test_plain_lines_hold_no_control_characters() -> None:
             progress.handle(parse(event))
     lines = stream.getvalue().split("\n")
     assert len(lines) == 5
+    assert all(line[:4].isdigit() for line in lines[:4]), "each begins with its time"
     assert all(line.isprintable() for line in lines)
 
 
@@ -221,10 +224,12 @@ def test_plain_lines_hold_no_control_characters() -> None:
 
 def plain(*events: Any) -> list[str]:
     stream = io.StringIO()
-    with PlainProgress(stream) as progress:
+    with PlainProgress(stream, now=lambda: AT) as progress:
         for event in events:
             progress.handle(parse(event))
-    return stream.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
+    assert all(line.startswith("2026-11-20 20:15:03  ") for line in lines)
+    return [line[21:] for line in lines]
 
 
 def test_a_plain_run_is_a_line_an_epoch_and_what_is_out_of_the_ordinary() -> None:
@@ -256,8 +261,8 @@ def test_a_plain_layer_sharded_run_shows_its_steps() -> None:
 
 def test_a_stream_of_few_characters_gets_question_marks() -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", write_through=True)
-    PlainProgress(stream).handle(Warned(message="γ is 0"))
-    assert stream.buffer.getvalue() == b"warning: ? is 0\n"
+    PlainProgress(stream, now=lambda: AT).handle(Warned(message="γ is 0"))
+    assert stream.buffer.getvalue() == b"2026-11-20 20:15:03  warning: ? is 0\n"
 
 
 class FullDisk(io.StringIO):
@@ -295,6 +300,41 @@ def test_the_live_display_is_closed_when_the_run_raises() -> None:
     assert "\x1b[?25h" in screen.file.getvalue()
 
 
+# --- calibrating ---
+
+
+def test_what_is_measured_is_shown_until_training_begins() -> None:
+    screen = Screen(80)
+    calibrating = {"event": "calibrating", "worker": "desk-1", "doing": "a convolution", "done": 3, "of": 7}
+    text = screen.show(start(), calibrating)
+    assert "· calibrating" in text
+    assert row(text, "desk-1") == ["desk-1", "a", "convolution", "3/7"]
+    assert "loss" not in text
+    text = screen.show(calibration("desk-1"))
+    assert "a convolution" not in text
+    assert "· training" in text
+
+
+def test_a_worker_that_comes_later_is_measured_beside_those_that_train() -> None:
+    later = {"event": "calibrating", "worker": "desk-2", "doing": "a step of training"}
+    text = Screen(120).show(*data_parallel(), later)
+    assert "· training" in text
+    assert row(text, "desk-2")[-4:] == ["a", "step", "of", "training"]
+    left_out = {"event": "worker-left-out", "worker": "desk-2", "reason": "no GPU", "remedy": ""}
+    assert "desk-2" not in Screen(120).show(*data_parallel(), later, left_out).partition("╭")[2]
+
+
+def test_plain_lines_say_what_is_measured_and_how_far() -> None:
+    events = [
+        {"event": "calibrating", "worker": "desk-1", "doing": "a convolution", "done": 3, "of": 7},
+        {"event": "calibrating", "worker": "desk-1", "doing": "a step of training"},
+    ]
+    assert plain(*events) == [
+        "worker desk-1: calibrating, a convolution (3 of 7 done)",
+        "worker desk-1: calibrating, a step of training",
+    ]
+
+
 # --- which one ---
 
 
@@ -329,10 +369,21 @@ def test_a_file_gets_lines(tmp_path: Any) -> None:
         assert isinstance(choose(stream, False), PlainProgress)
 
 
+def test_quiet_shows_warnings_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with choose(sys.stdout, False, quiet=True) as progress:
+        for event in [*asynchronous(), WARNING, END]:
+            progress.handle(parse(event))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line.split("  ")[1][:16] for line in captured.err.splitlines()] == ["warning: worker "] * 2 + [
+        "warning: killed "
+    ]
+
+
 def test_with_json_stdout_stays_empty(terminal: io.TextIOWrapper, capsys: pytest.CaptureFixture[str]) -> None:
     with choose(sys.stdout, True) as progress:
         progress.handle(parse(WARNING))
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("warning: killed")
+    assert "  warning: killed" in captured.err
     assert isinstance(choose(terminal, True), PlainProgress), "stderr is no terminal, whatever the stream is"

@@ -44,6 +44,7 @@ def test_the_summary_has_the_documented_fields() -> None:
         "busy": 5.0,
         "wait": 4.5,
         "communication": 0.5,
+        "evaluation": 0.5,
     }
 
 
@@ -78,6 +79,7 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
         "training    sgwu, 10 epochs in 4 min 12 s, 1,905 images/s",
         "test        accuracy 69.1 %, loss 0.912",
         "validation  accuracy 70.0 %, loss 0.800",
+        "time        busy 70.0 %, waiting 22.4 %, communication 2.9 %, evaluation 4.8 %",
         "traffic     12.3 MB up, 950 B down",
         "workers     name  device  samples   busy   wait  communication",
         "            w0    cpu      12,000  9.7 s  0.2 s          0.1 s",
@@ -88,6 +90,32 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
         "evaluate    daskcnn evaluate 'runs/my run'",
         "report      daskcnn report 'runs/my run'",
     ]
+
+
+def test_a_narrow_terminal_breaks_no_number_and_no_path() -> None:
+    run = "runs/2026-11-20T20-15-03-sgwu"
+    shown = format_summary(summary(run=run, checkpoint=f"{run}/checkpoints/step-000000375"), 60).splitlines()
+    assert max(map(len, shown)) <= 60
+    assert shown[4:8] == [
+        "time        busy 70.0 %, waiting 22.4 %,",
+        "            communication 2.9 %, evaluation 4.8 %",
+        "traffic     12.3 MB up, 950 B down",
+        "workers",
+    ]
+    assert shown[8:10] == [
+        "  name  device  samples   busy   wait  communication",
+        "  w0    cpu      12,000  9.7 s  0.2 s          0.1 s",
+    ]
+    assert shown[13:15] == ["checkpoint", f"  {run}/checkpoints/step-000000375"]
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 80])
+def test_a_summary_of_any_width_says_the_same(width: int) -> None:
+    assert format_summary(summary(), width).split() == format_summary(summary()).split()
+
+
+def test_a_run_without_rounds_has_no_shares() -> None:
+    assert "time  " not in format_summary(summary(workers=[]))
 
 
 def test_one_epoch_is_no_epochs() -> None:

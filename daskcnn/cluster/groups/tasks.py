@@ -20,7 +20,7 @@ from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.session.served_round import ServedRound
 from daskcnn.cluster.session.session import Counters, Session
 from daskcnn.cluster.session.stopping import stopped
-from daskcnn.cluster.session.tasks import join_run
+from daskcnn.cluster.session.tasks import joined
 from daskcnn.nn.score import Score
 from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of
 from daskcnn.training.replica import Replica, Stopped, Trained
@@ -104,7 +104,7 @@ class AtHome:
 
 def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
     """Join the server for the group; center and momentum are there to be handed out. Raises Stopped."""
-    if not join_run(order):
+    if not joined(order):
         raise Stopped
     session = session_at(context)
     session.kept.drop(AtHome)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -123,9 +124,17 @@ def check_dataset(job: Job, fingerprint: str, index: ArrayIndex | None = None) -
     return None if found == fingerprint else f"{dataset.path} holds another data set (fingerprint {found[:12]})"
 
 
-def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None = None) -> Session:
+def open_session(
+    run: str,
+    job: Job,
+    kind: DeviceKind,
+    index: ArrayIndex | None = None,
+    *,
+    compiling: Callable[[int, int], None] = lambda done, of: None,
+) -> Session:
     """Begin the run on this worker; whatever another run kept here goes.
 
+    compiling: told how many loops are compiled, and of how many, where this machine has to compile them.
     Raises ClusterError without the device, or with too little memory for the network.
     """
     with _lock:
@@ -139,6 +148,7 @@ def open_session(run: str, job: Job, kind: DeviceKind, index: ArrayIndex | None 
             check_vectors(job, dataset, _memory())
         limit = job.train.workspace_mib << 20
         device = Device.of(kind, threads=threads, workspace_limit=limit, exact=job.train.exact)
+        device.warm(job.model.dtype, compiling)
         throttle = float(os.environ.get(THROTTLE, "1"))
         replica = Replica(job, dataset, device, clock=time.perf_counter, throttle=throttle, pause=time.sleep)
         keep_freed_memory()

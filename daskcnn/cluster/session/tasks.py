@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from daskcnn.arrays import Array, DeviceKind, backend, device_profile, single_threaded_blas
+from daskcnn.cluster.news import Teller
 from daskcnn.cluster.protocol import Calibration, RoundOrder
+from daskcnn.cluster.refusals import returns_refusals
 from daskcnn.cluster.session.served_round import ServedRound, join_server
 from daskcnn.cluster.session.session import check_dataset, open_session, session_of
 from daskcnn.cluster.session.stopping import stop_signal, stopped
+from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.nn.score import Score
@@ -27,6 +32,7 @@ def device_problem(kind: str) -> str | None:
     return None
 
 
+@returns_refusals
 def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: ArrayIndex | None = None) -> Calibration:
     """Measure this worker with the real shapes, through the code of training. `index`: of arrays in place.
 
@@ -36,18 +42,27 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
     if problem := check_dataset(job, fingerprint, index):
         remedy = "give data on storage that every worker reaches, or copy it there"
         raise ClusterError(f"it does not see the data set: {problem}; {remedy}")
-    session = open_session(run, job, kind, index)
+    teller = Teller(run)
+    compiling = partial(teller.tell, "compiling loops for this machine")
+    session = open_session(run, job, kind, index, compiling=compiling)
     profile = device_profile(kind, session.replica.device.pool.threads)
     with single_threaded_blas():
-        tune_convolutions(session.replica)
+        tune_convolutions(session.replica, begun=lambda done, of, spec: teller.tell(_in_words(spec), done, of))
+        teller.tell("a step of training")
         seconds, convs = step_seconds(session.replica)
         fixed, rest = dict[str, float](), None
         if job.train.strategy == LAYER or job.train.replica_size > 1:  # a shard's share goes by all that it does
+            teller.tell("the layers that are sharded")
             stages = stage_seconds(session.replica)
             convs, fixed, rest = dict(stages.whole), dict(stages.fixed), stages.rest
     return Calibration(seconds, convs, fixed, profile.threads, profile.name, profile.memory, rest)
 
 
+def _in_words(spec: ConvSpec) -> str:
+    return f"a convolution {spec.R}x{spec.S} of {spec.C} to {spec.K} channels, maps {spec.H}x{spec.W}"
+
+
+@returns_refusals
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
     """Judge these weights on samples lo…hi of a split ("train" or "test")."""
     replica = session_of(run).replica
@@ -58,7 +73,13 @@ def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Sco
         return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole)
 
 
+@returns_refusals
 def join_run(order: RoundOrder) -> bool:
+    """Take part in the server's barrier, as `joined` does."""
+    return joined(order)
+
+
+def joined(order: RoundOrder) -> bool:
     """Begin a session: take part in the server's barrier and start from its center. False: stopped meanwhile."""
     try:
         join_server(order, session_of(order.run), stop_signal())
@@ -67,6 +88,7 @@ def join_run(order: RoundOrder) -> bool:
     return True
 
 
+@returns_refusals
 def train_round(order: RoundOrder) -> RoundReport | None:
     """One round: train, judge, push, adopt what comes back. None: the driver stopped it."""
     served = ServedRound(order, session_of(order.run), stop_signal())

@@ -69,6 +69,14 @@ class Cifar:
         """Return the official archive, downloaded if the folder does not hold it yet."""
         return self.official.fetch(folder, lambda done, total: progress("download", done, total))
 
+    def archive_at(self, path: Path) -> Path | None:
+        """The archive by its official name, or the folder that has its files; None where neither is there."""
+        name = self.official.url.rpartition("/")[2]
+        if path.is_file():
+            return path if path.name == name else None
+        folders = [folder for folder in (path, path / self.folder) if (folder / self.classes_file).is_file()]
+        return next((found for found in (*folders, path / name) if found.exists()), None)
+
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read the `.tar.gz` or its folder, with a warning if the archive is not the official one. Raises DataError."""
         assert archive is not None

@@ -39,5 +39,8 @@ class Importer(Protocol):
     def fetch(self, folder: Path, progress: Progress) -> Path:
         """Download the archive into a folder and return its path. Raises DataError if that fails or is not offered."""
 
+    def archive_at(self, path: Path) -> Path | None:
+        """The publisher's archive, or the folder of its files, at this path or in it; None where it is not there."""
+
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read and check everything. Raises DataError naming file, record and value."""

@@ -58,6 +58,11 @@ class IdxFiles:
             each.fetch(folder / self.name, lambda done, total: progress("download", done, total))
         return folder / self.name
 
+    def archive_at(self, path: Path) -> Path | None:
+        """The path, if it is the folder of the four files, packed or not."""
+        names = [name for pair in FILES.values() for name in pair]
+        return path if all((path / name).is_file() or (path / f"{name}.gz").is_file() for name in names) else None
+
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Read the four files of a folder, with a warning for a packed one that is not the official one.
 

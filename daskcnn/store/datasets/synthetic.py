@@ -55,6 +55,10 @@ class Synthetic:
         """Raise DataError: the data set is built in."""
         raise DataError(reason="synthetic is built in", remedy="there is nothing to download")
 
+    def archive_at(self, path: Path) -> Path | None:
+        """None: there are no files of it."""
+        return None
+
     def load(self, archive: Path | None, progress: Progress, warn: Warn) -> Source:
         """Generate the images; they are always the same."""
         classes = tuple(f"{180 * a // _ANGLES} degrees, {w} pixels" for w in _WAVELENGTHS for a in range(_ANGLES))

@@ -1,0 +1,67 @@
+"""What a worker tells the driver while a task of it lasts: what it is calibrating, and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from distributed import Client, get_worker
+
+from daskcnn.events import Calibrating
+
+EVERY = 2.0
+"""Seconds between two messages: the scheduler passes each on. What takes less is told by no message."""
+
+
+def _topic(run: str) -> str:
+    return f"daskcnn-{run}"
+
+
+class Teller:
+    """A worker's side."""
+
+    def __init__(self, run: str) -> None:
+        self._topic, self._told = _topic(run), time.monotonic()
+
+    def tell(self, doing: str, done: int = 0, of: int = 0) -> None:
+        """Say what is being done now, and after how many parts of how many; 0 where it has no parts."""
+        if (now := time.monotonic()) - self._told < EVERY:
+            return
+        self._told = now
+        try:
+            worker = get_worker()
+        except ValueError:  # no task of a cluster
+            return
+        worker.log_event(self._topic, {"doing": doing, "done": done, "of": of})
+
+
+class News:
+    """The driver's side: messages of the run's workers until they are taken."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
+
+    def subscribe(self, client: Client, run: str) -> None:
+        """Begin to hear the run's workers."""
+        client.subscribe_topic(_topic(run), self.heard)
+
+    def unsubscribe(self, client: Client, run: str) -> None:
+        """Hear them no more."""
+        client.unsubscribe_topic(_topic(run))
+
+    def heard(self, event: tuple[float, Mapping[str, Any]]) -> None:
+        """Keep a message. Called on the thread of the client's event loop."""
+        self._queue.put(event[1])
+
+    def taken(self, names: Mapping[str, str]) -> list[Calibrating]:
+        """The messages so far as events, of the workers with a name; names: by address."""
+        found: list[Calibrating] = []
+        while True:
+            try:
+                said = dict(self._queue.get_nowait())
+            except Empty:
+                return found
+            if (name := names.get(str(said.pop("worker", "")))) is not None:  # the address, which the scheduler adds
+                found.append(Calibrating(worker=name, **said))

@@ -1,0 +1,140 @@
+"""Every key of a job with type, default and meaning, read from the models that check them.
+
+Names and values stand in backticks, as in Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from daskcnn.job.tables import LAYER, Job, keys_of
+from daskcnn.nn import MODELS
+from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES, UpdateRule
+from daskcnn.store import DATASETS
+
+NAMES = {
+    "model.name": (*MODELS, "C1:C2"),
+    "train.strategy": (*RULES, LAYER),
+    "train.partition": PARTITIONERS,
+}
+"""Keys whose values are names from a registry."""
+BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}
+
+
+@dataclass(frozen=True)
+class KeyEntry:
+    """A key of a table: what its value may be, its default (empty where that depends on others), and its meaning."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """A table of a job.
+
+    Attributes
+    ----------
+    name : as in a job file, such as `train.schedule`; of a rule's parameters `rule`.
+    rule : the update rule whose parameters these are; empty for other tables.
+    meaning : one or a few sentences.
+    keys : in the order of the model.
+    """
+
+    name: str
+    rule: str
+    meaning: str
+    keys: tuple[KeyEntry, ...]
+
+
+def tables() -> Iterator[TableEntry]:
+    """The job's tables, each followed by those inside it; those of the rules come last."""
+    for name, field in Job.model_fields.items():
+        if table := _table(field):
+            yield from _with_inner(name, table)
+    for name, rule in RULES.items():
+        yield TableEntry("rule", name, _first_paragraph(rule), _keys("rule", rule))
+
+
+def default_of(key: str) -> str:
+    """The default of `section.key`; empty where it depends on other keys."""
+    section, name = key.split(".")
+    table: Any = Job.model_fields[section].annotation
+    return _default(keys_of(table)[name])
+
+
+def _with_inner(name: str, table: type[BaseModel]) -> Iterator[TableEntry]:
+    yield TableEntry(name, "", _words(table), _keys(name, table))
+    for key, field in keys_of(table).items():
+        if inner := _table(field):
+            yield TableEntry(f"{name}.{key}", "", _words(inner), _keys(f"{name}.{key}", inner))
+
+
+def _keys(section: str, table: type[BaseModel]) -> tuple[KeyEntry, ...]:
+    return tuple(
+        KeyEntry(key, _type(f"{section}.{key}", field), _default(field), field.description or "")
+        for key, field in keys_of(table).items()
+    )
+
+
+def _first_paragraph(rule: type[UpdateRule]) -> str:
+    return re.sub(r"\s+", " ", (rule.__doc__ or "").strip().split("\n\n")[0])
+
+
+def _words(table: type[BaseModel]) -> str:
+    """The model's own sentence, without the name that stands above it."""
+    text = re.sub(r"\s+", " ", (table.__doc__ or "").strip().split(": ", 1)[-1])
+    return text[0].upper() + text[1:]
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _type(key: str, field: FieldInfo) -> str:
+    """What a value may be, with its bounds."""
+    if key == "data.name":
+        return "text; imported are " + ", ".join(f"`{name}`" for name in DATASETS)
+    if key in NAMES:
+        return "one of " + ", ".join(f"`{name}`" for name in NAMES[key])
+    bounds = [text.format(getattr(m, at)) for m in field.metadata for at, text in BOUNDS.items() if hasattr(m, at)]
+    return ", ".join([_kind(field.annotation), *bounds])
+
+
+def _kind(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        values = ", ".join(f"`{value}`" for value in get_args(kind))
+        return f"one of {values}" if len(get_args(kind)) > 1 else values
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is list:
+        return _list(get_args(kind)[0])
+    if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return "table"
+    plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    return plain.get(kind) or _kind(get_args(kind)[0])
+
+
+def _list(entry: Any) -> str:
+    if get_origin(entry) is dict:
+        return "list of tables"
+    return "list of numbers" if _kind(entry) == "number" else "list of text"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined or value is None or isinstance(value, BaseModel):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
