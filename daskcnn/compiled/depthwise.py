@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.loop import boolean, float64, inner, integers, intp, loop
+from daskcnn.compiled.copies import copy
+from daskcnn.compiled.loop import boolean, float64, inner, integers, intp, loop, uintp
 
 
 class Step(NamedTuple):
@@ -36,23 +37,23 @@ def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, l
     kernels : (R·S + 1, run), repeated for every sample of a run; the bias comes last
     back : write dx, from dy in the place of x
     """
-    rows, columns = y.shape[:2]
-    size, run = y.shape[2] * y.shape[3], kernels.shape[1]
-    source, target = x.reshape(x.shape[0], x.shape[1], size), y.reshape(rows, columns, size)
+    (rows, columns), (H, W), size, run = y.shape[:2], x.shape[:2], y.shape[2] * y.shape[3], kernels.shape[1]
+    source, target, factors = x.reshape(x.size), y.reshape(y.size), kernels.reshape(kernels.size)
     for unit in range(first, last):
         row, start = unit % rows, unit // rows * run
         n = min(run, size - start)
         for column in range(columns):
-            total = target[row, column, start : start + n]
-            _copy(kernels[len(kernels) - 1], total)
+            to = (row * columns + column) * size + start
+            copy(factors, factors.size - run, target, to, n)
             for r in range(step.height):
-                i = _met(row, r, step.down, step.top, step.rows_apart, len(source), back)
+                i = _met(row, r, step.down, step.top, step.rows_apart, H, back)
                 if i < 0:
                     continue
                 for s in range(step.width):
-                    j = _met(column, s, step.right, step.left, step.columns_apart, source.shape[1], back)
+                    j = _met(column, s, step.right, step.left, step.columns_apart, W, back)
                     if j >= 0:
-                        _add_products(source[i, j, start : start + n], kernels[r * step.width + s], total)
+                        at = (i * W + j) * size + start
+                        _add_products(source, at, factors, (r * step.width + s) * run, target, to, n)
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], _STEP, intp, intp, T[:, ::1]))
@@ -61,26 +62,26 @@ def correlate_filter(x: Any, dy: Any, sums: Any, step: Any, first: int, last: in
 
     scratch : (R·S, run), the sums of a row
     """
-    rows, columns = dy.shape[:2]
-    size, run, parts = dy.shape[2] * dy.shape[3], scratch.shape[1], len(sums)
-    source, change = x.reshape(x.shape[0], x.shape[1], size), dy.reshape(rows, columns, size)
-    units = -(-size // run) * rows
+    (rows, columns), (H, W), size, run = dy.shape[:2], x.shape[:2], dy.shape[2] * dy.shape[3], scratch.shape[1]
+    source, changes, totals = x.reshape(x.size), dy.reshape(dy.size), scratch.reshape(scratch.size)
+    units, parts = -(-size // run) * rows, len(sums)
     sums[first:last] = 0
     for part in range(first, last):
         for unit in range(units * part // parts, units * (part + 1) // parts):
             row, start = unit % rows, unit // rows * run
             n = min(run, size - start)
-            scratch[:] = 0
+            totals[:] = 0
             for r in range(step.height):
-                i = _met(row, r, step.down, step.top, step.rows_apart, len(source), False)
+                i = _met(row, r, step.down, step.top, step.rows_apart, H, False)
                 if i < 0:
                     continue
                 for column in range(columns):
-                    changes = change[row, column, start : start + n]
+                    change = (row * columns + column) * size + start
                     for s in range(step.width):
-                        j = _met(column, s, step.right, step.left, step.columns_apart, source.shape[1], False)
+                        j = _met(column, s, step.right, step.left, step.columns_apart, W, False)
                         if j >= 0:
-                            _add_products(source[i, j, start : start + n], changes, scratch[r * step.width + s])
+                            at = (i * W + j) * size + start
+                            _add_products(source, at, changes, change, totals, (r * step.width + s) * run, n)
             _fold(scratch, sums[part])
 
 
@@ -101,16 +102,11 @@ def _met(at: int, tap: int, step: int, begin: int, apart: int, size: int, back: 
 
 
 @inner
-def _copy(a: Any, b: Any) -> None:
-    for i in range(len(b)):
-        b[i] = a[i]
-
-
-@inner
-def _add_products(a: Any, b: Any, total: Any) -> None:
-    """Add a·b number by number, as many as a has."""
-    for i in range(len(a)):
-        total[i] += a[i] * b[i]
+def _add_products(a: Any, at: int, b: Any, by: int, total: Any, to: int, n: int) -> None:
+    """Add n products a·b, number by number, from these places on. Unsigned places make it vectors, as in `copies`."""
+    one, other, there = uintp(at), uintp(by), uintp(to)
+    for i in range(uintp(n)):
+        total[there + i] += a[one + i] * b[other + i]
 
 
 @inner
