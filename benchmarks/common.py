@@ -21,6 +21,7 @@ import conv_gemm
 
 from daskcnn.arrays import device_profile
 from daskcnn.job.tables import Job, Model, Train
+from daskcnn.nn.models import MODELS as MODELS_BY_NAME
 from daskcnn.nn.models import model_spec
 
 K, T = TypeVar("K"), TypeVar("T")
@@ -30,6 +31,7 @@ IMAGE, CLASSES = (32, 32, 3), 10
 MODELS = ("50:500", "150:800", "300:1000", "500:1500", "quick", "lenet5")
 VGG11 = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
 PLAIN20 = (16, *6 * (16,), -32, *5 * (32,), -64, *5 * (64,))
+PHOTOGRAPHS = ("alexnet", "googlenet")
 CHAINS = {"vgg11": VGG11, "plain20": PLAIN20}
 """3×3 convolutions with batch normalising, by their kernels; a negative number has a stride of 2. VGG-11's (Simonyan &
 Zisserman, table 1, A), and ResNet-20's without its shortcuts (He et al., section 4.2)."""
@@ -76,12 +78,34 @@ class Configuration:
         """The network's layers as a job declares them."""
         if self.model in CHAINS:
             return chain(self.model)
-        return [s for s in model_spec(self.model, IMAGE, CLASSES) if self.lrn or s["layer"] != "lrn"]
+        layers = model_spec(self.model, self.images.shape, len(self.images.classes))
+        return _without_chance([s for s in layers if self.lrn or s["layer"] != "lrn"])
+
+    @property
+    def images(self) -> Images:
+        """What it is trained on: images of 32×32, or photographs for networks that take no others."""
+        if self.model in PHOTOGRAPHS:
+            return Images(MODELS_BY_NAME[self.model].image, tuple(map(str, range(1000))))
+        return Images()
 
     @property
     def job(self) -> Job:
         """A job that trains it; momentum, Nesterov and weight decay are the defaults."""
         return Job(model=Model(layers=self.layers), train=Train(batch_size=self.batch, threads=self.threads))
+
+
+def _without_chance(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The layers with dropout that drops nothing: losses are compared."""
+    return [
+        {key: 0.0 if (entry["layer"], key) == ("dropout", "rate") else _inner(value) for key, value in entry.items()}
+        for entry in layers
+    ]
+
+
+def _inner(value: Any) -> Any:
+    if not isinstance(value, list):
+        return value
+    return _without_chance(value) if value and isinstance(value[0], dict) else [_inner(each) for each in value]
 
 
 class Samples(Sequence[int]):

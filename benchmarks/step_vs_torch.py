@@ -28,11 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 from common import (
-    CLASSES,
-    IMAGE,
     Budget,
     Configuration,
-    Images,
     Results,
     configurations,
     in_fresh_process,
@@ -43,7 +40,8 @@ from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Train
-from daskcnn.nn import Context, Layer, Params, predict
+from daskcnn.nn import Context, Layer, Params, Sequential, layers, predict
+from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 from daskcnn.training.step_calibration import tune_convolutions
@@ -63,6 +61,11 @@ BARS: dict[tuple[str, int], tuple[float, float]] = {
     **{("lenet5", batch): (1.2, 1.2) for batch in (64, 256)},
     ("vgg11", 128): (2.0, 2.0),
     ("plain20", 128): (1.1, 1.1),
+    ("resnet20", 128): (1.0, 1.0),
+    ("vgg11-bn", 128): (1.8, 1.8),
+    ("resnet18", 128): (1.8, 1.8),
+    ("alexnet", 32): (1.0, 1.0),
+    ("googlenet", 32): (1.0, 1.0),
     ("50:500", 64): (3.8, 3.4),
     ("150:800", 64): (4.3, 4.2),
     ("300:1000", 64): (4.5, 4.3),
@@ -94,11 +97,12 @@ def start(c: Configuration) -> tuple[Replica, Batch]:
     The process keeps freed memory as a worker's does, PyTorch's too.
     """
     keep_freed_memory()
-    replica = Replica(c.job, Images(), Device.of("cpu", threads=c.threads), clock=time.perf_counter)
+    replica = Replica(c.job, c.images, Device.of("cpu", threads=c.threads), clock=time.perf_counter)
     tune_convolutions(replica)
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((*IMAGE[:2], c.batch, IMAGE[2]), dtype=np.float32)
-    return replica, Batch(x, rng.integers(0, CLASSES, c.batch), np.arange(c.batch, dtype=np.uint64))
+    H, W, C = c.images.shape
+    x = rng.standard_normal((H, W, c.batch, C), dtype=np.float32)
+    return replica, Batch(x, rng.integers(0, len(c.images.classes), c.batch), np.arange(c.batch, dtype=np.uint64))
 
 
 def make_step(mode: str, replica: Replica, batch: Batch) -> Step:
@@ -117,8 +121,13 @@ def torch_step(mode: str, replica: Replica, batch: Batch, device: str = "cpu") -
     labels = torch.from_numpy(batch.labels).to(device)
     sgd = sgd_of(model, replica.job.train, LR)
 
+    heads = [module for module in model.modules() if isinstance(module, SideHead)]
+
     def loss_of(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(model(x), labels)
+        loss = nn.functional.cross_entropy(model(x), labels)
+        for head in heads:
+            loss = loss + head.weight * nn.functional.cross_entropy(head.scores, labels)
+        return loss
 
     forward = torch.compile(loss_of) if "compiled" in mode else loss_of
 
@@ -159,17 +168,59 @@ def sgd_of(model: nn.Module, train: Train, lr: float) -> torch.optim.SGD:
 def twin(replica: Replica) -> nn.Sequential:
     """The same network for images (N, C, H, W), with a copy of the weights."""
     params, _ = replica.layout.views(replica.host_weights())
-    layers = zip(replica.job.model.layers, replica.model.layers, strict=True)
-    return nn.Sequential(*(m for spec, (name, layer) in layers for m in TWINS[spec["layer"]](layer, params.get(name))))
+    return _in_turn(replica.model, params)
 
 
-def _conv(layer: Layer, params: Params) -> list[nn.Module]:
+def _modules(layer: Layer, params: Params) -> list[nn.Module]:
+    return TWINS[type(layer)](layer, params)
+
+
+def _in_turn(layer: Sequential, params: Params) -> nn.Sequential:
+    return nn.Sequential(*(m for name, each in layer.layers for m in _modules(each, params.get(name, {}))))
+
+
+class Joined(nn.Module):
+    """Paths that take the same input, added up or side by side."""
+
+    def __init__(self, layer: Parallel, params: Params) -> None:
+        super().__init__()
+        self.adds = not isinstance(layer, layers.Branches)
+        self.paths = nn.ModuleList(
+            nn.Identity() if path is None else _in_turn(path, params.get(name, {})) for name, path in layer.paths
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The joined outputs."""
+        first, *others = (path(x) for path in self.paths)
+        if not self.adds:
+            return torch.cat([first, *others], 1)
+        for other in others:
+            first = first + other
+        return first
+
+
+class SideHead(nn.Module):
+    """Passes its input on, and keeps the scores that its path makes of it."""
+
+    def __init__(self, layer: layers.Auxiliary, params: Params) -> None:
+        super().__init__()
+        self.path, self.weight = _in_turn(layer.path, params["path"]), layer.weight
+        self.scores: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The input."""
+        self.scores = self.path(x)
+        return x
+
+
+def _conv(layer: layers.Conv, params: Params) -> list[nn.Module]:
     R, S, C, K = params["w"].shape
-    conv = nn.Conv2d(C * layer.groups, K, (R, S), layer.stride, layer.pad, layer.dilation, layer.groups)
-    return [_with(conv, params["w"].transpose(3, 2, 0, 1), params["b"])]
+    options = {"dilation": layer.dilation, "groups": layer.groups, "bias": layer.bias}
+    conv = nn.Conv2d(C * layer.groups, K, (R, S), layer.stride, layer.pad, **options)
+    return [_with(conv, params["w"].transpose(3, 2, 0, 1), params.get("b"))]
 
 
-def _dense(layer: Layer, params: Params) -> list[nn.Module]:
+def _dense(layer: layers.Dense, params: Params) -> list[nn.Module]:
     """Behind a map the weights (H, W, C, units) are those of a vector of channels, rows and columns."""
     w, units = params["w"], layer.units
     matrix = (w.transpose(3, 2, 0, 1) if w.ndim == 4 else w.T).reshape(units, -1)
@@ -177,22 +228,33 @@ def _dense(layer: Layer, params: Params) -> list[nn.Module]:
     return [nn.Flatten(), linear] if w.ndim == 4 else [linear]
 
 
-def _with(module: nn.Module, w: np.ndarray, b: np.ndarray) -> nn.Module:
+def _with(module: nn.Module, w: np.ndarray, b: np.ndarray | None) -> nn.Module:
     with torch.no_grad():
         module.weight.copy_(torch.from_numpy(np.ascontiguousarray(w)))
-        module.bias.copy_(torch.from_numpy(b))
+        if b is not None:
+            module.bias.copy_(torch.from_numpy(b))
     return module
 
 
-TWINS: Mapping[str, Callable[[Layer, Params], list[nn.Module]]] = {
-    "conv": _conv,
-    "dense": _dense,
-    "batchnorm": lambda layer, params: [nn.BatchNorm2d(len(params["scale"]), layer.epsilon, layer.momentum)],
-    "relu": lambda layer, _: [nn.ReLU()],
-    "tanh": lambda layer, _: [nn.Tanh()],
-    "lrn": lambda layer, _: [nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)],
-    "maxpool": lambda layer, _: [nn.MaxPool2d(layer.size, layer.step)],
-    "averagepool": lambda layer, _: [nn.AvgPool2d(layer.size, layer.step)],
+def _pad(layer: layers.Pad, _: Params) -> list[nn.Module]:
+    return [nn.ConstantPad3d((*[layer.size] * 4, 0, layer.channels), 0.0)]
+
+
+TWINS: Mapping[type[Layer], Callable[[Any, Params], list[nn.Module]]] = {
+    layers.Conv: _conv,
+    layers.Dense: _dense,
+    layers.BatchNorm: lambda layer, params: [nn.BatchNorm2d(len(params["scale"]), layer.epsilon, layer.momentum)],
+    layers.ReLU: lambda layer, _: [nn.ReLU()],
+    layers.Tanh: lambda layer, _: [nn.Tanh()],
+    layers.LRN: lambda layer, _: [nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)],
+    layers.MaxPool: lambda layer, _: [nn.MaxPool2d(layer.size, layer.step)],
+    layers.AveragePool: lambda layer, _: [nn.AvgPool2d(layer.size, layer.step)],
+    layers.GlobalPool: lambda layer, _: [nn.AdaptiveAvgPool2d(1), nn.Flatten()],
+    layers.Dropout: lambda layer, _: [nn.Dropout(layer.rate)],
+    layers.Pad: _pad,
+    layers.Residual: lambda layer, params: [Joined(layer, params)],
+    layers.Branches: lambda layer, params: [Joined(layer, params)],
+    layers.Auxiliary: lambda layer, params: [SideHead(layer, params)],
 }
 
 

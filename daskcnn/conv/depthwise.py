@@ -1,6 +1,6 @@
 """Depthwise convolution: every channel has kernels of its own, and there is nothing to add up over channels.
 
-It is as fast as memory. Each tap multiplies numbers that lie side by side, all channels of some samples, and adds them
+Each tap multiplies numbers that lie side by side, all channels of some samples, and adds them
 to the result. Kernels are repeated for as many samples beforehand. With several kernels a channel, the first of every
 channel are one such pass, the second another.
 """
