@@ -22,6 +22,7 @@ from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS
+from daskcnn.store.augmentation import STEPS, Step
 
 PAGE = Path(__file__).with_name("job.md")
 NAMES = {
@@ -40,6 +41,12 @@ A job is a TOML file of these tables, or flags (`python -m daskcnn.run --help`),
 Unknown keys and values out of range are refused before anything starts, all at once.
 """
 
+STEPS_HEAD = """## Steps of `data.augment`
+
+`augment` may be a list of tables, each with the key `step` and the keys of that step.
+[augmentation.md](augmentation.md) says what they do.
+"""
+
 
 def page() -> str:
     """The whole page."""
@@ -47,7 +54,9 @@ def page() -> str:
     parts.append(
         "## `[rule]`\n\nThe parameters of the update rule that `train.strategy` names. Strategy `layer` has no rule.\n"
     )
-    parts += [_rule(name, rule) for name, rule in RULES.items()]
+    parts += [_member(name, rule, "rule") for name, rule in RULES.items()]
+    parts.append(STEPS_HEAD)
+    parts += [_member(name, step, "data.augment") for name, step in STEPS.items()]
     return "\n".join(parts)
 
 
@@ -64,9 +73,9 @@ def _section(name: str, table: type[BaseModel]) -> Iterator[str]:
             yield f"### `[{name}.{key}]`\n\n{_words(inner)}\n\n{_rows(f'{name}.{key}', inner)}"
 
 
-def _rule(name: str, rule: type[UpdateRule]) -> str:
-    first = (rule.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
-    rows = _rows("rule", rule) if rule.model_fields else "No keys.\n"
+def _member(name: str, member: type[UpdateRule | Step], section: str) -> str:
+    first = (member.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ")
+    rows = _rows(section, member) if member.model_fields else "No keys.\n"
     return f"### `{name}`\n\n{re.sub(' +', ' ', first)}\n\n{rows}"
 
 
@@ -114,6 +123,8 @@ def _kind(kind: Any) -> str:
         )
     if get_origin(kind) is dict:
         return "table"
+    if get_origin(kind) is tuple:
+        return f"list of {'tables' if _kind(get_args(kind)[0]) == 'table' else 'numbers'}"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return "table"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -122,10 +133,11 @@ def _kind(kind: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     value = field.default
-    assert value is not PydanticUndefined, "every key of a job has a default"
+    if value is PydanticUndefined:
+        return "needed"
     if value is None or isinstance(value, BaseModel):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value}`"
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose, views_option
 from daskcnn.launch import evaluate as evaluating
 from daskcnn.launch.trained_run import Which
+from daskcnn.nn.views import Views
 from daskcnn.runs.files import dumps
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_evaluation
@@ -22,15 +23,23 @@ from daskcnn.show.trained_text import readable_evaluation
     "--csv", "csv_file", metavar="FILE", help="Write the figures of each class to FILE too (-: stdout alone)."
 )
 @click.option("--picture", metavar="FILE", help="Draw the confusion matrix into FILE; its ending says SVG or PNG.")
+@views_option
 @as_json
 @verbose
 def evaluate(
-    run: str, checkpoint: Which, path: str | None, csv_file: str | None, picture: str | None, as_json: bool, **_: Any
+    run: str,
+    checkpoint: Which,
+    path: str | None,
+    csv_file: str | None,
+    picture: str | None,
+    views: Views | None,
+    as_json: bool,
+    **_: Any,
 ) -> None:
     """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
-    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture)
+    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, views=views)
     if csv_file == "-":
         tell(evaluating.evaluation_csv(result), nl=False)
         return

@@ -15,10 +15,11 @@ def readable_evaluation(result: Mapping[str, Any]) -> str:
     """The figures in two lines, a table by class, and the confusion matrix."""
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
+    seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
     lines = [
         f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {result['loss']:.4f}, AUC {_area(result['auc'])} on "
         f"{result['samples']:,} test samples of {result['data']}",
-        f"checkpoint {result['checkpoint']}",
+        f"checkpoint {result['checkpoint']}{seen}",
         "",
         *_by_class(result),
         *_confusion(result),

@@ -49,13 +49,14 @@ def calibrate(run: str, job: Job, kind: DeviceKind, fingerprint: str, index: Arr
 
 
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test")."""
+    """Judge these weights on samples lo…hi of a split ("train" or "test"); of test samples by the views of the job."""
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
         part = getattr(replica.dataset, split)
-        whole = len(part) if split == "test" else replica.job.data.validation
-        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole)
+        data = replica.job.data
+        whole, views = (len(part), data.views) if split == "test" else (data.validation, "none")
+        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole, views=views)
 
 
 def join_run(order: RoundOrder) -> bool:

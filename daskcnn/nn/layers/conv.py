@@ -9,7 +9,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
 from daskcnn.nn.channels import channel_sum
-from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.initial import Initializer, glorot_uniform, passing_through
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
 
 
@@ -26,8 +26,12 @@ class Conv(Layer):
     stride: int = 1
     pad: int = 0
     bias: bool = True
+    initial: str | None = None
+    """Initial kernels: "dirac", the first C pass their channel on; "whitening", made of the images (`nn.whitening`)."""
 
     def __post_init__(self) -> None:
+        if self.initial not in (None, "dirac", "whitening"):
+            raise ValueError(f"initial={self.initial!r}: use 'dirac' or 'whitening', or leave it out")
         check_at_least(self, 1, "kernels", "size", "stride")
         check_at_least(self, 0, "pad")
 
@@ -54,6 +58,8 @@ class Conv(Layer):
         out_shape = self.out_shape(in_shape)
         taps, C = self.size**2, in_shape[-1]
         params = {"w": initial(rng, (self.size, self.size, C, self.kernels), taps * C, taps * self.kernels)}
+        if self.initial == "dirac":
+            params["w"] = passing_through(params["w"])
         if self.bias:
             params["b"] = np.zeros(self.kernels)
         return params, {}, out_shape
