@@ -49,57 +49,54 @@ def resample(x: Any, rows: Any, down: Any, columns: Any, right: Any, y: Any) -> 
 
 
 @loop(
-    lambda T: (T[:, :, :, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[:, ::1]),
+    lambda T: (T[:, :, :, ::1], float64[:, ::1], float64[::1], float64[::1], float64[::1], float64[:, :, ::1]),
     as_written=True,
 )
-def recolour(x: Any, factors: Any, mean: Any, deviation: Any, limits: Any, means: Any) -> None:
+def recolour(x: Any, factors: Any, mean: Any, deviation: Any, limits: Any, lines: Any) -> None:
     """Change brightness, contrast and saturation in place, of pixels as they are stored: x·deviation + mean.
 
     factors : (N, 3)
     mean, deviation : (C,)
     limits : (2,), the least and the largest that a pixel may be
-    means : (N, C), scratch memory
+    lines : (2, N, C), scratch memory
     """
     H, W, N, C = x.shape
-    made = x.reshape(H * W, N, C)
-    _brightened_means(made, factors, mean, deviation, means)
+    made = x.reshape(x.size)
+    _tones(made.reshape(H * W, N, C), factors, mean, deviation, lines)
     for p in range(H * W):
         for n in range(N):
-            _recoloured(made[p, n], factors[n], mean, deviation, limits, means[n])
+            at, grey, colour = uintp((p * N + n) * C), 0.0, 1.0
+            if C == 3:
+                colour = factors[n, 2]
+                grey = 0.299 * (lines[0, n, 0] * made[at] + lines[1, n, 0])
+                grey += 0.587 * (lines[0, n, 1] * made[at + uintp(1)] + lines[1, n, 1])
+                grey += 0.114 * (lines[0, n, 2] * made[at + uintp(2)] + lines[1, n, 2])
+            for c in range(uintp(C)):
+                pixel = grey + colour * (lines[0, n, c] * made[at + c] + lines[1, n, c] - grey)
+                made[at + c] = (_within(pixel, limits[0], limits[1]) - mean[c]) / deviation[c]
 
 
 @inner_as_written
-def _brightened_means(made: Any, factors: Any, mean: Any, deviation: Any, means: Any) -> None:
-    """means (N, C) = those of each image's channels after its change of brightness; made: (H·W, N, C)."""
-    count, N, C = made.shape
-    means[:] = 0
+def _tones(x: Any, factors: Any, mean: Any, deviation: Any, lines: Any) -> None:
+    """lines = what brightness and contrast make of a number of x (H·W, N, C): the first times it, plus the second."""
+    count, N, C = x.shape
+    lines[:] = 0
     for p in range(count):
         for n in range(N):
             for c in range(C):
-                means[n, c] += made[p, n, c]
+                lines[1, n, c] += x[p, n, c]
     for n in range(N):
+        bright, contrast = factors[n, 0], factors[n, 1]
         for c in range(C):
-            means[n, c] = factors[n, 0] * (means[n, c] / count * deviation[c] + mean[c])
+            average = bright * (lines[1, n, c] / count * deviation[c] + mean[c])
+            lines[0, n, c] = contrast * bright * deviation[c]
+            lines[1, n, c] = contrast * bright * mean[c] + (1 - contrast) * average
 
 
 @inner_as_written
-def _recoloured(pixel: Any, factors: Any, mean: Any, deviation: Any, limits: Any, means: Any) -> None:
-    """Change a pixel (C,) by the factors of its image; means: those of the image's channels."""
-    grey, colour = 0.0, 1.0
-    if len(pixel) == 3:
-        colour = factors[2]
-        grey += 0.299 * _toned(pixel[0], 0, factors, mean, deviation, means)
-        grey += 0.587 * _toned(pixel[1], 1, factors, mean, deviation, means)
-        grey += 0.114 * _toned(pixel[2], 2, factors, mean, deviation, means)
-    for c in range(len(pixel)):
-        value = grey + colour * (_toned(pixel[c], c, factors, mean, deviation, means) - grey)
-        pixel[c] = (min(max(value, limits[0]), limits[1]) - mean[c]) / deviation[c]
-
-
-@inner_as_written
-def _toned(value: Any, c: int, factors: Any, mean: Any, deviation: Any, means: Any) -> Any:
-    """Return a channel of a pixel, as it is stored, after brightness and contrast."""
-    return means[c] + factors[1] * (factors[0] * (value * deviation[c] + mean[c]) - means[c])
+def _within(value: float, least: float, most: float) -> float:
+    """Return the value, or the limit that it lies beyond."""
+    return least if value < least else most if value > most else value
 
 
 @loop(lambda T: (T[:, :, :, ::1], int64[::1], T[::1], T[:, :, :, ::1]), as_written=True)

@@ -126,8 +126,8 @@ Targets: TypeAlias = tuple[Array, Array | None]
 def mixed_loss(loss: Loss, scores: Array, targets: Targets, partners: Targets | None, xp: Any) -> tuple[Any, Array]:
     """Return loss and gradient of scores whose samples have two labels each, both weighted; or the own ones alone.
 
-    A sample's loss is the sum of both labels' (Zhang et al. 2018). Of softmax and sigmoid this is the loss of the mixed
-    label; of the squared error it has the mixed label's gradient.
+    A sample's loss is the sum of both labels' (Zhang et al. 2018). With softmax and sigmoid this is the loss of the
+    mixed label. With the squared error it differs from that by a number that has no gradient.
     """
     value, dscores = loss(scores, targets[0], xp, targets[1])
     if partners is None:

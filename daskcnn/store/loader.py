@@ -22,10 +22,10 @@ from daskcnn.arrays import derive
 from daskcnn.store.augmentation import (
     NAMED,
     Augment,
-    Chance,
     Mixture,
-    Move,
+    Moves,
     Pictures,
+    Samples,
     first_move,
     steps_of,
     with_chances,
@@ -158,33 +158,33 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
 
     Pixels without data become 0, the mean.
     """
-    return placed(dataset, Scattered.of(images), dtype, Move.none(len(images)))
+    return placed(dataset, Scattered.of(images), dtype, Moves())
 
 
-def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, move: Move) -> Array:
+def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, move: Moves) -> Array:
     """Return images normalised and moved: of bytes in one compiled pass, of others by array expressions."""
     if images.dtype != np.uint8 or dataset.nodata is not None:
         x = _normalised(dataset, images.copied(), dtype)
-        return x if (move.places == (0, 0, 1)).all() else moved(x, move)
+        return x if move.still else moved(x, move)
     from daskcnn.compiled import minibatch
 
     (h, w, c), n = images.shape, len(images.addresses)
     x, rows = np.empty((h, w, n, c), dtype), np.empty((n, minibatch.ROWS, w * c), dtype)
     mean, factor = (np.tile(a.astype(dtype), w) for a in (dataset.mean, 1 / dataset.deviation))
-    reflect = move.border == "reflect"
-    minibatch.normalise(images.addresses, mean, factor, move.places, reflect, rows, x)  # `images` holds what it reads
+    loop = minibatch.normalise_reflected if move.border == "reflect" else minibatch.normalise
+    loop(images.addresses, mean, factor, move.places(n), rows, x)  # `images` holds what it reads
     return x
 
 
 def _augmented(
-    dataset: Described, images: Scattered, dtype: npt.DTypeLike, augment: Augment, chance: Chance
+    dataset: Described, images: Scattered, dtype: npt.DTypeLike, augment: Augment, samples: Samples
 ) -> Pictures:
     """Return images after the steps of augmentation, of which the loader makes the first moves as it reads."""
     h, w, _ = images.shape
-    move, steps = first_move(with_chances(steps_of(augment), chance), len(chance.keys), (h, w))
+    move, steps = first_move(with_chances(steps_of(augment), samples), (h, w))
     pictures = Pictures(placed(dataset, images, dtype, move), dataset)
-    for step, of_step in steps:
-        pictures = step.apply(pictures, of_step)
+    for step, chance in steps:
+        pictures = step.apply(pictures, chance)
     return pictures
 
 
@@ -219,8 +219,8 @@ def load_batch(
     """
     images, labels = split.scattered(indices, near)
     keys = sample_keys(plan, indices)
-    chance = Chance(keys, derive(np, indices.astype(np.uint64), plan.seed), plan.presentation)
-    pictures = _augmented(dataset, images, dtype, plan.augment, chance)
+    samples = Samples(keys, indices, plan.seed, plan.presentation)
+    pictures = _augmented(dataset, images, dtype, plan.augment, samples)
     return Batch(pictures.x, labels, keys, split.weights(indices), pictures.mixture)
 
 

@@ -26,7 +26,7 @@ class Classifier:
 
     Attributes
     ----------
-    views : of each image, whose scores are averaged; those of the job if nobody sets others
+    views : of each image, whose scores are averaged; at first those of the job
     """
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from daskcnn.compiled import minibatch
 from daskcnn.compiled.given import addresses
-from daskcnn.store.augmentation.step import Move, moved
+from daskcnn.store.augmentation.step import Moves, moved
 
 ZEROS = [(shape, "zeros") for shape in ((8, 8, 3), (7, 5, 1), (5, 9, 2), (1, 1, 4))]
 
@@ -29,9 +29,12 @@ def test_images_of_several_arrays_are_normalised_shifted_and_mirrored(
     shifts = rng.integers(-4, 5, (2, len(images)))
     places = np.stack([shifts[0], shifts[1] + np.where(ways < 0, W - 1, 0), ways], axis=1)
     x, rows = np.empty((H, W, len(images), C), dtype), np.empty((len(images), minibatch.ROWS, W * C), dtype)
-    minibatch.normalise(addresses(images), np.tile(mean, W), np.tile(factor, W), places, border == "reflect", rows, x)
+    loop = minibatch.normalise if border == "zeros" else minibatch.normalise_reflected
+    loop(addresses(images), np.tile(mean, W), np.tile(factor, W), places, rows, x)
     given = np.stack(images, axis=2).astype(dtype)
-    np.testing.assert_array_equal(x, moved((given - mean) * factor, Move(places, 4, border)))
+    np.testing.assert_array_equal(
+        x, moved((given - mean) * factor, Moves(places[:, 0], places[:, 1], places[:, 2], 4, border))
+    )
     np.testing.assert_array_equal(images, before)
 
 

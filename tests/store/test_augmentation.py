@@ -15,7 +15,7 @@ from PIL import Image, ImageEnhance
 
 from daskcnn.errors import JobError
 from daskcnn.job.resolve import resolve
-from daskcnn.store import BatchPlan, Dataset, Scattered, batches, load_batch, open_dataset
+from daskcnn.store import BatchPlan, Dataset, Scattered, batches, load_batch, open_dataset, sample_keys
 from daskcnn.store.augmentation import (
     NAMED,
     STEPS,
@@ -29,6 +29,7 @@ from daskcnn.store.augmentation import (
     MovingStep,
     Pictures,
     ResizedCrop,
+    Samples,
     Step,
     Translate,
     described,
@@ -66,12 +67,14 @@ def random_images(shape: tuple[int, int, int], dtype: str = "uint8", count: int 
     return values.astype(dtype) if dtype != "uint16" else (values * 257).astype(dtype)
 
 
-def chance(indices: np.ndarray, *, presentation: int = 0, seed: int = 5) -> Chance:
-    from daskcnn.arrays import derive
-    from daskcnn.store import sample_keys
+def samples_of(indices: np.ndarray, *, presentation: int = 0, seed: int = 5) -> Samples:
+    return Samples(sample_keys(BatchPlan((), 8, seed, presentation), indices), indices, seed, presentation)
 
-    plan = BatchPlan((), 8, seed, presentation)
-    return Chance(sample_keys(plan, indices), derive(np, indices.astype(np.uint64), seed), presentation)
+
+def chance(step: Step, count: int) -> Chance:
+    """Of a single step, for the first samples."""
+    ((_, found),) = with_chances([step], samples_of(np.arange(count)))
+    return found
 
 
 def seen(
@@ -80,7 +83,7 @@ def seen(
     """The images of these numbers among all, after the steps."""
     indices = np.arange(len(images)) if of is None else np.asarray(of)
     facts = facts or facts_of(images)
-    return _augmented(facts, Scattered.of(images[indices]), dtype, augment, chance(indices, **how))
+    return _augmented(facts, Scattered.of(images[indices]), dtype, augment, samples_of(indices, **how))
 
 
 def plain(images: np.ndarray, facts: Any = None) -> np.ndarray:
@@ -143,7 +146,7 @@ movings = st.lists(
 def test_moves_that_the_loader_makes_at_once_are_those_made_one_by_one(steps: list[Step], stored: str) -> None:
     images = random_images((7, 9, 2), stored, count=6)
     pictures = Pictures(seen(images, "none").x, facts_of(images))
-    for step, of_step in with_chances(steps, chance(np.arange(6))):
+    for step, of_step in with_chances(steps, samples_of(np.arange(6))):
         pictures = step.apply(pictures, of_step)
     np.testing.assert_array_equal(seen(images, tuple(steps)).x, pictures.x)
 
@@ -218,7 +221,7 @@ def test_one_square_is_cut_out_and_the_rest_stays(size: int) -> None:
 
 def _factors(step: Jitter, count: int) -> np.ndarray:
     most = np.array([step.brightness, step.contrast, step.saturation])
-    return 1 + most * (2 * chance(np.arange(count)).numbers(3).T.astype(float) - 1)
+    return 1 + most * (2 * chance(step, count).numbers.T.astype(float) - 1)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +268,7 @@ def test_colours_change_as_formulas_say(shape: tuple[int, int, int], stored: str
 def test_parts_are_enlarged_as_pillow_enlarges_them(shape: tuple[int, int]) -> None:
     step, images = ResizedCrop(scale=(0.2, 1.0), ratio=(0.5, 2.0)), random_images((*shape, 1), "float32")
     found, given_x = seen(images, (step,), dtype="float32").x, seen(images, "none", dtype="float32").x
-    for n, (row, column, height, width) in enumerate(step.boxes(chance(np.arange(12)), shape).tolist()):
+    for n, (row, column, height, width) in enumerate(step.boxes(chance(step, 12), shape).tolist()):
         box = column, row, min(column + width, shape[1]), min(row + height, shape[0])
         size = shape[::-1]
         expected = Image.fromarray(np.ascontiguousarray(given_x[:, :, n, 0])).resize(
@@ -275,8 +278,8 @@ def test_parts_are_enlarged_as_pillow_enlarges_them(shape: tuple[int, int]) -> N
 
 
 def test_parts_have_the_areas_and_shapes_that_are_asked_for() -> None:
-    step, many = ResizedCrop(scale=(0.25, 0.5), ratio=(0.8, 1.25)), chance(np.arange(2000))
-    row, column, height, width = step.boxes(many, (20, 20)).T
+    step = ResizedCrop(scale=(0.25, 0.5), ratio=(0.8, 1.25))
+    row, column, height, width = step.boxes(chance(step, 2000), (20, 20)).T
     area, ratio = height * width / 400, width / height
     assert (row >= 0).all()
     assert (column >= 0).all()
@@ -309,7 +312,8 @@ def test_images_are_mixed_with_the_next_of_the_minibatch(dtype: str) -> None:
 
 def test_shares_are_of_their_distribution_and_the_own_one_is_the_larger() -> None:
     for alpha, expected in ((0.2, 0.0), (1.0, 0.5), (3.0, 0.875)):
-        shares = Mixup(alpha=alpha).mixture(chance(np.arange(4000))).shares
+        step = Mixup(alpha=alpha)
+        shares = step.mixture(chance(step, 4000)).shares
         assert shares.min() >= 0.5
         assert shares.max() <= 1
         if expected:  # of Beta(1, 1): the share above 3/4 is one half

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import PlainValidator, SerializeAsAny, TypeAdapter
@@ -15,7 +14,7 @@ from daskcnn.store.augmentation.jitter import Jitter
 from daskcnn.store.augmentation.mirror import Mirror
 from daskcnn.store.augmentation.mixup import Mixup
 from daskcnn.store.augmentation.resized_crop import ResizedCrop
-from daskcnn.store.augmentation.step import Chance, Mixture, Move, MovingStep, Pictures, Step
+from daskcnn.store.augmentation.step import Chance, Mixture, Moves, MovingStep, Pictures, Samples, Step, chances
 from daskcnn.store.augmentation.translate import Translate
 from daskcnn.store.dataset import Described
 
@@ -91,18 +90,16 @@ def image_problems(augment: Augment, images: Described) -> Iterator[str]:
         yield from (f"{place}.{problem}" for problem in step.problems(images))
 
 
-def with_chances(steps: Sequence[Step], first: Chance) -> list[tuple[Step, Chance]]:
-    """Return each step with what its choices are drawn from."""
-    found, salt = [], first.salt
-    for step in steps:
-        found.append((step, replace(first, salt=salt)))
-        salt += step.draws
-    return found
+def with_chances(steps: Sequence[Step], samples: Samples) -> list[tuple[Step, Chance]]:
+    """Return each step with what its choices are made of."""
+    if not steps:
+        return []
+    return list(zip(steps, chances([step.draws for step in steps], samples), strict=True))
 
 
 def first_move(
-    steps: Sequence[tuple[Step, Chance]], count: int, shape: tuple[int, int]
-) -> tuple[Move, Sequence[tuple[Step, Chance]]]:
+    steps: Sequence[tuple[Step, Chance]], shape: tuple[int, int]
+) -> tuple[Moves, Sequence[tuple[Step, Chance]]]:
     """Return the moves that come first, as one as far as that goes, and the steps that are left."""
     move, done = None, 0
     for step, chance in steps:
@@ -113,7 +110,7 @@ def first_move(
         if both is None:
             break
         move, done = both, done + 1
-    return Move.none(count) if move is None else move, steps[done:]
+    return move or Moves(), steps[done:]
 
 
 __all__ = [
@@ -128,10 +125,11 @@ __all__ = [
     "Mirror",
     "Mixture",
     "Mixup",
-    "Move",
+    "Moves",
     "MovingStep",
     "Pictures",
     "ResizedCrop",
+    "Samples",
     "Step",
     "Translate",
     "described",

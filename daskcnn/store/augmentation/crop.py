@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from daskcnn.store.augmentation.step import Chance, Move, MovingStep, shifted
+from daskcnn.store.augmentation.step import Chance, Moves, MovingStep, shifted
 from daskcnn.store.dataset import Described
 
 
@@ -21,7 +21,7 @@ class Crop(MovingStep):
     draws: ClassVar[int] = 2
     pixels: int = Field(4, ge=1, description="Pixels that are padded on each side.")
 
-    def move(self, chance: Chance, shape: tuple[int, int]) -> Move:
+    def move(self, chance: Chance, shape: tuple[int, int]) -> Moves:
         """Return shifts by up to `pixels` each way, zeros moving in."""
         return shifted(chance, self.pixels, "zeros")
 

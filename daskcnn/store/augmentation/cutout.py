@@ -27,7 +27,7 @@ class Cutout(Step):
         from daskcnn.compiled import augmentation
 
         sides = np.array(pictures.x.shape[:2])
-        first = (chance.numbers(2).T * sides).astype(np.int64) - self.size // 2
+        first = (chance.numbers.T * sides).astype(np.int64) - self.size // 2
         boxes = np.concatenate([first.clip(0), (first + self.size).clip(max=sides)], axis=1)
         augmentation.erase(pictures.x, np.ascontiguousarray(boxes))
         return pictures

@@ -32,13 +32,13 @@ class Jitter(Step):
 
         x, images = pictures.x, pictures.images
         most = np.array([self.brightness, self.contrast, self.saturation])
-        factors = 1 + most * (2 * chance.numbers(3).T.astype(np.float64) - 1)
+        factors = 1 + most * (2 * chance.numbers.T.astype(np.float64) - 1)
         limits = np.array([-np.inf, np.inf])
         if images.dtype.kind in "iu":
             limits[:] = np.iinfo(images.dtype).min, np.iinfo(images.dtype).max
-        means = np.empty(x.shape[2:])
+        lines = np.empty((2, *x.shape[2:]))
         mean, deviation = np.array(images.mean), np.array(images.deviation)  # which may be views that cannot be written
-        augmentation.recolour(x, np.ascontiguousarray(factors), mean, deviation, limits, means)
+        augmentation.recolour(x, np.ascontiguousarray(factors), mean, deviation, limits, lines)
         return pictures
 
     def problems(self, images: Described) -> Iterator[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 from pydantic import Field
 
-from daskcnn.store.augmentation.step import Chance, Move, MovingStep
+from daskcnn.store.augmentation.step import Chance, Moves, MovingStep
 
 
 class Mirror(MovingStep):
@@ -21,8 +20,7 @@ class Mirror(MovingStep):
         "(airbench94, Jordan 2024). Otherwise chance decides in each pass.",
     )
 
-    def move(self, chance: Chance, shape: tuple[int, int]) -> Move:
+    def move(self, chance: Chance, shape: tuple[int, int]) -> Moves:
         """Return columns from right to left for the images that are mirrored."""
-        mirrored = chance.turns() if self.alternate else chance.numbers(1)[0] >= 0.5
-        columns, ways = np.where(mirrored, shape[1] - 1, 0), np.where(mirrored, -1, 1)
-        return Move(np.stack([np.zeros_like(columns), columns, ways], axis=1))
+        mirrored = chance.turns() if self.alternate else chance.numbers[0] >= 0.5
+        return Moves(columns=mirrored * (shape[1] - 1), ways=1 - 2 * mirrored)

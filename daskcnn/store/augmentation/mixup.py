@@ -26,7 +26,7 @@ class Mixup(Step):
         """Return who is mixed with whom."""
         from scipy.special import betaincinv
 
-        shares = betaincinv(self.alpha, self.alpha, chance.numbers(1)[0].astype(np.float64))
+        shares = betaincinv(self.alpha, self.alpha, chance.numbers[0].astype(np.float64))
         return Mixture(np.roll(np.arange(len(shares)), -1), np.maximum(shares, 1 - shares))
 
     def apply(self, pictures: Pictures, chance: Chance) -> Pictures:

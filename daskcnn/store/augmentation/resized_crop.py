@@ -50,7 +50,7 @@ class ResizedCrop(Step):
 
     def boxes(self, chance: Chance, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
         """Return the rectangles (N, 4): first row, first column, height and width, in pixels."""
-        area, ratio, row, column = chance.numbers(4).astype(np.float64)
+        area, ratio, row, column = chance.numbers.astype(np.float64)
         area = self.scale[0] + area * (self.scale[1] - self.scale[0])
         low, high = np.log(self.ratio)
         H, W = shape

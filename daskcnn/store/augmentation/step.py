@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,7 @@ Array = npt.NDArray[Any]
 Keys = npt.NDArray[np.uint64]
 Places = npt.NDArray[np.int64]
 """(N, 3): the row and the column of each image that come first, and 1, or -1 where columns go from right to left."""
+Line: TypeAlias = npt.NDArray[np.int64] | int
 Border = Literal["zeros", "reflect"]
 
 _FIRST_SALT = (1 << 32) + 1
@@ -29,30 +32,53 @@ _FIRST_SALT = (1 << 32) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Chance:
-    """What the random choices of a step are drawn from.
+class Samples:
+    """Which samples a minibatch has, and in which pass.
 
     Attributes
     ----------
     keys : (N,), of sample and pass
-    samples : (N,), of the sample alone
-    presentation : number of the pass
-    salt : of the step's first number
+    indices : (N,), their numbers
+    seed, presentation : the seed that keys are made of, and the number of the pass
     """
 
     keys: Keys
-    samples: Keys
+    indices: npt.NDArray[np.int64]
+    seed: int
     presentation: int
-    salt: int = _FIRST_SALT
 
-    def numbers(self, count: int) -> npt.NDArray[np.float32]:
-        """Return (count, N) numbers in [0, 1)."""
-        salts = np.arange(self.salt, self.salt + count, dtype=np.uint64)[:, None]
-        return uniform(np, derive(np, self.keys, salts))
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What the random choices of a step are made of.
+
+    Attributes
+    ----------
+    numbers : (draws, N), in [0, 1)
+    samples : that they are of
+    salt : of the first number; no other step has it
+    """
+
+    numbers: npt.NDArray[np.float32]
+    samples: Samples
+    salt: int
 
     def turns(self) -> npt.NDArray[np.bool_]:
         """Return (N,): true in every second pass, in even or odd ones by a hash of the sample."""
-        return (derive(np, self.samples, self.salt) >> np.uint64(63)) != np.uint64(self.presentation % 2)
+        of, samples = derive(np, self.samples.indices.astype(np.uint64), self.samples.seed), self.samples
+        return (derive(np, of, self.salt) >> np.uint64(63)) != np.uint64(samples.presentation % 2)
+
+
+def chances(draws: Sequence[int], samples: Samples) -> list[Chance]:
+    """Return the chances of steps that draw this many numbers each."""
+    numbers = uniform(np, derive(np, samples.keys, _salts(sum(draws))))
+    edges = pairwise(accumulate(draws, initial=0))
+    return [Chance(numbers[begin:end], samples, _FIRST_SALT + begin) for begin, end in edges]
+
+
+@cache
+def _salts(count: int) -> Keys:
+    return np.arange(_FIRST_SALT, _FIRST_SALT + count, dtype=np.uint64)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,40 +142,47 @@ class Step(BaseModel, ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Where the pixels of each image come from.
+class Moves:
+    """Where the pixels of each image come from, as `Places` have it.
 
     Attributes
     ----------
-    places : (N, 3)
+    rows, columns, ways : (N,) each, or one number for all images
     reach : pixels that they lie beyond the image's edges at most
     border : what is beyond the edges: 0, or the image's mirror image without its outermost pixels again
     """
 
-    places: Places
+    rows: Line = 0
+    columns: Line = 0
+    ways: Line = 1
     reach: int = 0
     border: Border = "zeros"
 
-    @classmethod
-    def none(cls, count: int) -> Move:
-        """Leave every image where it is."""
-        return cls(np.repeat(np.array([[0, 0, 1]]), count, axis=0))
+    def places(self, count: int) -> Places:
+        """Return the same in one array, (count, 3)."""
+        places = np.empty((count, 3), np.int64)
+        places[:, 0], places[:, 1], places[:, 2] = self.rows, self.columns, self.ways
+        return places
 
-    def then(self, other: Move) -> Move | None:
+    @property
+    def still(self) -> bool:
+        """Whether every image stays where it is, as far as can be told at once."""
+        return not self.reach and isinstance(self.ways, int)
+
+    def then(self, other: Moves) -> Moves | None:
         """Return both moves in one; None where both reach beyond the edges, so that it takes two."""
         if self.reach and other.reach:
             return None
-        row, column, way = self.places.T
-        rows, columns, ways = other.places.T
-        places = np.stack([row + rows, column + way * columns, way * ways], axis=1)
-        return Move(places, self.reach + other.reach, other.border if other.reach else self.border)
+        columns = self.columns + self.ways * other.columns
+        border = other.border if other.reach else self.border
+        return Moves(self.rows + other.rows, columns, self.ways * other.ways, self.reach + other.reach, border)
 
 
 class MovingStep(Step):
     """Base of steps that move pixels by whole places: the first ones are made as the loader reads the images."""
 
     @abstractmethod
-    def move(self, chance: Chance, shape: tuple[int, int]) -> Move:
+    def move(self, chance: Chance, shape: tuple[int, int]) -> Moves:
         """Return the move of images of this height and width."""
 
     def apply(self, pictures: Pictures, chance: Chance) -> Pictures:
@@ -158,19 +191,19 @@ class MovingStep(Step):
         return replace(pictures, x=moved(pictures.x, self.move(chance, (h, w))))
 
 
-def moved(x: Array, move: Move) -> Array:
+def moved(x: Array, move: Moves) -> Array:
     """Return x (H, W, N, C) with every image moved."""
     h, w, n, c = x.shape
-    beyond, places = move.reach, move.places
+    beyond = move.reach
     mode: Literal["reflect", "constant"] = "reflect" if move.border == "reflect" else "constant"
     padded = np.pad(x, ((beyond, beyond), (beyond, beyond), (0, 0), (0, 0)), mode)
-    rows = beyond + places[:, 0] + np.arange(h)[:, None]
-    columns = beyond + places[:, 1] + places[:, 2] * np.arange(w)[:, None]
+    rows = beyond + move.rows + np.arange(h)[:, None]
+    columns = beyond + move.columns + move.ways * np.arange(w)[:, None]
     pixels = rows[:, None, :] * ((w + 2 * beyond) * n) + (columns * n + np.arange(n))
     return padded.reshape(-1, c).take(pixels, axis=0)
 
 
-def shifted(chance: Chance, pixels: int, border: Border) -> Move:
-    """Return shifts by up to so many pixels each way, whole numbers that are equally likely."""
-    rows, columns = (chance.numbers(2) * (2 * pixels + 1)).astype(np.int64) - pixels
-    return Move(np.stack([rows, columns, np.ones_like(rows)], axis=1), pixels, border)
+def shifted(chance: Chance, pixels: int, border: Border) -> Moves:
+    """Return shifts by at most this number of pixels each way; all whole numbers are equally likely."""
+    rows, columns = (chance.numbers * (2 * pixels + 1)).astype(np.int64) - pixels
+    return Moves(rows, columns, reach=pixels, border=border)

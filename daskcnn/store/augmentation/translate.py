@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from daskcnn.store.augmentation.step import Border, Chance, Move, MovingStep, shifted
+from daskcnn.store.augmentation.step import Border, Chance, Moves, MovingStep, shifted
 from daskcnn.store.dataset import Described
 
 
@@ -22,7 +22,7 @@ class Translate(MovingStep):
         description="What moves in: `reflect`, the image mirrored at its outermost pixels, or `zeros`, the mean.",
     )
 
-    def move(self, chance: Chance, shape: tuple[int, int]) -> Move:
+    def move(self, chance: Chance, shape: tuple[int, int]) -> Moves:
         """Return shifts by up to `pixels` each way."""
         return shifted(chance, self.pixels, self.border)
 
