@@ -25,7 +25,7 @@ from daskcnn.store.augmentation import (
     Mixture,
     Moves,
     Pictures,
-    Samples,
+    ShownSamples,
     first_move,
     steps_of,
     with_chances,
@@ -177,7 +177,7 @@ def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, move: Mo
 
 
 def _augmented(
-    dataset: Described, images: Scattered, dtype: npt.DTypeLike, augment: Augment, samples: Samples
+    dataset: Described, images: Scattered, dtype: npt.DTypeLike, augment: Augment, samples: ShownSamples
 ) -> Pictures:
     """Return images after the steps of augmentation, of which the loader makes the first moves as it reads."""
     h, w, _ = images.shape
@@ -219,7 +219,7 @@ def load_batch(
     """
     images, labels = split.scattered(indices, near)
     keys = sample_keys(plan, indices)
-    samples = Samples(keys, indices, plan.seed, plan.presentation)
+    samples = ShownSamples(keys, indices, plan.seed, plan.presentation)
     pictures = _augmented(dataset, images, dtype, plan.augment, samples)
     return Batch(pictures.x, labels, keys, split.weights(indices), pictures.mixture)
 

@@ -29,7 +29,7 @@ from daskcnn.store.augmentation import (
     MovingStep,
     Pictures,
     ResizedCrop,
-    Samples,
+    ShownSamples,
     Step,
     Translate,
     described,
@@ -67,8 +67,8 @@ def random_images(shape: tuple[int, int, int], dtype: str = "uint8", count: int 
     return values.astype(dtype) if dtype != "uint16" else (values * 257).astype(dtype)
 
 
-def samples_of(indices: np.ndarray, *, presentation: int = 0, seed: int = 5) -> Samples:
-    return Samples(sample_keys(BatchPlan((), 8, seed, presentation), indices), indices, seed, presentation)
+def samples_of(indices: np.ndarray, *, presentation: int = 0, seed: int = 5) -> ShownSamples:
+    return ShownSamples(sample_keys(BatchPlan((), 8, seed, presentation), indices), indices, seed, presentation)
 
 
 def chance(step: Step, count: int) -> Chance:

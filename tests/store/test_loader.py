@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
-from daskcnn.store.augmentation import NAMED, AugmentName, Moves, Samples, first_move, with_chances
+from daskcnn.store.augmentation import NAMED, AugmentName, Moves, ShownSamples, first_move, with_chances
 from daskcnn.store.augmentation.step import moved
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Near
@@ -225,7 +225,7 @@ PAD = 4
 
 def _move(name: AugmentName, keys: npt.NDArray[np.uint64], shape: tuple[int, int]) -> Moves:
     """The move of samples with these keys."""
-    move, rest = first_move(with_chances(NAMED[name], Samples(keys, np.arange(len(keys)), 0, 0)), shape)
+    move, rest = first_move(with_chances(NAMED[name], ShownSamples(keys, np.arange(len(keys)), 0, 0)), shape)
     assert not rest
     return move
 

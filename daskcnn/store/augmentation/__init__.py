@@ -14,7 +14,7 @@ from daskcnn.store.augmentation.jitter import Jitter
 from daskcnn.store.augmentation.mirror import Mirror
 from daskcnn.store.augmentation.mixup import Mixup
 from daskcnn.store.augmentation.resized_crop import ResizedCrop
-from daskcnn.store.augmentation.step import Chance, Mixture, Moves, MovingStep, Pictures, Samples, Step, chances
+from daskcnn.store.augmentation.step import Chance, Mixture, Moves, MovingStep, Pictures, ShownSamples, Step, chances
 from daskcnn.store.augmentation.translate import Translate
 from daskcnn.store.dataset import Described
 
@@ -90,7 +90,7 @@ def image_problems(augment: Augment, images: Described) -> Iterator[str]:
         yield from (f"{place}.{problem}" for problem in step.problems(images))
 
 
-def with_chances(steps: Sequence[Step], samples: Samples) -> list[tuple[Step, Chance]]:
+def with_chances(steps: Sequence[Step], samples: ShownSamples) -> list[tuple[Step, Chance]]:
     """Return each step with what its choices are made of."""
     if not steps:
         return []
@@ -129,7 +129,7 @@ __all__ = [
     "MovingStep",
     "Pictures",
     "ResizedCrop",
-    "Samples",
+    "ShownSamples",
     "Step",
     "Translate",
     "described",

@@ -32,7 +32,7 @@ _FIRST_SALT = (1 << 32) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class ShownSamples:
     """Which samples a minibatch has, and in which pass.
 
     Attributes
@@ -60,7 +60,7 @@ class Chance:
     """
 
     numbers: npt.NDArray[np.float32]
-    samples: Samples
+    samples: ShownSamples
     salt: int
 
     def turns(self) -> npt.NDArray[np.bool_]:
@@ -69,7 +69,7 @@ class Chance:
         return (derive(np, of, self.salt) >> np.uint64(63)) != np.uint64(samples.presentation % 2)
 
 
-def chances(draws: Sequence[int], samples: Samples) -> list[Chance]:
+def chances(draws: Sequence[int], samples: ShownSamples) -> list[Chance]:
     """Return the chances of steps that draw this many numbers each."""
     numbers = uniform(np, derive(np, samples.keys, _salts(sum(draws))))
     edges = pairwise(accumulate(draws, initial=0))
