@@ -39,7 +39,7 @@ from daskcnn.nn.layers import (
 from daskcnn.ps.half import cast
 from daskcnn.ps.vectors import adagrad, add_scaled, elastic, weighted_sum
 from daskcnn.store import Scattered
-from daskcnn.store.augment import crop_mirror
+from daskcnn.store.augmentation import NAMED, ShownSamples, first_move, with_chances
 from daskcnn.store.loader import placed
 
 Work = Callable[[], Any]
@@ -117,9 +117,10 @@ def minibatch(x: Array, device: Device) -> Turns:
     H, W, N, C = x.shape
     rng = np.random.default_rng(0)
     images = Scattered.of(rng.integers(0, 256, (N, H, W, C), np.uint8))
-    places = crop_mirror(rng.integers(0, 1 << 63, N, np.uint64), W)
+    keys = rng.integers(0, 1 << 63, N, np.uint64)
+    move, _ = first_move(with_chances(NAMED["crop-mirror"], ShownSamples(keys, np.arange(N), 0, 0)), (H, W))
     data: Any = SimpleNamespace(mean=np.full(C, 128.0), deviation=np.full(C, 64.0), nodata=None)
-    return {"forward": Turn(lambda: placed(data, images, x.dtype, places), x.size + x.nbytes)}
+    return {"forward": Turn(lambda: placed(data, images, x.dtype, move), x.size + x.nbytes)}
 
 
 def softmax(x: Array, device: Device) -> Turns:

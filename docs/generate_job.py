@@ -22,18 +22,26 @@ A job is a TOML file of these tables, or flags (`python -m daskcnn.run --help`),
 Unknown keys and values out of range are refused before anything starts, all at once.
 """
 
+STEPS_HEAD = """## Steps of `data.augment`
+
+`augment` may be a list of tables, each with the key `step` and the keys of that step.
+[augmentation.md](augmentation.md) says what they do.
+"""
+
 
 RULE = "## `[rule]`\n\nThe parameters of the update rule that `train.strategy` names. Strategy `layer` has no rule.\n"
 
 
 def page() -> str:
     """The whole page."""
-    own = [_section(table) for table in tables() if not table.rule]
-    return "\n".join([HEAD, *own, RULE, *(_section(table) for table in tables() if table.rule)])
+    parts = [HEAD, *(_section(table) for table in tables() if not table.member), RULE]
+    parts += [_section(table) for table in tables() if table.name == "rule"]
+    parts += [STEPS_HEAD, *(_section(table) for table in tables() if table.member and table.name != "rule")]
+    return "\n".join(parts)
 
 
 def _section(table: TableEntry) -> str:
-    heading = f"### `{table.rule}`" if table.rule else f"{'###' if '.' in table.name else '##'} `[{table.name}]`"
+    heading = f"### `{table.member}`" if table.member else f"{'###' if '.' in table.name else '##'} `[{table.name}]`"
     return f"{heading}\n\n{table.meaning}\n\n{_rows(table)}"
 
 

@@ -17,6 +17,11 @@ from daskcnn.show.text import plain
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+views_option = click.option(
+    "--views",
+    type=click.Choice(["none", "mirror", "mirror-translate"]),
+    help="Views of each image whose scores are averaged.  [default: data.views of the run's job]",
+)
 settings = click.option("--set", "settings", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any key of the job.")
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose, views_option
 from daskcnn.launch import evaluate as evaluating
 from daskcnn.launch.trained_run import Which
+from daskcnn.nn.views import Views
 from daskcnn.runs.files import dumps
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_evaluation
@@ -23,6 +24,7 @@ from daskcnn.show.trained_text import readable_evaluation
 )
 @click.option("--picture", metavar="FILE", help="Draw the confusion matrix into FILE; its ending says SVG or PNG.")
 @click.option("--keep", is_flag=True, help="Keep the result in RUN, where report --html finds it.")
+@views_option
 @as_json
 @verbose
 def evaluate(
@@ -32,13 +34,14 @@ def evaluate(
     csv_file: str | None,
     picture: str | None,
     keep: bool,
+    views: Views | None,
     as_json: bool,
     **_: Any,
 ) -> None:
     """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
     if csv_file == "-" and as_json:
         raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
-    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, keep=keep)
+    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, keep=keep, views=views)
     if csv_file == "-":
         tell(evaluating.evaluation_csv(result), nl=False)
         return

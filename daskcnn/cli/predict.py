@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose
+from daskcnn.cli.command import Command, as_json, tell, verbose, views_option
 from daskcnn.cli.run import cluster_options
 from daskcnn.job.tables import Cluster
 from daskcnn.launch import predict as predicting
@@ -14,6 +15,7 @@ from daskcnn.launch.cluster_flags import cluster_of
 from daskcnn.launch.predictions.sources import Which as Part
 from daskcnn.launch.predictions.whole import predict_whole
 from daskcnn.launch.trained_run import Which
+from daskcnn.nn.views import Views
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_predictions, readable_table
 
@@ -27,6 +29,7 @@ from daskcnn.show.trained_text import readable_predictions, readable_table
 @click.option("--part", type=click.Choice(["train", "test", "all"]), help="Of a data set.  [default: test]")
 @cluster_options
 @click.option("--skip-bad", is_flag=True, help="Pass over files that cannot be read; they have no prediction.")
+@views_option
 @as_json
 @verbose
 def predict(
@@ -37,6 +40,7 @@ def predict(
     out: str | None,
     part: Part | None,
     skip_bad: bool,
+    views: Views | None,
     as_json: bool,
     verbose: bool,
     **cluster: str | None,
@@ -51,10 +55,11 @@ def predict(
         if top is not None:
             raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
         there = cluster_of(cluster) or Cluster()
-        done = predict_whole(run, data, out, which=checkpoint, part=part, cluster=there, skip_bad=skip_bad, say=say)
+        how: dict[str, Any] = {"which": checkpoint, "part": part, "skip_bad": skip_bad, "views": views}
+        done = predict_whole(run, data, out, cluster=there, say=say, **how)
         tell(json.dumps(done, indent=2) if as_json else readable_table(done))
         return
     if part or skip_bad or any(cluster.values()):
         raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
-    result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say)
+    result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say, views=views)
     tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))

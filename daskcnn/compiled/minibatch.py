@@ -48,6 +48,45 @@ def normalise(addresses: Any, mean: Any, factor: Any, places: Any, rows: Any, x:
                 _place(rows, r, places, C, made, to)
 
 
+@loop(lambda T: (uint64[::1], T[::1], T[::1], int64[:, ::1], T[:, :, ::1], T[:, :, :, ::1]), as_written=True)
+def normalise_reflected(addresses: Any, mean: Any, factor: Any, places: Any, rows: Any, x: Any) -> None:
+    """Do the same with the image's mirror image beyond it, less than its size away, without its outermost pixels again.
+
+    It is a loop of its own, for the other one is slower by an eighth if it does both.
+    """
+    H, W, N, C = x.shape
+    made = x.reshape(x.size)
+    for row in range(0, H, ROWS):
+        for n in range(N):
+            image = vector_at(addresses[n], np.uint8, H * W * C)
+            for r in range(ROWS):
+                _normalise_row(image, _reflected(row + r + places[n, 0], H), H, mean, factor, rows[n, r])
+        for r in range(min(ROWS, H - row)):
+            to = (row + r) * W * N * C
+            if C == 3:
+                _place_reflected(rows, r, places, 3, made, to)
+            else:
+                _place_reflected(rows, r, places, C, made, to)
+
+
+@inner_as_written
+def _place_reflected(rows: Any, r: int, places: Any, C: int, made: Any, to: int) -> None:
+    """Write a row of all images at their places, or at the mirror images of those beyond it."""
+    N, W = len(rows), rows.shape[2] // C
+    for col in range(W):
+        for n in range(N):
+            at = _reflected(places[n, 1] + places[n, 2] * col, W)
+            here = uintp(to + (col * N + n) * C)
+            for c in range(C):
+                made[here + uintp(c)] = rows[uintp(n), uintp(r), uintp(at * C + c)]
+
+
+@inner_as_written
+def _reflected(at: int, size: int) -> int:
+    """Return the place on an axis whose mirror image is at this place beyond it."""
+    return -at if at < 0 else at if at < size else 2 * size - 2 - at
+
+
 @inner_as_written
 def _normalise_row(image: Any, i: int, H: int, mean: Any, factor: Any, row: Any) -> None:
     """row = that row of the image, normalised; whatever it was beyond the image, it becomes 0."""

@@ -15,6 +15,7 @@ from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS
+from daskcnn.store.augmentation import order_problems
 
 
 def contradictions(job: Job, wrong: Collection[tuple[int | str, ...]]) -> Iterator[str]:
@@ -65,6 +66,7 @@ def _of_arrays(data: Data) -> Iterator[str]:
 
 def _of_data(data: Data) -> Iterator[str]:
     yield from _of_arrays(data)
+    yield from (f"data.augment.{problem}" for problem in order_problems(data.augment or "none"))
     if not data.archive or data.in_place:
         return
     name = data.name or (None if data.path else BUILT_IN)

@@ -18,8 +18,9 @@ from pydantic_core import PydanticUndefined
 from daskcnn.job.tables import LAYER, Job, keys_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
-from daskcnn.ps import RULES, UpdateRule
+from daskcnn.ps import RULES
 from daskcnn.store import DATASETS
+from daskcnn.store.augmentation import STEPS
 
 NAMES = {
     "model.name": (*MODELS, "C1:C2"),
@@ -46,25 +47,27 @@ class TableEntry:
 
     Attributes
     ----------
-    name : as in a job file, such as `train.schedule`; of a rule's parameters `rule`.
-    rule : the update rule whose parameters these are; empty for other tables.
+    name : as in a job file, such as `train.schedule`; of a rule's parameters `rule`, of a step's `data.augment`.
+    member : the update rule or the step of augmentation whose parameters these are; empty for other tables.
     meaning : one or a few sentences.
     keys : in the order of the model.
     """
 
     name: str
-    rule: str
+    member: str
     meaning: str
     keys: tuple[KeyEntry, ...]
 
 
 def tables() -> Iterator[TableEntry]:
-    """The job's tables, each followed by those inside it; those of the rules come last."""
+    """The job's tables, each followed by those inside it; those of the rules and of steps of augmentation come last."""
     for name, field in Job.model_fields.items():
         if table := _table(field):
             yield from _with_inner(name, table)
     for name, rule in RULES.items():
         yield TableEntry("rule", name, _first_paragraph(rule), _keys("rule", rule))
+    for name, step in STEPS.items():
+        yield TableEntry("data.augment", name, _first_paragraph(step), _keys("data.augment", step))
 
 
 def default_of(key: str) -> str:
@@ -88,8 +91,8 @@ def _keys(section: str, table: type[BaseModel]) -> tuple[KeyEntry, ...]:
     )
 
 
-def _first_paragraph(rule: type[UpdateRule]) -> str:
-    return re.sub(r"\s+", " ", (rule.__doc__ or "").strip().split("\n\n")[0])
+def _first_paragraph(member: type[BaseModel]) -> str:
+    return re.sub(r"\s+", " ", (member.__doc__ or "").strip().split("\n\n")[0])
 
 
 def _words(table: type[BaseModel]) -> str:
@@ -121,6 +124,8 @@ def _kind(kind: Any) -> str:
         return " or ".join(_kind(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is list:
         return _list(get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        return f"list of {'tables' if _kind(get_args(kind)[0]) == 'table' else 'numbers'}"
     if get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return "table"
     plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}
@@ -135,6 +140,9 @@ def _list(entry: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     value = field.default
-    if value is PydanticUndefined or value is None or isinstance(value, BaseModel):
+    if value is PydanticUndefined:
+        return "needed"
+    if value is None or isinstance(value, BaseModel):
         return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    shown = list(value) if isinstance(value, tuple) else value
+    return str(shown).lower() if isinstance(shown, bool) else str(shown)

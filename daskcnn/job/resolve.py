@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -15,6 +15,7 @@ from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
 from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.store import DATASETS
+from daskcnn.store.augmentation import AugmentName
 
 USUAL_INCREMENTS = 4
 """Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
@@ -103,19 +104,20 @@ def resolved_data(data: Data) -> Data:
             "name": name,
             "path": path if "://" in path else str(Path(path).absolute()),
             "archive": data.archive and str(Path(data.archive).absolute()),
-            "augment": data.augment or (name and _usual_augment(name)),
+            "augment": data.augment if data.augment is not None else name and _usual_augment(name),
         }
     )
 
 
-def _usual_augment(name: str) -> Literal["none", "crop-mirror"]:
+def _usual_augment(name: str) -> AugmentName:
     """The augmentation that suits a data set. For one that is not known by its name there is none."""
     return DATASETS[name].augment if name in DATASETS else "none"
 
 
 def on_data(job: Job, name: str) -> Job:
     """The job on the data set of this name, which lies at its path."""
-    update = {"name": name, "augment": job.data.augment or _usual_augment(name)}
+    augment = job.data.augment if job.data.augment is not None else _usual_augment(name)
+    update = {"name": name, "augment": augment}
     return job.model_copy(update={"data": job.data.model_copy(update=update)})
 
 
@@ -136,7 +138,8 @@ def _resolved_arrays(data: Data) -> Data:
     places = {key: getattr(data, key) for key in ("images", "labels", "test_images", "test_labels")}
     absolute = {key: at if at is None or "://" in at else str(Path(at).absolute()) for key, at in places.items()}
     test = data.test if data.test is not None or data.test_images is not None else 0.2
-    return data.model_copy(update={**absolute, "test": test, "augment": data.augment or "none"})
+    augment = "none" if data.augment is None else data.augment
+    return data.model_copy(update={**absolute, "test": test, "augment": augment})
 
 
 def _resolved_train(job: Job) -> Train:

@@ -19,7 +19,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from daskcnn.markup import as_table
+from daskcnn.nn.views import Views
 from daskcnn.ps import RULES, UpdateRule
+from daskcnn.store.augmentation import Augment, read_augment
 
 LAYER = "layer"
 """The strategy without an update rule: one replica over all workers."""
@@ -110,8 +112,15 @@ class Data(Options):
     validation: int = Field(
         2000, ge=1, description="Samples at the end of the training part that are used for validation only."
     )
-    augment: Literal["none", "crop-mirror"] | None = Field(
-        None, description="Augmentation of the training images. Default: what suits the data set."
+    augment: Annotated[Augment | None, BeforeValidator(read_augment)] = Field(
+        None,
+        description="Augmentation of the training images: a name, or a list of steps in their order, such as `[{step = "
+        '"translate", pixels = 2}, {step = "mirror"}]`. Default: what suits the data set.',
+    )
+    views: Views = Field(
+        "none",
+        description="Views of a test image whose scores are averaged: it alone, with its `mirror` image, or with "
+        "both shifted by a pixel too (`mirror-translate`). Validation during training sees the image alone.",
     )
     limit: int | None = Field(
         None, ge=1, description="Samples of each part, training and test, that are used. Default: all."

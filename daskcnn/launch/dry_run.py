@@ -15,6 +15,7 @@ from daskcnn.launch.training import shown
 from daskcnn.nn import describe, walk
 from daskcnn.show.stderr import say, warn
 from daskcnn.store import Dataset
+from daskcnn.store.augmentation import described
 
 
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
@@ -31,7 +32,7 @@ def readable_plan(prepared: Prepared) -> str:
     lines = [
         *_of_arrays(job, dataset),
         f"data      {dataset.name} at {dataset.path}: {prepared.samples:,} to train on, {job.data.validation:,} for "
-        f"validation, {len(dataset.test):,} to test; augment {job.data.augment}",
+        f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
         *_weights(prepared),

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
-from daskcnn.launch.trained_run import Which, load_trained
+from daskcnn.launch.trained_run import Which, load_trained, views_of
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores
+from daskcnn.nn.views import Views
 from daskcnn.runs.evaluation import keep_evaluation
 from daskcnn.runs.state import to_state
 from daskcnn.show.confusion import draw_confusion
@@ -45,14 +46,16 @@ def evaluate(
     say: Callable[[str], None],
     picture: str | None = None,
     keep: bool = False,
+    views: Views | None = None,
 ) -> dict[str, Any]:
     """Accuracy, loss and AUC of a run's network on the test samples of its data set, or of another; and by class.
 
     The samples are read batch by batch. AUC: of each class against the rest, the mean over the classes; None where
     there is only one. With more than a million class scores it is that of every n-th sample; `auc_samples` says how
-    many that are. picture: a file for the confusion matrix to be drawn into, SVG or PNG. Raises UserError without
-    matplotlib, for another ending, and where there is no such matrix: of several labels a sample, or too many classes.
-    keep: write the result into the run directory too, for the page of its report. Raises DataError where it cannot be.
+    many that are. picture: a file for the confusion matrix to be drawn into, SVG or PNG. views: of each image, whose
+    scores are averaged; None for those of the job. keep: write the result into the run directory too, for the page of
+    its report. Raises UserError without matplotlib, for another ending, where there is no such matrix (several labels a
+    sample, or too many classes), and for views that the images do not have; DataError where the result cannot be kept.
     """
     if picture is not None:
         _check_picture(picture)
@@ -71,14 +74,15 @@ def evaluate(
     device = Device.of("cpu", threads=cpu_count(), exact=job.train.exact)
     replica = Replica(job, _as_trained(dataset, classifier.facts), device, clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
-    samples = len(dataset.test)
+    samples, seen = len(dataset.test), views_of(classifier, views)
     with single_threaded_blas(), _small_cache():
-        score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=answers.add)
+        score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=answers.add, views=seen)
     result = {
         "run": run,
         "checkpoint": str(checkpoint.path),
         "data": dataset.path,
         "samples": score.samples,
+        "views": seen,
         "labels": dataset.labels,
         "accuracy": score.accuracy,
         "loss": score.loss,

@@ -19,6 +19,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.export.model_file import read_model
 from daskcnn.job.network import initial_weights, network_of
 from daskcnn.job.tables import Job, Model
+from daskcnn.job.whitening import whitened
 from daskcnn.launch.resume import kept_job
 from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn import build_model, leaves, walk
@@ -26,7 +27,7 @@ from daskcnn.runs.arrays_file import Arrays
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import check_of, facts_of
-from daskcnn.store import Described
+from daskcnn.store import Dataset, Described
 from daskcnn.store.facts import Facts
 
 _GIVE = (
@@ -152,6 +153,17 @@ def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
     if not loaded:
         raise JobError([f"model.from: no layer of {trained.source} has the name of a layer of the job's network"])
     return Start(trained.source, weights, loaded, new)
+
+
+def first_weights(job: Job, dataset: Dataset, start: Start | None) -> Array | None:
+    """The weights that a run starts from, a flat host vector; None for the initial ones that every process can make.
+
+    A first convolution that whitens is made of the images, unless it has trained weights.
+    """
+    if start is None:
+        return whitened(job, dataset)
+    made = whitened(job, dataset, start.weights) if network_of(job, dataset).layers[0][0] in start.new else None
+    return start.weights if made is None else made
 
 
 def _difference(theirs: Described, own: Described) -> str:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
 from daskcnn.launch.trained_run import Which, load_classifier
+from daskcnn.nn.views import Views
 from daskcnn.store import Described
 from daskcnn.store.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
@@ -19,10 +20,19 @@ from daskcnn.training.trained_network import Classifier
 
 
 def predict(
-    run: str, images: Sequence[str], *, which: Which, top: int, say: Callable[[str], None]
+    run: str,
+    images: Sequence[str],
+    *,
+    which: Which,
+    top: int,
+    say: Callable[[str], None],
+    views: Views | None = None,
 ) -> list[dict[str, Any]]:
-    """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
-    classifier = load_classifier(run, which, say)
+    """The likeliest classes of each image file, resized to what the network saw in training, or array file.
+
+    views: as `load_classifier` has them.
+    """
+    classifier = load_classifier(run, which, say, views=views)
     for path in images:
         if os.path.isdir(path):
             raise DataError(path, "a folder or a data set, not an image file", "say where to write: --out p.csv")

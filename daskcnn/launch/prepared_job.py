@@ -20,8 +20,10 @@ from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
+from daskcnn.nn.views import views_problem
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
+from daskcnn.store.augmentation import image_problems
 from daskcnn.store.files import is_url
 from daskcnn.training.weighting import weighting_of
 
@@ -144,7 +146,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
     """
     job, trained = _with_trained(on_data(job, dataset.name), dataset, begins=begins)
-    problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset)]
+    problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset), *_images_misfit(job, dataset)]
     layout, start = None, None
     try:
         layout, weights = initial_weights(job, dataset)
@@ -199,6 +201,14 @@ def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
     except JobError as error:
         problems += error.problems
     return problems
+
+
+def _images_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Steps of augmentation and views that the data set's images do not have."""
+    for problem in image_problems(job.data.augment or "none", dataset):
+        yield f"data.augment.{problem}"
+    if unfit := views_problem(job.data.views, dataset.shape):
+        yield f"data.views = {unfit}"
 
 
 def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:

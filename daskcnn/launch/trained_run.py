@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from daskcnn.errors import DataError
+from daskcnn.errors import DataError, UserError
 from daskcnn.export import read_model
 from daskcnn.job.tables import Job
 from daskcnn.launch.resume import kept_job
+from daskcnn.nn.views import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import check_of
@@ -31,11 +32,25 @@ def load_trained(run: str, which: Which, say: Callable[[str], None]) -> tuple[Jo
     return job, found
 
 
-def load_classifier(path: str, which: Which, say: Callable[[str], None]) -> Classifier:
+def load_classifier(path: str, which: Which, say: Callable[[str], None], *, views: Views | None = None) -> Classifier:
     """Return the network of a run, of one of its checkpoints, or of a model file that `daskcnn export` wrote.
 
-    `which` matters to a run only. Raises DataError where there is none.
+    `which` matters to a run only. views: that it looks at images by; None for those of the run's job, which an exported
+    model does not have. Raises DataError where there is no network, UserError for views that its images do not have.
     """
+    classifier = _classifier(path, which, say)
+    classifier.views = views_of(classifier, views)
+    return classifier
+
+
+def views_of(classifier: Classifier, views: Views | None) -> Views:
+    """Return these views, or those of the network's job. Raises UserError where its images do not have them."""
+    if views is not None and (problem := views_problem(views, classifier.facts.shape)):
+        raise UserError(f"views = {problem}")
+    return classifier.views if views is None else views
+
+
+def _classifier(path: str, which: Which, say: Callable[[str], None]) -> Classifier:
     place = Path(path)
     if place.is_file():
         return read_model(place)

@@ -28,6 +28,7 @@ from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.launch.fine_tuning import first_weights
 from daskcnn.launch.indexing import forget, indexed, outlined
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset, must_be_made
@@ -358,13 +359,16 @@ def _train(
 
 
 def _started(recorder: Recorder) -> TrainingState | None:
-    """The state of a run that starts from trained weights, kept at once: resuming it does not read them again."""
+    """The state of a run that starts from trained weights, or from some made of the images; None for a job's own.
+
+    It is kept at once: resuming the run neither reads nor makes them again.
+    """
     prepared = recorder.prepared
-    if prepared.start is None:
+    if (weights := first_weights(prepared.job, prepared.dataset, prepared.start)) is None:
         return None
     still = np.zeros(prepared.layout.parameter_size, prepared.layout.dtype)
     velocities = {REPLICA: still} if prepared.job.train.strategy == LAYER else {}
-    state = TrainingState(0, 0.0, prepared.start.weights, velocities, {})
+    state = TrainingState(0, 0.0, weights, velocities, {})
     recorder.save(state)
     return state
 

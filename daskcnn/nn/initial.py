@@ -25,3 +25,15 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int
     """
     limit = np.sqrt(6 / (fan_in + fan_out))
     return rng.uniform(-limit, limit, shape)
+
+
+def passing_through(w: Array) -> Array:
+    """Return kernels w (R, S, C, K) whose first C ones, or all K, pass a channel on each: 1 at the centre, 0 elsewhere.
+
+    This is `torch.nn.init.dirac_`: a convolution padded by half its size starts as the identity on these channels.
+    """
+    R, S, C, K = w.shape
+    through, first = w.copy(), min(C, K)
+    through[..., :first] = 0
+    through[R // 2, S // 2, range(first), range(first)] = 1
+    return through

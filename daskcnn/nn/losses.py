@@ -7,7 +7,7 @@ say which of the two they are for. Networks with several labels a sample answer 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -117,6 +117,24 @@ LOSSES: dict[str, Loss] = {
 
 USUAL: dict[LabelKind, str] = {"classes": "softmax", "several": "sigmoid"}
 """The loss for such labels where a job names none."""
+
+
+Targets: TypeAlias = tuple[Array, Array | None]
+"""Labels, and weights (N,) of the samples."""
+
+
+def mixed_loss(loss: Loss, scores: Array, targets: Targets, partners: Targets | None, xp: Any) -> tuple[Any, Array]:
+    """Return loss and gradient of scores whose samples have two labels each, both weighted; or the own ones alone.
+
+    A sample's loss is the sum of both labels' (Zhang et al. 2018). With softmax and sigmoid this is the loss of the
+    mixed label. With the squared error it differs from that by a number that has no gradient.
+    """
+    value, dscores = loss(scores, targets[0], xp, targets[1])
+    if partners is None:
+        return value, dscores
+    more, dmore = loss(scores, partners[0], xp, partners[1])
+    dscores += dmore
+    return value + more, dscores
 
 
 def _mean(each: Array, dscores: Array, weights: Array | None) -> tuple[Any, Array]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from daskcnn.arrays import Array
+from daskcnn.arrays import Array, Backend
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
-from daskcnn.nn.losses import Loss, correct
+from daskcnn.nn.losses import Loss, Targets, correct, mixed_loss
 from daskcnn.nn.tree import map_leaves
 
 
@@ -30,25 +30,32 @@ def loss_and_gradients(
     loss: Loss,
     ctx: Context,
     weights: npt.NDArray[Any] | None = None,
+    partners: Targets | None = None,
 ) -> tuple[Any, Any, Params, State]:
     """Run one training pass over a host batch x (H, W, N, C), labels (N,): (mean loss, correct, gradients, new state).
 
     The loss of heads in the middle of the network is added. labels may be (N, L), if the loss is for such. weights
-    (N,): of the samples, as `Loss` has them.
+    (N,): of the samples, as `Loss` has them. partners: labels and weights that the samples have besides, where images
+    are mixed.
 
     Loss and number of right answers are 0-d arrays of the device, so that the pass does not wait for the device;
     `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no warnings.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False, heads={})
     scores, new_state, residual = model.forward(params, state, backend.from_host(x), ctx)
-    targets = backend.from_host(labels)
-    counts = None if weights is None else backend.from_host(weights)
-    value, dscores = loss(scores, targets, backend.xp, counts)
+    targets, others = on_device((labels, weights), backend), partners and on_device(partners, backend)
+    value, dscores = mixed_loss(loss, scores, targets, others, backend.xp)
     for head in (ctx.heads or {}).values():
-        own, gradient = loss(head.scores, targets, backend.xp, counts)
+        own, gradient = mixed_loss(loss, head.scores, targets, others, backend.xp)
         value, head.gradient = value + head.weight * own, gradient * gradient.dtype.type(head.weight)
     _, grads = model.backward(params, residual, dscores, ctx)
-    return value, correct(scores, targets), grads, new_state
+    return value, correct(scores, targets[0]), grads, new_state
+
+
+def on_device(targets: Targets, backend: Backend) -> Targets:
+    """Return labels and weights from the host on the device."""
+    labels, weights = targets
+    return backend.from_host(labels), None if weights is None else backend.from_host(weights)
 
 
 @np.errstate(over="ignore", invalid="ignore")

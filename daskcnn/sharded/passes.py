@@ -16,6 +16,8 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Context, Loss, Params, Sequential, State, correct, map_leaves
 from daskcnn.nn.layer import Keys
+from daskcnn.nn.losses import Targets, mixed_loss
+from daskcnn.nn.network import on_device
 from daskcnn.nn.optimizer import SGD
 from daskcnn.nn.score import Score
 from daskcnn.sharded.channels import of_channels
@@ -244,14 +246,20 @@ def added(grads: Params, more: Params) -> Params:
 
 @_QUIET
 def loss_of(
-    loss: Loss, scores: Array, labels: Array, device: Device, part: float = 1.0, weights: Array | None = None
+    loss: Loss,
+    scores: Array,
+    labels: Array,
+    device: Device,
+    part: float = 1.0,
+    weights: Array | None = None,
+    partners: Targets | None = None,
 ) -> tuple[Array, Score]:
     """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is.
 
-    weights (N,): of the samples, as `Loss` has them.
+    weights (N,): of the samples, as `Loss` has them. partners: labels and weights that they have besides.
     """
     backend = device.backend
-    own, targets = backend.from_host(scores), backend.from_host(labels)
-    value, dscores = loss(own, targets, backend.xp, None if weights is None else backend.from_host(weights))
-    score = Score.of_batch(backend.scalar(value), int(backend.scalar(correct(own, targets))), labels)
+    own, targets = backend.from_host(scores), on_device((labels, weights), backend)
+    value, dscores = mixed_loss(loss, own, targets, partners and on_device(partners, backend), backend.xp)
+    score = Score.of_batch(backend.scalar(value), int(backend.scalar(correct(own, targets[0]))), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score

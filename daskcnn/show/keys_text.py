@@ -18,7 +18,8 @@ def readable_keys(tables: Iterable[TableEntry], width: int | None = None) -> str
 
 
 def _heading(table: TableEntry, columns: int) -> list[str]:
-    where = f" of strategy {table.rule}" if table.rule else ""
+    of = "strategy" if table.name == "rule" else "step"
+    where = f" of {of} {table.member}" if table.member else ""
     return [f"[{table.name}]{where}", *_wrapped(table.meaning, columns, "")]
 
 

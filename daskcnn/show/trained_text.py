@@ -15,7 +15,9 @@ CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
     """The figures in two lines, a table by class, and the confusion matrix."""
-    lines = [judged_line(result), f"checkpoint {result['checkpoint']}", "", *_by_class(result), *_confusion(result)]
+    seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
+    lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}", ""]
+    lines += [*_by_class(result), *_confusion(result)]
     return plain("\n".join(lines))
 
 

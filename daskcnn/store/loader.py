@@ -13,13 +13,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import derive
-from daskcnn.store.augment import AUGMENTATIONS, Keys, Places, moved, still
+from daskcnn.store.augmentation import (
+    NAMED,
+    Augment,
+    Mixture,
+    Moves,
+    Pictures,
+    ShownSamples,
+    first_move,
+    steps_of,
+    with_chances,
+)
+from daskcnn.store.augmentation.step import Keys, moved
 from daskcnn.store.chunk_facts import Images, missing_pixels
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Dataset, Described, Labels, Near, Scattered, Split
@@ -45,7 +56,7 @@ class BatchPlan:
     seed : of order and augmentation
     presentation : number of the pass; each pass has its own order
     limit : the most samples of this presentation; None for all
-    augment : "none" or "crop-mirror"
+    augment : a name or steps
     shuffle : false to keep the order of the ranges
     steps : cut the presentation into this many batches, equal within one sample, whatever the batch size
     """
@@ -55,15 +66,15 @@ class BatchPlan:
     seed: int
     presentation: int = 0
     limit: int | None = None
-    augment: Literal["none", "crop-mirror"] = "none"
+    augment: Augment = "none"
     shuffle: bool = True
     steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"batch_size={self.batch_size}: at least 1 is needed; set train.batch_size")
-        if self.augment not in AUGMENTATIONS:
-            raise ValueError(f"augment={self.augment!r}: use one of {', '.join(AUGMENTATIONS)}; set data.augment")
+        if isinstance(self.augment, str) and self.augment not in NAMED:
+            raise ValueError(f"augment={self.augment!r}: use one of {', '.join(NAMED)}, or steps; set data.augment")
         if self.limit is not None and self.limit < 0:
             raise ValueError(f"limit={self.limit}: a presentation shows 0 samples or more")
         if self.steps is not None and self.steps < 1:
@@ -82,12 +93,14 @@ class Batch:
     labels : (N,) int64, or (N, L) uint8 of 0 and 1
     keys : (N,) uint64, for other random draws of each sample
     weights : (N,) float32, factors on each sample's loss; None where every sample counts the same
+    mixture : what the images are mixed of; None where they are not
     """
 
     x: Array
     labels: Labels
     keys: Keys
     weights: npt.NDArray[np.float32] | None = None
+    mixture: Mixture | None = None
 
 
 def sample_keys(plan: BatchPlan, indices: Indices) -> Keys:
@@ -145,21 +158,34 @@ def normalise(dataset: Described, images: Images, dtype: npt.DTypeLike = np.floa
 
     Pixels without data become 0, the mean.
     """
-    return placed(dataset, Scattered.of(images), dtype, still(len(images)))
+    return placed(dataset, Scattered.of(images), dtype, Moves())
 
 
-def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, places: Places) -> Array:
-    """Return images normalised, each at its place: of bytes in one compiled pass, of others by array expressions."""
+def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, move: Moves) -> Array:
+    """Return images normalised and moved: of bytes in one compiled pass, of others by array expressions."""
     if images.dtype != np.uint8 or dataset.nodata is not None:
         x = _normalised(dataset, images.copied(), dtype)
-        return x if (places == (0, 0, 1)).all() else moved(x, places)
+        return x if move.still else moved(x, move)
     from daskcnn.compiled import minibatch
 
     (h, w, c), n = images.shape, len(images.addresses)
     x, rows = np.empty((h, w, n, c), dtype), np.empty((n, minibatch.ROWS, w * c), dtype)
     mean, factor = (np.tile(a.astype(dtype), w) for a in (dataset.mean, 1 / dataset.deviation))
-    minibatch.normalise(images.addresses, mean, factor, places, rows, x)  # `images` holds what it reads
+    loop = minibatch.normalise_reflected if move.border == "reflect" else minibatch.normalise
+    loop(images.addresses, mean, factor, move.places(n), rows, x)  # `images` holds what it reads
     return x
+
+
+def _augmented(
+    dataset: Described, images: Scattered, dtype: npt.DTypeLike, augment: Augment, samples: ShownSamples
+) -> Pictures:
+    """Return images after the steps of augmentation, of which the loader makes the first moves as it reads."""
+    h, w, _ = images.shape
+    move, steps = first_move(with_chances(steps_of(augment), samples), (h, w))
+    pictures = Pictures(placed(dataset, images, dtype, move), dataset)
+    for step, chance in steps:
+        pictures = step.apply(pictures, chance)
+    return pictures
 
 
 @np.errstate(over="ignore")  # a mark for no data may be larger than float32 has room for
@@ -193,8 +219,9 @@ def load_batch(
     """
     images, labels = split.scattered(indices, near)
     keys = sample_keys(plan, indices)
-    x = placed(dataset, images, dtype, AUGMENTATIONS[plan.augment](keys, images.shape[1]))
-    return Batch(x, labels, keys, split.weights(indices))
+    samples = ShownSamples(keys, indices, plan.seed, plan.presentation)
+    pictures = _augmented(dataset, images, dtype, plan.augment, samples)
+    return Batch(pictures.x, labels, keys, split.weights(indices), pictures.mixture)
 
 
 def presentation_order(dataset: Dataset, split: Split, plan: BatchPlan) -> Indices:

@@ -31,13 +31,14 @@ from daskcnn.nn import (
     correct,
     leaves,
     loss_and_gradients,
-    predict,
 )
 from daskcnn.nn.auc import Collected
+from daskcnn.nn.losses import Targets
 from daskcnn.nn.score import Score
+from daskcnn.nn.views import Views, predict_views
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
 from daskcnn.training.stopwatch import Clock, Stopwatch
-from daskcnn.training.weighting import Weighting, weighting_of
+from daskcnn.training.weighting import Weighting, weighting_of, weights_of
 
 EVALUATION_BATCH = 500
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
@@ -135,8 +136,18 @@ class Replica:
         return weighting_of(self.job, self.dataset)
 
     def sample_weights(self, batch: Batch) -> Array | None:
-        """What each sample of a training batch counts for, (N,) on the host; None: all alike."""
-        return None if self.weighting is None else self.weighting.of(batch, self.job.model.dtype)
+        """What each sample of a training batch counts for by its own label, (N,) on the host; None: all alike."""
+        shares = None if batch.mixture is None else batch.mixture.shares
+        return weights_of(self.weighting, batch, shares, self.job.model.dtype)
+
+    def partners(self, batch: Batch) -> Targets | None:
+        """The labels that the samples of a training batch are mixed with, and what they count for; None: with none."""
+        if batch.mixture is None:
+            return None
+        of = batch.mixture.partners
+        own = None if batch.weights is None else batch.weights[of]
+        others = replace(batch, labels=batch.labels[of], weights=own)
+        return others.labels, weights_of(self.weighting, others, 1 - batch.mixture.shares, self.job.model.dtype)
 
     def adopt(self, weights: Array) -> None:
         """Go on from these host weights (size,), which stay untouched."""
@@ -171,6 +182,7 @@ class Replica:
             self.training_loss,
             ctx,
             self.sample_weights(batch),
+            self.partners(batch),
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
@@ -251,11 +263,13 @@ class Replica:
         weights: Array | None = None,
         whole: int | None = None,
         look: Look | None = None,
+        views: Views = "none",
     ) -> Score:
         """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
 
         All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has what
-        their AUC is made of. look: called with the scores and labels of each batch, on the host.
+        their AUC is made of. look: called with the scores and labels of each batch, on the host. views: of each image,
+        whose scores are averaged.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
@@ -268,7 +282,7 @@ class Replica:
             for batch in ready:
                 if stop():
                     raise Stopped
-                scores = predict(self.model, params, state, batch.x, ctx)
+                scores = predict_views(self.model, params, state, batch.x, ctx, views)
                 labels = backend.from_host(batch.labels)
                 if collected is not None:
                     collected.add(self.loss.probabilities(backend.to_host(scores)), batch.labels)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.tables import Job
-from daskcnn.nn import Context, predict
+from daskcnn.nn import Context
+from daskcnn.nn.views import Views, predict_views
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
 from daskcnn.store import normalise
@@ -21,12 +22,18 @@ BATCH = 500
 
 
 class Classifier:
-    """A network with its weights (flat, host). Images are (N, H, W, C), as the data set has them."""
+    """A network with its weights (flat, host). Images are (N, H, W, C), as the data set has them.
+
+    Attributes
+    ----------
+    views : of each image, whose scores are averaged; at first those of the job
+    """
 
     def __init__(self, job: Job, facts: Facts, weights: Array) -> None:
         self.job, self.facts, self.weights = job, facts, weights
         self.model, self.loss = network_of(job, facts), loss_of(job, facts)
         self.layout, _ = initial_weights(job, facts)
+        self.views: Views = job.data.views
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -72,7 +79,8 @@ class Predictor:
 
     def _probabilities(self, images: npt.NDArray[Any]) -> Array:
         x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
-        scores = predict(self._classifier.model, self._params, self._state, x, self._ctx)
+        network = self._classifier.model, self._params, self._state
+        scores = predict_views(*network, x, self._ctx, self._classifier.views)
         scores = self._ctx.device.backend.to_host(scores)
         return self._classifier.loss.probabilities(scores)
 

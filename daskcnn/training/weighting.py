@@ -37,6 +37,13 @@ class Weighting:
         return (factors if batch.weights is None else factors * batch.weights).astype(dtype)
 
 
+def weights_of(weighting: Weighting | None, batch: Batch, shares: Numbers | None, dtype: npt.DTypeLike) -> Array | None:
+    """Return the weights (N,) of a batch, each times the share that its label has of the sample; None: all are 1."""
+    if shares is None:
+        return None if weighting is None else weighting.of(batch, dtype)
+    return (shares if weighting is None else shares * weighting.of(batch, shares.dtype)).astype(dtype)
+
+
 def weighting_of(job: Job, dataset: Dataset) -> Weighting | None:
     """How the job weighs the data set's training samples; None: all alike.
 

@@ -232,9 +232,27 @@ def test_of_many_samples_the_auc_is_that_of_some(trained: Path) -> None:
     assert "AUC of 20 of the samples" in text
 
 
+def test_views_are_the_job_s_or_those_that_are_given(tmp_path: Path, path: str, trained: Path) -> None:
+    raw = tiny_job(path, data={"views": "mirror-translate"})
+    run = tiny_run(tmp_path / "viewed", raw, random_state(resolve(raw)))
+    plain, given, own = _json(trained), _json(trained, "--views", "mirror-translate"), _json(run)
+    assert (plain["views"], given["views"], own["views"]) == ("none", "mirror-translate", "mirror-translate")
+    assert given["loss"] == own["loss"] != plain["loss"] == _json(run, "--views", "none")["loss"]
+    assert "scores averaged over views: mirror-translate" in _evaluate(run)
+    assert "averaged" not in _evaluate(trained)
+
+
 def test_very_many_classes_are_left_to_the_csv() -> None:
     classes = [{"class": str(i), "samples": 1, "precision": None, "recall": 0.0, "auc": None} for i in range(300)]
-    figures = {"accuracy": 0.0, "top5": 0.0, "loss": 1.0, "auc": None, "samples": 300, "auc_samples": 300}
+    figures = {
+        "accuracy": 0.0,
+        "top5": 0.0,
+        "loss": 1.0,
+        "auc": None,
+        "samples": 300,
+        "auc_samples": 300,
+        "views": "none",
+    }
     facts = {"labels": "classes", "data": "d", "checkpoint": "c", "classes": classes, "confusion": [[0] * 300] * 300}
     lines = readable_evaluation({**figures, **facts}).splitlines()
     assert len(lines) < 10

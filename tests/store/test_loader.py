@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, Split, batches, load_batch, normalise, open_dataset, sample_keys
-from daskcnn.store.augment import AUGMENTATIONS, PAD, crop_mirror, moved
+from daskcnn.store.augmentation import NAMED, AugmentName, Moves, ShownSamples, first_move, with_chances
+from daskcnn.store.augmentation.step import moved
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Near
 from daskcnn.store.loader import DEPTH, Batch, _normalised, batch_edges, sample_order
@@ -75,7 +76,7 @@ def test_limit_is_the_beginning_of_the_order() -> None:
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"augment": "rotate"}, "'rotate': use one of none, crop-mirror"),
+        ({"augment": "rotate"}, "'rotate': use one of none, crop-mirror, or steps"),
         ({"ranges": ((5, 3),)}, r"range \(5, 3\)"),
         ({"limit": -1}, "limit=-1"),
         ({"steps": 0}, "steps=0"),
@@ -133,8 +134,8 @@ def test_so_many_steps_show_the_same_samples_in_the_same_order(data: Dataset) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
-def test_layout_and_type(data: Dataset, dtype: str, augment: Literal["none", "crop-mirror"]) -> None:
+@pytest.mark.parametrize("augment", NAMED)
+def test_layout_and_type(data: Dataset, dtype: str, augment: AugmentName) -> None:
     with batches(data, data.test, BatchPlan(((0, 60),), 25, seed=1, augment=augment), dtype) as stream:
         first = next(stream)
     assert first.x.shape == (32, 32, 25, 3)
@@ -219,6 +220,15 @@ def test_normalise(data: Dataset) -> None:
 
 # --- augmentation ---
 
+PAD = 4
+
+
+def _move(name: AugmentName, keys: npt.NDArray[np.uint64], shape: tuple[int, int]) -> Moves:
+    """The move of samples with these keys."""
+    move, rest = first_move(with_chances(NAMED[name], ShownSamples(keys, np.arange(len(keys)), 0, 0)), shape)
+    assert not rest
+    return move
+
 
 def _padded(x: Array) -> Array:
     """An image with what a crop may reach beyond it."""
@@ -230,7 +240,7 @@ def test_every_image_is_a_shift_and_perhaps_a_mirror_image(shape: tuple[int, int
     h, w, c = shape
     rng = np.random.default_rng(0)
     x, keys = rng.normal(size=(h, w, 300, c)), rng.integers(0, 1 << 63, 300).astype(np.uint64)
-    y = moved(x, crop_mirror(keys, w))
+    y = moved(x, _move("crop-mirror", keys, (h, w)))
     seen = []
     for n in range(300):
         crops = np.lib.stride_tricks.sliding_window_view(_padded(x[:, :, n]), (h, w), axis=(0, 1))
@@ -256,14 +266,14 @@ def test_augmentation_is_of_the_sample_not_of_its_batch(data: Dataset) -> None:
 
 def test_augmentation_leaves_its_input(data: Dataset) -> None:
     x = np.ones((8, 8, 2, 1), np.float32)
-    moved(x, crop_mirror(np.arange(2, dtype=np.uint64), 8))
+    moved(x, _move("crop-mirror", np.arange(2, dtype=np.uint64), (8, 8)))
     assert (x == 1).all()
 
 
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
+@pytest.mark.parametrize("augment", NAMED)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_bytes_in_one_pass_are_what_array_expressions_make_of_them(data: Dataset, augment: Any, dtype: str) -> None:
     plan, indices = BatchPlan(((0, 230),), 16, seed=3, augment=augment), np.arange(5, 200, 3)
     images, keys = data.train.gather(indices)[0], sample_keys(plan, indices)
-    expected = moved(_normalised(data, images, dtype), AUGMENTATIONS[augment](keys, images.shape[2]))
+    expected = moved(_normalised(data, images, dtype), _move(augment, keys, images.shape[1:3]))
     np.testing.assert_array_equal(load_batch(data, data.train, plan, dtype, indices).x, expected)

@@ -61,6 +61,15 @@ def test_it_agrees_with_the_evaluation_of_training(network: Classifier) -> None:
     assert score.loss == pytest.approx(-np.log(found[np.arange(60), labels]).mean(), rel=1e-4)
 
 
+def test_scores_of_views_are_averaged_before_they_are_probabilities(network: Classifier) -> None:
+    seen = images(3)
+    plain, mirrored = network.predict(seen), network.predict(np.ascontiguousarray(seen[:, :, ::-1]))
+    network.views = "mirror"
+    logs = (np.log(plain) + np.log(mirrored)) / 2
+    expected = np.exp(logs) / np.exp(logs).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(network.predict(seen), expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [images(2)[0], images(2)[:, :, :, :1], images(2)[:, :4], images(2).astype(np.float32), images(2).astype(np.int64)],

@@ -250,7 +250,8 @@ def _judged(
         piece = _piece(context, part)
         scores, residual, state = merged_forward(stage, ys, piece, batch.keys, device)
         of_minibatch, weights = len(batch.labels) / context.samples, replica.sample_weights(batch)
-        dscores, score = loss_of(replica.training_loss, scores, batch.labels, device, of_minibatch, weights)
+        targets = batch.labels, device, of_minibatch, weights, replica.partners(batch)
+        dscores, score = loss_of(replica.training_loss, scores, *targets)
         dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=need_dy)
         if piece is not None:
             _step(context, part, piece, grads, state, replica, lr)

@@ -64,13 +64,14 @@ def _in_words(spec: ConvSpec) -> str:
 
 @returns_refusals
 def score_weights(run: str, weights: Array, split: str, lo: int, hi: int) -> Score:
-    """Judge these weights on samples lo…hi of a split ("train" or "test")."""
+    """Judge these weights on samples lo…hi of a split ("train" or "test"); of test samples by the views of the job."""
     replica = session_of(run).replica
     with single_threaded_blas():
         theirs = replica.device.backend.from_host(weights)
         part = getattr(replica.dataset, split)
-        whole = len(part) if split == "test" else replica.job.data.validation
-        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole)
+        data = replica.job.data
+        whole, views = (len(part), data.views) if split == "test" else (data.validation, "none")
+        return replica.evaluate(part, lo, hi, stopped, weights=theirs, whole=whole, views=views)
 
 
 @returns_refusals

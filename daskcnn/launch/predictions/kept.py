@@ -33,6 +33,8 @@ def identity(classifier: Classifier, source: PredictedSource) -> dict[str, Any]:
     """Return what a network's predictions of these samples depend on."""
     digest = hashlib.sha256(repr(classifier.model).encode())
     digest.update(json.dumps(classifier.facts.to_dict(), sort_keys=True).encode())
+    if classifier.views != "none":
+        digest.update(classifier.views.encode())
     digest.update(np.ascontiguousarray(classifier.weights).view(np.uint8).data)
     return {"format": 1, "network": digest.hexdigest(), "data": source.fingerprint(), "parts": len(source.parts())}
 

@@ -24,6 +24,7 @@ from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.launch.trained_run import Which as WhichCheckpoint
 from daskcnn.launch.trained_run import load_classifier
 from daskcnn.launch.training import Signals
+from daskcnn.nn.views import Views
 from daskcnn.show.counter import Counter
 from daskcnn.show.stderr import warnings_by
 from daskcnn.training.trained_network import Classifier
@@ -42,14 +43,16 @@ def predict_whole(
     cluster: Cluster,
     skip_bad: bool,
     say: Say,
+    views: Views | None = None,
 ) -> dict[str, Any]:
     """Predict all samples of a data set or all image files into a table; returns what was done.
 
-    Parts that an earlier call has kept are not predicted again. Raises UserError; then what is done is kept.
+    Parts that an earlier call has kept are not predicted again. views: as `load_classifier` has them. Raises
+    UserError; then what is done is kept.
     """
     target = Path(out)
     check_table(target)
-    classifier = load_classifier(run, which, say)
+    classifier = load_classifier(run, which, say, views=views)
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
     parts = source.parts()
     kept = KeptParts(target, identity(classifier, source), len(classifier.classes))

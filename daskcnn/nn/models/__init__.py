@@ -16,6 +16,7 @@ from daskcnn.nn.models.parts import Model, Spec
 from daskcnn.nn.models.vgg import vgg
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
+from daskcnn.nn.whitening import check_whitening
 
 PHOTOGRAPHS = (224, 224, 3), 1000
 """Images and classes of ImageNet."""
@@ -75,6 +76,7 @@ def build_model(
     if (name is None) == (layers is None):
         raise ValueError(f"model name={name!r} and layers={layers!r}: give one of the two")
     model = sequential_from_spec(model_spec(name, in_shape, classes, relu=relu) if name is not None else layers or [])
+    check_whitening(model, in_shape)
     if (out := model.out_shape(in_shape)) != (classes,):
         raise ValueError(
             f"the model's output is {out}, of {classes} classes: end it with a dense layer of {classes} units"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from daskcnn.store.augmentation import AugmentName
 from daskcnn.store.manifest import Source
 
 Progress = Callable[[str, int, int], None]
@@ -21,7 +22,7 @@ class Importer(Protocol):
         """Whether there are files to import; otherwise the data set is generated."""
 
     @property
-    def augment(self) -> Literal["none", "crop-mirror"]:
+    def augment(self) -> AugmentName:
         """The augmentation that suits the images, used if the job does not name one."""
 
     @property

@@ -1,0 +1,139 @@
+"""Initial kernels of a convolution that pass channels on, or whiten patches of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskcnn.arrays import Device
+from daskcnn.nn import Context, Layer, Sequential, build_model
+from daskcnn.nn.initial import passing_through
+from daskcnn.nn.layers import LAYERS, Conv
+from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
+from tests.nn.nn_cases import values
+
+
+def conv(**options: Any) -> dict[str, Any]:
+    return {"layer": "conv", **options}
+
+
+HEAD = {"layer": "dense", "units": 4}
+
+# --- kernels that pass a channel on ---
+
+
+@pytest.mark.parametrize(("size", "channels", "kernels"), [(3, 4, 6), (5, 3, 3), (1, 2, 5), (3, 5, 2)])
+def test_the_first_kernels_pass_a_channel_on(size: int, channels: int, kernels: int, rng: np.random.Generator) -> None:
+    layer = Conv(kernels, size, pad=size // 2, bias=False, initial="dirac")
+    params, state, _ = layer.init(np.random.default_rng(0), (6, 7, channels))
+    x = values(rng, (6, 7, 2, channels))
+    y, _, _ = layer.forward(params, state, x, Context(Device(exact=True)))
+    passed = min(channels, kernels)
+    np.testing.assert_allclose(y[..., :passed], x[..., :passed], rtol=0, atol=1e-12)
+    drawn, _, _ = Conv(kernels, size, bias=False).init(np.random.default_rng(0), (6, 7, channels))
+    np.testing.assert_array_equal(params["w"][..., passed:], drawn["w"][..., passed:])
+
+
+def test_they_are_pytorchs(rng: np.random.Generator) -> None:
+    torch = pytest.importorskip("torch")
+    for shape in ((3, 3, 4, 4), (2, 5, 3, 3), (4, 4, 2, 2)):
+        expected = torch.nn.init.dirac_(torch.empty(shape[3], shape[2], shape[0], shape[1])).numpy()
+        np.testing.assert_array_equal(passing_through(values(rng, shape)), expected.transpose(2, 3, 1, 0))
+
+
+@pytest.mark.parametrize("initial", ["eye", ""])
+def test_another_name_is_refused(initial: str) -> None:
+    with pytest.raises(ValueError, match="use 'dirac' or 'whitening', or leave it out"):
+        build_model(None, [conv(kernels=2, size=1, initial=initial), HEAD], (4, 4, 1), 4)
+
+
+# --- kernels that whiten ---
+
+
+def correlated(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> np.ndarray:
+    """Images whose neighbouring pixels and channels go together."""
+    x = values(rng, shape)
+    x[1:] += 0.8 * x[:-1]
+    x[:, 1:] += 0.5 * x[:, :-1]
+    x[..., 1:] += x[..., :1]
+    return x
+
+
+@pytest.mark.parametrize(("size", "channels"), [(2, 3), (3, 1), (1, 12)])
+def test_outputs_over_the_patches_are_uncorrelated(size: int, channels: int, rng: np.random.Generator) -> None:
+    x = correlated(rng, (9, 8, 40, channels))
+    sums, count = patch_moments(x, size)
+    moments = sums / count
+    kernels = whitening_kernels(moments, size, eps=1e-3)
+    half = size**2 * channels
+    assert kernels.shape == (size, size, channels, 2 * half)
+    layer = Conv(2 * half, size, bias=False)
+    y, _, _ = layer.forward({"w": kernels}, {}, x, Context(Device(exact=True)))
+    assert count == y[..., 0].size
+    flat = y.reshape(-1, 2 * half)
+    np.testing.assert_allclose(flat[:, half:], -flat[:, :half], rtol=0, atol=1e-9)
+    found = flat[:, :half].T @ flat[:, :half] / len(flat)
+    values_of = np.linalg.eigvalsh(moments)[::-1]
+    np.testing.assert_allclose(found, np.diag(values_of / (values_of + 1e-3)), rtol=0, atol=1e-8)
+    largest = np.abs(kernels.reshape(half, -1)).argmax(axis=0)
+    assert (np.take_along_axis(kernels.reshape(half, -1), largest[None], axis=0)[0, :half] > 0).all()
+
+
+def test_moments_of_parts_add_up_to_those_of_all(rng: np.random.Generator) -> None:
+    x = correlated(rng, (6, 5, 9, 2))
+    (whole, count), *parts = (patch_moments(each, 2) for each in (x, x[:, :, :4], x[:, :, 4:]))
+    np.testing.assert_allclose(parts[0][0] + parts[1][0], whole, rtol=1e-12)
+    assert parts[0][1] + parts[1][1] == count == 9 * 5 * 4
+
+
+def test_a_black_data_set_gives_finite_kernels() -> None:
+    assert np.isfinite(whitening_kernels(np.zeros((4, 4)), 2)).all()
+
+
+@dataclass(frozen=True)
+class Beside(Layer):
+    """A layer made of others, which only has to have a shape."""
+
+    branches: tuple[tuple[str, Layer], ...]
+
+    def out_shape(self, in_shape: tuple[int, ...]) -> tuple[int, ...]:
+        return in_shape
+
+    def forward(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+    def backward(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_it_is_for_the_first_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whitening, shape = conv(kernels=24, size=2, initial="whitening"), (8, 8, 3)
+    found = whitened_layer(build_model(None, [whitening, HEAD], shape, 4))
+    assert found is not None
+    assert found[0] == "conv1"
+    assert whitened_layer(build_model(None, [conv(kernels=24, size=2), HEAD], shape, 4)) is None
+    for layers in ([{"layer": "relu"}, whitening], [whitening, whitening]):
+        with pytest.raises(ValueError, match="is for the network's first layer"):
+            build_model(None, [*layers, HEAD], shape, 4)
+    inner = Beside((("a", Sequential((("conv", Conv(24, 2, initial="whitening")),))),))
+    monkeypatch.setitem(LAYERS, "beside", lambda: inner)
+    monkeypatch.setattr("daskcnn.nn.spec._layer", lambda entry: ("beside", inner))
+    with pytest.raises(ValueError, match="layer beside1: initial = 'whitening' is for the network's first layer"):
+        build_model(None, [{"layer": "beside"}], shape, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({"kernels": 12, "size": 2}, (8, 8, 3), r"2·size²·channels = 24 kernels, not 12; set kernels = 24"),
+        ({"kernels": 50, "size": 5, "pad": 2}, (4, 8, 1), "images of 4x8 have no patches of size 5; lower size"),
+    ],
+)
+def test_kernels_that_cannot_whiten_are_refused(
+    options: dict[str, Any], shape: tuple[int, int, int], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_model(None, [conv(**options, initial="whitening"), HEAD], shape, 4)
