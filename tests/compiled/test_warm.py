@@ -18,7 +18,8 @@ new = warm.warm("float32")
 from daskcnn.arrays import Device
 from daskcnn.nn import SGD
 params = np.ones(5, "f")
-SGD().step(params, np.ones(5, "f"), np.zeros(5, "f"), 0.5, Device())
+sgd = SGD()
+sgd.step(params, np.ones(5, "f"), sgd.init(params), 0.5, Device())
 assert (params == 0.5).all(), params
 print(new, warm.is_ready("float32"), warm.UNCACHED)
 """
