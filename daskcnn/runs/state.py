@@ -121,10 +121,10 @@ def _optimizers(
         raise DataError(checkpoint.path, reason, _ONE_RUN)
     found = {}
     for replica in replicas:
-        rows = {name: checkpoint.arrays.get(name) for name in (_name_of(vector, replica) for vector in names)}
+        rows: dict[str, Any] = {name: checkpoint.arrays.get(name) for name in (_name_of(v, replica) for v in names)}
         for name, row in rows.items():
             _check_like(checkpoint.path, name, wanted, row)
-        found[replica] = OptimizerState(np.stack(list(rows.values())), steps.get(replica, 0))
+        found[replica] = OptimizerState(np.stack([*rows.values()]), steps.get(replica, 0))
     return found
 
 

@@ -93,12 +93,12 @@ class Piece:
         vector, vectors = device.xp.empty(self.layout.size, self.layout.dtype), device.xp.empty_like(before.vectors)
         for (path, at), (_, old), (also, grad) in zip(places, leaves(self.params), leaves(grads), strict=True):
             assert path == also, "gradients are nested like their parameters"
-            treatment, params = descent.treatment(path), old.reshape(-1)
+            treatment, flat = descent.treatment(path), old.reshape(-1)
             if treatment is None:
-                vector[at], vectors[:, at] = params, before.vectors[:, at]
+                vector[at], vectors[:, at] = flat, before.vectors[:, at]
                 continue
             into, rate = (vector[at], vectors[:, at]), lr * treatment.rate
-            args = params, grad.reshape(-1), before.part(at), rate, device
+            args = flat, grad.reshape(-1), before.part(at), rate, device
             descent.optimizer.step(*args, decays=treatment.decays, out=into)
         params, kept = self.layout.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
@@ -139,16 +139,16 @@ def weighted_stages(stages: Sequence[Stage], layout: Layout) -> frozenset[int]:
 
 
 class _Whole(NamedTuple):
-    """Parameters, state, rows of the optimizer's state and its count, of the network or of a part of it."""
+    """Parameters, state, rows of the optimizer's state and its steps so far, of the network or of a part of it."""
 
     params: Params
     state: State
     rows: Params
-    count: int
+    steps: int
 
     def part(self, cut: Callable[[dict[str, Any]], dict[str, Any]]) -> Piece:
         """The piece of what `cut` leaves of each tree."""
-        return Piece.of(cut(self.params), cut(self.state), cut(self.rows), self.count)
+        return Piece.of(cut(self.params), cut(self.state), cut(self.rows), self.steps)
 
 
 def _shard(stage: Stage, whole: _Whole, cut: slice) -> Piece:

@@ -273,7 +273,7 @@ COURSES = {
     "adamw": (job_of("sgwu", train={"optimizer": "adamw"}), 2),
     "adamw, peers": (job_of(train={"optimizer": "adamw"}, rule={"exchange": "asa"}), 2),
     "adamw, group": (grouped(job_of("sgwu", model=WHOLE, train={"optimizer": "adamw", "rates": {"conv1": 0.5}})), 2),
-    "lars": (job_of("admm", train={"optimizer": "lars", "clip": 1.0, "decay_all": False}), 2),
+    "lars": (job_of("sgwu", train={"optimizer": "lars", "clip": 1.0, "decay_all": False}), 2),
     "lookahead": (job_of("sgwu", train={"optimizer": "adamw", "lookahead": {"steps": 3}}), 2),
 }
 every_course = pytest.mark.parametrize(("job", "workers"), [*COURSES.values()], ids=[*COURSES])

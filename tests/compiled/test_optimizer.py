@@ -43,7 +43,7 @@ def test_a_step_is_the_expression(optimizer: Optimizer, decays: bool, dtype: str
     """To the bit: workers that divide samples make the same step on devices of all kinds."""
     params, grads, state = given(optimizer, 1001, dtype)
     kept, (expected, _, new) = grads.copy(), given(optimizer, 1001, dtype)
-    optimizer.by_arrays(Step(params, grads, state, 0.1, decays, expected, new.vectors), Device())
+    optimizer.by_arrays(Step(params, grads, tuple(state.vectors), 5, 0.1, decays, expected, new.vectors), Device())
     found = optimizer.step(params, grads, state, 0.1, Device(), decays=decays)
     np.testing.assert_array_equal(params, expected)
     np.testing.assert_array_equal(found.vectors, new.vectors)
@@ -71,6 +71,17 @@ def test_a_step_to_somewhere_else_leaves_the_old_weights(optimizer: Optimizer) -
     np.testing.assert_array_equal(new[0], params)
     np.testing.assert_array_equal(found.vectors, state.vectors)
     assert found.vectors is new[1]
+
+
+@every
+def test_what_comes_from_other_processes_is_read_only(optimizer: Optimizer) -> None:
+    """No loop is compiled anew for it: the suite looks at all that were called."""
+    params, grads, state = given(optimizer, 1001)
+    for array in (params, grads, state.vectors):
+        array.flags.writeable = False
+    out = np.empty_like(params), np.empty_like(state.vectors)
+    optimizer.step(params, grads, state, 0.1, Device(), out=out)
+    assert np.isfinite(out[1]).all()
 
 
 @every

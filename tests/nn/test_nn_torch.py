@@ -189,8 +189,8 @@ def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Ge
 def test_adamw(options: dict[str, Any], weight_decay: float, rng: np.random.Generator) -> None:
     params = values(rng, 5)
     params_t = torch.tensor(params.copy(), requires_grad=True)
-    betas, eps = options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8)
-    ours = AdamW(*betas, eps, weight_decay)
+    (beta1, beta2), eps = options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8)
+    ours = AdamW(beta1, beta2, eps, weight_decay)
     state = ours.init(params)
     theirs = torch.optim.AdamW([params_t], lr=0.1, weight_decay=weight_decay, **options)
     for lr in (0.1, 0.1, 0.05, 0.01):

@@ -57,7 +57,8 @@ def test_the_state_has_a_row_for_each_name_and_keeps_the_dtype(name: str, around
     optimizer = around(made(name))
     params, state = walked(optimizer, np.ones(7, dtype) / 3, 5)
     assert state.vectors.shape == (len(optimizer.vectors), 7)
-    assert (params.dtype, state.vectors.dtype, state.count) == (dtype, dtype, 5)
+    assert {params.dtype.name, state.vectors.dtype.name} == {dtype}
+    assert state.count == 5
     assert len(set(optimizer.vectors)) == len(optimizer.vectors)
     assert not any(":" in vector or "/" in vector for vector in optimizer.vectors)  # checkpoints' separators
 
@@ -204,7 +205,7 @@ def test_average_and_weights_change_places_and_back() -> None:
 
 # --- which parameters are stepped in which way ---
 
-NETWORK = [
+NETWORK: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 4, "size": 3},
     {"layer": "batchnorm"},
     {"layer": "conv", "kernels": 2, "size": 3},

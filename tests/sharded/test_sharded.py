@@ -601,7 +601,7 @@ def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) ->
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
     weights = replica.layout.flatten(params, state)
     (batch,) = _batches(dataset, "float64", 1)
-    begin = group.place(weights, np.zeros(replica.layout.parameter_size))
+    begin = group.place(weights, replica.host_optimizer())
     score, end = group.step(begin, batch, 0.1)
     joined, _ = group.collect(end)
     assert np.isfinite(score.loss)

@@ -38,13 +38,13 @@ class AdamW(Optimizer):
 
     def _factors(self, step: Step) -> tuple[float, float, float]:
         """Return what is left of the parameters, the mean's rate, and the factor of the root; both corrected."""
-        made = step.state.count + 1
+        made = step.count + 1
         kept = 1 - step.lr * self.weight_decay if step.decays else 1.0
         return kept, step.lr / (1 - self.beta1**made), 1 / sqrt(1 - self.beta2**made)
 
     def by_arrays(self, step: Step, device: Device) -> None:
         """Move both means, then the parameters."""
-        (mean, square), (new_mean, new_square) = step.state.vectors, step.new_vectors
+        (mean, square), (new_mean, new_square) = step.rows, step.new_vectors
         kept, rate, root = self._factors(step)
         new_mean[...] = self.beta1 * mean + (1 - self.beta1) * step.grads
         new_square[...] = self.beta2 * square + (1 - self.beta2) * (step.grads * step.grads)
@@ -58,5 +58,5 @@ class AdamW(Optimizer):
         kept, rate, root = self._factors(step)
         decays = self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2
         numbers = step.scalars(kept, rate, *decays, root, self.epsilon)
-        own = (step.params, step.grads, *step.state.vectors, *numbers, step.new_params, *step.new_vectors)
-        return [lambda part: adamw(*own, part.start, part.stop)]
+        own = (step.params, step.grads, *step.rows, *numbers, step.new_params, *step.new_vectors)
+        return [lambda part: adamw(*(*own, part.start, part.stop))]

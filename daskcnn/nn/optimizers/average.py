@@ -37,20 +37,20 @@ class Averaged(Around):
 
     def _part(self, step: Step) -> float:
         """Return how much of the new weights goes into the average."""
-        made = step.state.count + 1
+        made = step.count + 1
         return 1 - min(self.decay, (1 + made) / (10 + made))
 
     def by_arrays(self, step: Step, device: Device) -> None:
         """Make the inner step; average + part · (weights - average)."""
         self.inner.by_arrays(self.of_inner(step), device)
-        average, new_average = step.state.vectors[-1], step.new_vectors[-1]
+        average, new_average = step.rows[-1], step.new_vectors[-1]
         new_average[...] = average + self._part(step) * (step.new_params - average)
 
     def loops(self, step: Step, device: Device) -> Sequence[Loop]:
         """Return the inner loops, and one that averages."""
         from daskcnn.compiled.optimizer import toward
 
-        average, new_average = step.state.vectors[-1], step.new_vectors[-1]
+        average, new_average = step.rows[-1], step.new_vectors[-1]
         (share,) = step.scalars(self._part(step))
 
         def follow(part: slice) -> None:

@@ -53,7 +53,7 @@ class LARS(Optimizer):
 
     def by_arrays(self, step: Step, device: Device) -> None:
         """v = momentum · v + lr · ratio · (g + decay · w), and down by v."""
-        (velocity,), (new_velocity,) = step.state.vectors, step.new_vectors
+        (velocity,), (new_velocity,) = step.rows, step.new_vectors
         rate = self._rate(step, device) if step.decays else step.lr
         g = step.grads + self.weight_decay * step.params if step.decays else step.grads
         new_velocity[...] = self.momentum * velocity + rate * g
@@ -63,9 +63,9 @@ class LARS(Optimizer):
         """Return the one loop, which runs once the norms are known."""
         from daskcnn.compiled.optimizer import lars
 
-        (velocity,), (new_velocity,) = step.state.vectors, step.new_vectors
+        (velocity,), (new_velocity,) = step.rows, step.new_vectors
         rate = self._rate(step, device) if step.decays else step.lr
         decay = self.weight_decay if step.decays else 0.0
         numbers = step.scalars(rate, self.momentum, decay)
         own = (step.params, step.grads, velocity, *numbers, step.new_params, new_velocity)
-        return [lambda part: lars(*own, part.start, part.stop)]
+        return [lambda part: lars(*(*own, part.start, part.stop))]

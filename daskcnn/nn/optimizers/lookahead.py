@@ -36,8 +36,7 @@ class Around(Optimizer):
     @staticmethod
     def of_inner(step: Step) -> Step:
         """Return the inner optimizer's part of a step."""
-        state = OptimizerState(step.state.vectors[:-1], step.state.count)
-        return replace(step, state=state, new_vectors=step.new_vectors[:-1])
+        return replace(step, rows=step.rows[:-1], new_vectors=step.new_vectors[:-1])
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,12 @@ class Lookahead(Around):
         return super().restarted(state, params)
 
     def _now(self, step: Step) -> bool:
-        return (step.state.count + 1) % self.steps == 0
+        return (step.count + 1) % self.steps == 0
 
     def by_arrays(self, step: Step, device: Device) -> None:
         """Make the inner step; when it is time, slow + alpha · (weights - slow) is where both go on."""
         self.inner.by_arrays(self.of_inner(step), device)
-        slow, new_slow = step.state.vectors[-1], step.new_vectors[-1]
+        slow, new_slow = step.rows[-1], step.new_vectors[-1]
         new_slow[...] = slow + self.alpha * (step.new_params - slow) if self._now(step) else slow
         if self._now(step):
             step.new_params[...] = new_slow
@@ -81,7 +80,7 @@ class Lookahead(Around):
         """Return the inner loops, and one that goes back."""
         from daskcnn.compiled.optimizer import toward
 
-        slow, new_slow = step.state.vectors[-1], step.new_vectors[-1]
+        slow, new_slow = step.rows[-1], step.new_vectors[-1]
         (alpha,) = step.scalars(self.alpha)
 
         def back(part: slice) -> None:

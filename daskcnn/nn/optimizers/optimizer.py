@@ -53,7 +53,8 @@ class Step:
     Attributes
     ----------
     params, grads : (n,)
-    state : of the same parameters
+    rows : the vectors (n,) of the state, in their order
+    count : steps before this one
     lr : learning rate
     decays : whether the weights decay
     new_params, new_vectors : (n,) and (k, n), to be written
@@ -61,7 +62,8 @@ class Step:
 
     params: Array
     grads: Array
-    state: OptimizerState
+    rows: tuple[Array, ...]
+    count: int
     lr: float
     decays: bool
     new_params: Array
@@ -123,8 +125,8 @@ class Optimizer(ABC):
         out : where the new parameters (n,) and vectors (k, n) go; the old ones then stay unchanged
         """
         new_params, new_vectors = out or (params, state.vectors)
-        p, g = (device.backend.contiguous(vector) for vector in (params, grads))
-        step = Step(p, g, state, lr, decays, new_params, new_vectors)
+        p, g, *rows = (device.backend.contiguous(vector) for vector in (params, grads, *state.vectors))
+        step = Step(p, g, tuple(rows), state.count, lr, decays, new_params, new_vectors)
         if device.backend.compiled:
             for loop in self.loops(step, device):
                 device.pool.map(loop, device.pool.slices(len(params), at_least=AT_LEAST))

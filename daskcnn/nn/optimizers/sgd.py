@@ -32,7 +32,7 @@ class SGD(Optimizer):
 
     def by_arrays(self, step: Step, device: Device) -> None:
         """v = momentum · v + g, and down by lr times that, or with Nesterov's by lr · (g + momentum · v)."""
-        (velocity,), (new_velocity,) = step.state.vectors, step.new_vectors
+        (velocity,), (new_velocity,) = step.rows, step.new_vectors
         g: Array = step.grads + self.weight_decay * step.params if step.decays else step.grads
         down = g
         new_velocity[...] = velocity
@@ -46,8 +46,8 @@ class SGD(Optimizer):
         """Return the one loop."""
         from daskcnn.compiled.optimizer import sgd
 
-        (velocity,), (new_velocity,) = step.state.vectors, step.new_vectors
+        (velocity,), (new_velocity,) = step.rows, step.new_vectors
         decay = self.weight_decay if step.decays else 0.0
         numbers = (*step.scalars(step.lr, self.momentum, decay), self.nesterov)
         own = (step.params, step.grads, velocity, *numbers, step.new_params, new_velocity)
-        return [lambda part: sgd(*own, part.start, part.stop)]
+        return [lambda part: sgd(*(*own, part.start, part.stop))]
