@@ -124,13 +124,13 @@ def test_in_any_order_all_come_to_the_end_with_what_they_trained_counted(
 @every_optimizer
 def test_every_optimizer_comes_near_the_minimum_that_replicas_share(rule: UpdateRule, optimizer: Optimizer) -> None:
     """By less than half of the way where its steps are as short as LARS's are."""
-    optimizer = replace(optimizer, trust=0.02) if isinstance(optimizer, LARS) else optimizer
+    optimizer = replace(optimizer, trust=0.05) if isinstance(optimizer, LARS) else optimizer
     start, minimum = np.array([3.0, -2.0]), np.array([1.0, 2.0])
     gradients = [parabola(1.0, [1.0, 2.0]), parabola(2.0, [1.0, 2.0])]
-    cluster, replicas = trained(rule, start, gradients, rounds=60, steps=4, lr=0.03, optimizer=optimizer, accuracy=1.0)
+    cluster, replicas = trained(rule, start, gradients, rounds=30, steps=4, lr=0.03, optimizer=optimizer, accuracy=1.0)
     reached = cluster.server.snapshot().center
     assert np.linalg.norm(reached - minimum) < 0.5 * np.linalg.norm(start - minimum)
-    assert [replica.state.count for replica in replicas] == [240, 240]
+    assert [replica.state.count for replica in replicas] == [120, 120]
 
 
 @every_variant
