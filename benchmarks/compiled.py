@@ -86,9 +86,10 @@ def channel_sums(x: Array, device: Device) -> Turns:
 
 def descent(x: Array, device: Device) -> Turns:
     """Momentum, Nesterov's, with decay: reads and writes weights, velocity and gradients."""
-    weights, grads, velocity = (np.zeros(x.size, x.dtype) for _ in range(3))
+    weights, grads = (np.zeros(x.size, x.dtype) for _ in range(2))
     sgd = SGD(0.9, nesterov=True, weight_decay=1e-3)
-    return {"forward": Turn(lambda: sgd.step(weights, grads, velocity, 0.1, device), 6 * x.nbytes)}
+    state = sgd.init(weights)
+    return {"forward": Turn(lambda: sgd.step(weights, grads, state, 0.1, device), 6 * x.nbytes)}
 
 
 def merges(x: Array, device: Device) -> Turns:

@@ -40,6 +40,7 @@ from daskcnn.cluster.peers.tasks import Peers, RoundStart
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.hosts import host_server
 from daskcnn.job.tables import Cluster, Job, Workers
+from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Snapshot
 
@@ -59,18 +60,21 @@ class VectorReplica:
 
     job: Any
     weights: Any
-    velocity: Any = field(default_factory=lambda: np.zeros(1, np.float32))
+    optimizer: Any = field(default_factory=lambda: OptimizerState(np.zeros((1, 1), np.float32)))
 
     def __post_init__(self) -> None:
         from daskcnn.arrays import Device
 
         self.device, self.layout = Device(), SimpleNamespace(dtype=self.weights.dtype)
 
-    def adopt_velocity(self, velocity: Any) -> None:
+    def adopt_optimizer(self, state: Any) -> None:
         """There is none."""
 
-    def host_velocity(self) -> Any:
-        return self.velocity
+    def restart_optimizer(self) -> None:
+        """There is none."""
+
+    def host_optimizer(self) -> Any:
+        return self.optimizer
 
     def training(self, ranges: Any, samples: int, *, steps: int, **_: Any) -> Iterator[Any]:
         from daskcnn.nn.score import Score

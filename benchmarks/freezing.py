@@ -19,6 +19,7 @@ from daskcnn.nn import (
     LOSSES,
     SGD,
     Context,
+    Descent,
     Layout,
     Sequential,
     build_model,
@@ -26,7 +27,6 @@ from daskcnn.nn import (
     init_network,
     loss_and_gradients,
 )
-from daskcnn.training.replica import between
 
 IMAGE, CLASSES = (32, 32, 3), 10
 
@@ -37,17 +37,17 @@ def step_of(model: Sequential, batch: int) -> Callable[[], object]:
     layout = Layout.of(params, state)
     vector = layout.flatten(params, state)
     params, state = layout.views(vector)
-    grads, velocity = (np.zeros(layout.parameter_size, "f") for _ in "gv")
+    grads = np.zeros(layout.parameter_size, "f")
     rng, device, sgd = np.random.default_rng(0), Device(), SGD(0.9, True, 1e-3)
+    descent, moving = Descent(sgd, model.frozen), sgd.init(grads)
     x = rng.standard_normal((*IMAGE[:2], batch, IMAGE[2]), dtype="float32")
     labels = rng.integers(0, CLASSES, batch)
-    trained = between(layout.spans(model.frozen), layout.parameter_size)
+    trained = descent.spans(layout)
 
     def step() -> None:
         _, _, found, _ = loss_and_gradients(model, params, state, x, labels, LOSSES["softmax"], Context(device))
         layout.flatten(found, {}, out=grads)
-        for part in trained:
-            sgd.step(vector[part], grads[part], velocity[part], 1e-4, device)
+        descent.step(vector, grads, moving, trained, 1e-4, device)
 
     return step
 

@@ -151,7 +151,7 @@ class Sharded:
         """By what is known of the workers now."""
         driver, generation = self.driver, self.graph.generation if self.graph else 0
         self.graph = LayerGraph(self.context, driver.stages, driver.layout, generation=generation)
-        self.graph.place(driver.state.weights, driver.state.velocities[REPLICA], self.number)
+        self.graph.place(driver.state.weights, driver.state.optimizers[REPLICA], self.number)
 
     def settle(self, seconds: float) -> None:
         """Shares by what steps take, for about so many seconds, as a run has behind its first snapshot."""

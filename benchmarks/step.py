@@ -92,16 +92,17 @@ def measure(model_name: str, batch: int, threads: int, seconds: float) -> dict[s
     layout = Layout.of(params, state)
     vector = layout.flatten(params, state)
     params, state = layout.views(vector)
-    weights, grads, velocity = vector[: layout.parameter_size], *(np.zeros(layout.parameter_size, "f") for _ in "gv")
+    weights, grads = vector[: layout.parameter_size], np.zeros(layout.parameter_size, "f")
     rng = np.random.default_rng(0)
     x = rng.standard_normal((*IMAGE[:2], batch, IMAGE[2]), dtype="float32")
     labels, loss, sgd = rng.integers(0, CLASSES, batch), LOSSES["softmax"], SGD(0.9, True, 1e-3)
+    moving = sgd.init(weights)
 
     def step() -> None:
         with clock.time("step"):
             _, _, found, _ = loss_and_gradients(model, params, state, x, labels, loss, Context(device))
             with clock.time("descent"):
-                sgd.step(weights, layout.flatten(found, {}, out=grads), velocity, 1e-4, device)
+                sgd.step(weights, layout.flatten(found, {}, out=grads), moving, 1e-4, device)
 
     for _ in range(2):
         step()

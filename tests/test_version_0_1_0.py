@@ -99,7 +99,7 @@ def test_a_run_would_be_resumed_from_its_checkpoint(run: str) -> None:
     state = to_state(checkpoint, job)
     assert (state.epoch, state.step) == (2.0, checkpoint.step)
     assert np.isfinite(state.weights).all()
-    assert state.velocities
+    assert state.optimizers
     assert state.validation is not None
     assert state.validation.samples == 20
     (summary,) = [event for event in events if isinstance(event, RunEnded)]

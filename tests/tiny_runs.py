@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.job.network import optimizer_of
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.prepared_job import fitted
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
@@ -55,13 +57,14 @@ def tiny_job(path: str, **sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_state(job: Job, *, seed: int = 0, step: int = 7, validation: Score | None = None) -> TrainingState:
-    """A state of the job's network with random weights and the momentum of two workers."""
+    """A state of the job's network with random weights and the optimizer's state of two workers."""
     prepared = fitted(job, open_dataset(str(job.data.path)))
     layout = prepared.layout
     rng = np.random.default_rng(seed)
     weights = rng.uniform(0.1, 1, layout.size).astype(layout.dtype)
-    velocities = {w: rng.standard_normal(layout.parameter_size).astype(layout.dtype) for w in ("w0", "w1")}
-    return TrainingState(step, 1.5, weights, velocities, _book(prepared.samples), validation)
+    shape = len(optimizer_of(job).vectors), layout.parameter_size
+    optimizers = {w: OptimizerState(rng.standard_normal(shape).astype(layout.dtype), 5) for w in ("w0", "w1")}
+    return TrainingState(step, 1.5, weights, optimizers, _book(prepared.samples), validation)
 
 
 def _book(samples: int) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def tiny_run(folder: Path, raw: dict[str, Any], *states: TrainingState, status: 
     with RunDirectory.create(folder, "run", strategy="sgwu", now=datetime(2026, 11, 20, tzinfo=UTC)) as run:
         run.write_job(job.model_dump(mode="json"))
         for state in states:
-            save(run.checkpoints, to_checkpoint(state, layout, dataset, 12.5))
+            save(run.checkpoints, to_checkpoint(state, layout, dataset, 12.5, optimizer_of(job).vectors))
         if status:
             run.write_summary(_summary(run.path, status))
     return run.path

@@ -9,7 +9,6 @@ from typing import Any
 
 from distributed import Future
 
-from daskcnn.arrays import Array
 from daskcnn.cluster.calibration import calibrated, submit_calibration
 from daskcnn.cluster.exchange import Exchange
 from daskcnn.cluster.groups.replicas import GroupReplicas
@@ -26,6 +25,7 @@ from daskcnn.cluster.worker_names import unique_names
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
+from daskcnn.nn import OptimizerState
 from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -52,7 +52,7 @@ class DataParallel(Shell):
         super().__init__(context, Coordinator(settings, kept), heard)
         self._settings = settings
         self._exchange = self._composed()
-        self._momenta: dict[str, Array] = dict(state.velocities)
+        self._optimizers: dict[str, OptimizerState] = dict(state.optimizers)
         self._joining_life = 0
         self._candidates = {member.name: member for member in context.workers.members.workers}
         context.workers.takes_newcomers = True
@@ -131,13 +131,13 @@ class DataParallel(Shell):
 
     def _start_server(self, order: orders.StartServer) -> None:
         self.life = order.life
-        self._momenta = dict(self.state.velocities)
+        self._optimizers = dict(self.state.optimizers)
         host = self._exchange.start(order, self.state)
         self.tell(facts.ServerReady(order.life, host, self.now))
 
     def _join(self, order: orders.Join) -> None:
         self.life = order.life
-        self._work[order.replica] = self._exchange.join(order, self.state, self._momenta)
+        self._work[order.replica] = self._exchange.join(order, self.state, self._optimizers)
 
     def carry_out(self, found: list[Order]) -> None:
         """Rounds that are ordered together start together: peers meet each other."""
@@ -198,8 +198,8 @@ class DataParallel(Shell):
         for fact in found:
             if isinstance(fact, facts.RoundDone):
                 del self._work[fact.replica]
-                if fact.report.velocity is not None:
-                    self._momenta[fact.replica] = fact.report.velocity
+                if fact.report.optimizer is not None:
+                    self._optimizers[fact.replica] = fact.report.optimizer
             self.tell(fact)
 
     def _fact_of(self, name: str, error: Exception) -> facts.Fact:
@@ -217,7 +217,7 @@ class DataParallel(Shell):
         self.tell(facts.Waits(waiting, self.now, stuck))
 
     def _rescue(self, order: orders.Rescue) -> None:
-        self.tell(facts.Rescued(self._exchange.rescue(self._momenta), self.now))
+        self.tell(facts.Rescued(self._exchange.rescue(self._optimizers), self.now))
 
     def _judge(self, order: orders.Judge) -> None:
         score = self.context.scoring.score(self._exchange.snapshot().center, "train", order.lo, order.hi)
@@ -226,10 +226,10 @@ class DataParallel(Shell):
     def _save(self, order: orders.Save) -> None:
         snapshot = self._exchange.snapshot()
         self._count(snapshot)
-        momenta = {name: self._momenta[name] for name in order.replicas if name in self._momenta}
+        optimizers = {name: self._optimizers[name] for name in order.replicas if name in self._optimizers}
         state = snapshot.state or {}
         self.state = TrainingState(
-            snapshot.version, order.epoch, snapshot.center, momenta, order.book, order.validation, state
+            snapshot.version, order.epoch, snapshot.center, optimizers, order.book, order.validation, state
         )
         self.context.save(self.state)
         self.tell(facts.Saved(snapshot.version, self.now))

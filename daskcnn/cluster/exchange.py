@@ -7,17 +7,17 @@ from typing import Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.arrays import Array
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.work import PendingWork
+from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import orders
 
 Watch: TypeAlias = Callable[[str, Future], None]
 """Tells the shell when a task of this replica has ended."""
-Momenta: TypeAlias = Mapping[str, Array]
-"""Momentum by replica."""
+OptimizerStates: TypeAlias = Mapping[str, OptimizerState]
+"""By replica."""
 
 
 class Exchange(Protocol):
@@ -27,7 +27,7 @@ class Exchange(Protocol):
         """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
         ...
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Let a replica begin a session."""
         ...
 
@@ -47,8 +47,8 @@ class Exchange(Protocol):
         """Center and rule state as they are now. Raises ServerLost, WorkersLost."""
         ...
 
-    def rescue(self, momenta: dict[str, Array]) -> int | None:
-        """Go on from the last center that a worker has: its version. Updates the momenta. Raises WorkersLost."""
+    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
+        """Go on from the last center that a worker has: its version. Updates `optimizers`. Raises WorkersLost."""
         ...
 
     def close(self) -> None:

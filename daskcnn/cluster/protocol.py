@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from daskcnn.arrays import Array
 from daskcnn.cluster.server.actor import ServerAt
+from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
 
 
@@ -14,7 +14,7 @@ class RoundOrder:
     """Driver to worker: join (no round), or train this round and push it.
 
     run, epoch, session: which server and which life of the worker; server: where it is. score: the validation samples
-    to judge the merged center on afterwards. velocity: the momentum to start a session with. replicas: how many train.
+    to judge the merged center on afterwards. optimizer: the state to start a session with. replicas: how many train.
     """
 
     run: str
@@ -24,7 +24,7 @@ class RoundOrder:
     server: ServerAt
     round: Round | None = None
     score: tuple[int, int] | None = None
-    velocity: Array | None = None
+    optimizer: OptimizerState | None = None
     replicas: int = 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from daskcnn.errors import nearest
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
-from daskcnn.nn import SCHEDULES, SpecError, model_problem, sequential_from_spec
+from daskcnn.nn import OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -37,6 +37,7 @@ def _unknown_names(job: Job) -> Iterator[str]:
     for key, name, known in (
         ("train.strategy", job.train.strategy, (*RULES, LAYER)),
         ("train.partition", job.train.partition, tuple(PARTITIONERS)),
+        ("train.optimizer.name", job.train.optimizer.name, tuple(OPTIMIZERS)),
     ):
         if name is not None and name not in known:
             yield f"{key} = {name!r}: no such {key.split('.')[1]}{nearest(name, known)}"
@@ -119,8 +120,35 @@ def _of_training(train: Train) -> Iterator[str]:
             f"train.increments = {train.increments}: partition {train.partition!r} gives everything at once; "
             "remove it or use idpa"
         )
-    if train.nesterov and "nesterov" in train.model_fields_set and train.momentum == 0:
+    yield from _of_optimizer(train)
+
+
+_SHARED = ("momentum", "nesterov", "weight_decay")
+"""Keys of `[train]` that belong to optimizers, as far as they have them."""
+
+
+def _of_optimizer(train: Train) -> Iterator[str]:
+    """Keys that the optimizer does not have, and what it cannot do where kernels are sharded."""
+    options = train.optimizer
+    if options.name not in OPTIMIZERS:
+        return
+    own = {"name", *(field.name for field in fields(OPTIMIZERS[options.name]))}  # type: ignore[arg-type] # every optimizer is a dataclass
+    given = [(f"train.{key}", key, _is_set(train, key)) for key in _SHARED]
+    given += [(f"train.optimizer.{key}", key, _is_set(options, key)) for key in type(options).model_fields]
+    for place, key, is_set in given:
+        if is_set and key not in own:
+            yield f"{place}: {options.name!r} has no such key; remove it or name another optimizer"
+    needs_momentum = "nesterov" in own and "nesterov" in train.model_fields_set
+    if needs_momentum and train.nesterov and train.momentum == 0:
         yield "train.nesterov = true: needs a momentum above 0; set train.momentum or remove it"
+    if train.strategy != LAYER and train.replica_size == 1:
+        return
+    where = f"strategy {LAYER!r}" if train.strategy == LAYER else f"train.replica_size = {train.replica_size}"
+    reason = f"norms of whole arrays, of which each worker has a part with {where}"
+    if options.name == "lars":
+        yield f"train.optimizer = 'lars': needs {reason}; use another optimizer, or replicas of one worker"
+    if train.clip is not None:
+        yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or use replicas of one worker"
 
 
 def _too_long_a_warm_up(train: Train) -> Iterator[str]:
@@ -176,6 +204,7 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
     """What the rest of the job asks of the rule that it cannot do."""
     strategy, given, train = job.train.strategy, sum(job.cluster.workers.given.values()), job.train
     yield from _of_groups(rule, job)
+    yield from _of_averages(rule, job.train)
     if 0 < given < rule.fewest:
         yield (
             f"cluster.workers = {given}: strategy {strategy!r} joins replicas, so it needs at least {rule.fewest}; "
@@ -188,6 +217,26 @@ def _of_rule(rule: UpdateRule, job: Job) -> Iterator[str]:
         yield (
             f"train.increments = {train.increments}: the rounds of {strategy!r} end before the last one is given; "
             f"use at most {most}, or more rounds"
+        )
+
+
+def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
+    """Vectors that follow the weights of a replica, which merges change."""
+    strategy = train.strategy
+    if train.ema is not None:
+        yield (
+            f"train.ema = {train.ema:g}: strategy {strategy!r} judges and keeps the center, which no replica's average "
+            f"follows; remove it, or use strategy {LAYER!r}"
+        )
+    if train.lookahead is not None and rule.period is not None:
+        yield (
+            f"train.lookahead: strategy {strategy!r} merges within a round, which moves the weights away from where "
+            "lookahead goes back to; remove it, or use a rule that merges at the end of a round, such as sgwu"
+        )
+    if train.lookahead is not None and train.replica_size > 1:
+        yield (
+            f"train.lookahead: groups (train.replica_size = {train.replica_size}) keep where it goes back to with "
+            "their shards, which merges do not reach; remove it, or use 1"
         )
 
 

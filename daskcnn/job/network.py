@@ -13,14 +13,29 @@ from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, JobError
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Layout, Loss, Sequential, build_model, freeze, init_network, walk
+from daskcnn.nn import (
+    LOSSES,
+    OPTIMIZERS,
+    SCHEDULES,
+    Descent,
+    Layout,
+    Loss,
+    Optimizer,
+    OptimizerState,
+    Sequential,
+    build_model,
+    freeze,
+    init_network,
+    walk,
+)
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
+from daskcnn.nn.optimizers import Averaged, Lookahead
 from daskcnn.nn.schedule import RateSchedule, WarmUp
 from daskcnn.store import Dataset, Described
 
-VECTORS = 6
-"""Vectors as long as the weights that a replica holds at least: also gradients, momentum, and what it exchanges."""
+VECTORS = 5
+"""Vectors as long as the weights that a replica holds besides its optimizer's: gradients, and what it exchanges."""
 
 
 def network_of(job: Job, dataset: Described) -> Sequential:
@@ -75,10 +90,25 @@ def convolutions(model: Sequential, in_shape: Sequence[int], N: int, dtype: str)
     ]
 
 
-def optimizer_of(job: Job) -> SGD:
-    """The job's optimizer; without momentum there is nothing for Nesterov to look ahead with."""
-    t = job.train
-    return SGD(t.momentum, t.nesterov and t.momentum > 0, t.weight_decay)
+def optimizer_of(job: Job) -> Optimizer:
+    """The job's optimizer, given the keys that are its own, and what the job puts around it."""
+    train, kind = job.train, OPTIMIZERS[job.train.optimizer.name]
+    tables = {**dict(train), "nesterov": train.nesterov and train.momentum > 0, **dict(train.optimizer)}
+    optimizer = kind(**{field.name: tables[field.name] for field in fields(kind)})  # type: ignore[arg-type] # every optimizer is a dataclass
+    if train.lookahead is not None:
+        optimizer = Lookahead(optimizer, train.lookahead.steps, train.lookahead.alpha)
+    return optimizer if train.ema is None else Averaged(optimizer, train.ema)
+
+
+def descent_of(job: Job, model: Sequential) -> Descent:
+    """How the job descends: its optimizer, and which parameters of the network it steps in which way."""
+    train = job.train
+    return Descent(optimizer_of(job), model.frozen, tuple((train.rates or {}).items()), train.decay_all, train.clip)
+
+
+def at_rest(job: Job, layout: Layout, weights: Array) -> OptimizerState:
+    """The state of the job's optimizer before the first step from these host weights (size,)."""
+    return optimizer_of(job).init(weights[: layout.parameter_size])
 
 
 def loss_of(job: Job, images: Described) -> Loss:
@@ -115,15 +145,16 @@ def training_samples(job: Job, dataset: Dataset) -> int:
 
 
 def vector_bytes(job: Job, dataset: Described) -> int:
-    """Memory that a replica needs for its vectors alone: weights, gradients, momentum, and what it exchanges."""
-    return VECTORS * network_of(job, dataset).numbers(dataset.shape) * np.dtype(job.model.dtype).itemsize
+    """Memory that a replica needs for its vectors alone: weights, gradients, the optimizer's, and what it exchanges."""
+    vectors = VECTORS + len(optimizer_of(job).vectors)
+    return vectors * network_of(job, dataset).numbers(dataset.shape) * np.dtype(job.model.dtype).itemsize
 
 
 def check_vectors(job: Job, dataset: Described, memory: int) -> None:
     """Raise ClusterError where a replica's vectors are more than a worker's memory, in bytes."""
     if (needs := vector_bytes(job, dataset)) > memory:
         reason = (
-            f"weights, gradients and momentum take {needs / 1e9:,.1f} GB, and the worker has {memory / 1e9:,.1f} GB"
+            f"weights, gradients and optimizer take {needs / 1e9:,.1f} GB, and the worker has {memory / 1e9:,.1f} GB"
         )
         raise ClusterError("model", reason, "choose a smaller network, or give the worker more memory")
 

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from daskcnn.job.tables import LAYER, Job, keys_of
-from daskcnn.nn import MODELS
+from daskcnn.nn import MODELS, OPTIMIZERS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.store import DATASETS
@@ -26,6 +26,7 @@ NAMES = {
     "model.name": (*MODELS, "C1:C2"),
     "train.strategy": (*RULES, LAYER),
     "train.partition": PARTITIONERS,
+    "train.optimizer.name": OPTIMIZERS,
 }
 """Keys whose values are names from a registry."""
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}"}

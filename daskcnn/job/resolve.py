@@ -144,7 +144,9 @@ def _resolved_arrays(data: Data) -> Data:
 
 def _resolved_train(job: Job) -> Train:
     train, rule = job.train, job.rule
-    update: dict[str, Any] = {"nesterov": train.nesterov and train.momentum > 0}  # nothing to look ahead with
+    # nothing to look ahead with; of another optimizer it is no key
+    looks_ahead = train.nesterov and (train.momentum > 0 or train.optimizer.name != "sgd")
+    update: dict[str, Any] = {"nesterov": looks_ahead}
     if rule is not None:
         partition = train.partition or "idpa"
         at_once = PARTITIONERS[partition].at_once or rule.swaps  # increments would be rounds of their own

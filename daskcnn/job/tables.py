@@ -197,6 +197,36 @@ def _named_schedule(value: Any) -> Any:
     return {"name": "poly", "power": 1.0} if value == "linear" else {"name": value}
 
 
+class OptimizerOptions(Options):
+    """`[train.optimizer]`: what makes the steps. A name alone, such as `optimizer = "adamw"`, is allowed too."""
+
+    name: str = Field("sgd", description="Name of the optimizer.")
+    beta1: float = Field(0.9, ge=0, lt=1, description="Part of the mean gradient that is kept at a step (`adamw`).")
+    beta2: float = Field(
+        0.999, ge=0, lt=1, description="Part of the mean of squared gradients that is kept at a step (`adamw`)."
+    )
+    trust: float = Field(
+        0.001, gt=0, description="Trust coefficient: a step of a parameter array in parts of its norm (`lars`)."
+    )
+    epsilon: float = Field(1e-8, gt=0, description="What divisors are raised by (`adamw`, `lars`).")
+
+
+def _named_optimizer(value: Any) -> Any:
+    """Let `optimizer = "adamw"` stand for `{name = "adamw"}`."""
+    if isinstance(value, dict | OptimizerOptions):
+        return value
+    if not isinstance(value, str):
+        raise ValueError('write a name, or a table such as {name = "adamw", beta2 = 0.99}')
+    return {"name": value}
+
+
+class LookaheadOptions(Options):
+    """`[train.lookahead]`: how often the weights go back, and how far."""
+
+    steps: int = Field(5, ge=1, description="Steps from one return to the next.")
+    alpha: float = Field(0.5, gt=0, le=1, description="Part of the way since the last return that is kept.")
+
+
 _LARGEST_WEIGHT = 1e30
 ClassWeight: TypeAlias = Annotated[float, Field(ge=0)]
 ClassWeights: TypeAlias = Literal["balanced"] | list[ClassWeight] | dict[str, ClassWeight]
@@ -235,9 +265,46 @@ class Train(Options):
     epochs: int = Field(10, ge=1, description="Presentations of every sample, on average.")
     batch_size: int = Field(128, ge=1, description="Samples in a minibatch.")
     lr: float = Field(0.02, gt=0, description="Learning rate at the start.")
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the optimizer.")
-    nesterov: bool = Field(True, description="Whether the momentum is Nesterov's. Needs a momentum above 0.")
-    weight_decay: float = Field(1e-3, ge=0, description="Factor of the L2 penalty on the weights.")
+    optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = Field(
+        OptimizerOptions(),
+        description="What makes the steps: a name or a table. `adamw` wants a smaller `lr` than the default, such as "
+        "0.001, and `lars` a larger one.",
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the optimizer (`sgd`, `lars`).")
+    nesterov: bool = Field(True, description="Whether the momentum is Nesterov's (`sgd`). Needs a momentum above 0.")
+    weight_decay: float = Field(
+        1e-3,
+        ge=0,
+        description="Factor of the L2 penalty on the weights. With `adamw` weights shrink by lr times this at a step.",
+    )
+    decay_all: bool = Field(
+        True,
+        description="Whether biases, and what normalising scales and shifts by, decay too. If not, `lars` does not "
+        "scale their steps either.",
+    )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="Largest norm of the gradient of all parameters together; a longer one is scaled down. Not where "
+        "kernels are sharded. Default: any.",
+    )
+    rates: dict[str, Annotated[float, Field(gt=0, le=1e6)]] | None = Field(
+        None,
+        description='Factors of the learning rate, by patterns of layers such as `{"conv1" = 0.1, "dense*" = 2}`. Of '
+        "several that match, the last one counts. Default: 1 for all.",
+    )
+    lookahead: LookaheadOptions | None = Field(
+        None,
+        description="Every `steps` steps (default 5) the weights go back to `alpha` (default 0.5) of the way since the "
+        "last time: `{steps = 5, alpha = 0.5}`. Not with rules that merge within a round. Default: never.",
+    )
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Part that an exponential average of the weights keeps of itself at a step, such as 0.999. The "
+        "average is what is evaluated, exported and predicted with. For strategy `layer`. Default: no average.",
+    )
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
         Schedule(), description="How the learning rate changes: a name or a table."
     )

@@ -36,7 +36,7 @@ def readable_plan(prepared: Prepared) -> str:
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
         *_weights(prepared),
-        f"memory    {_megabytes(prepared)} on each worker for weights, momentum, gradients and samples",
+        f"memory    {_megabytes(prepared)} on each worker for weights, optimizer, gradients and samples",
         "",
         describe(network_of(job, dataset), dataset.shape),
         "",

@@ -20,6 +20,7 @@ from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm
 from daskcnn.nn.losses import USUAL
+from daskcnn.nn.optimizers.descent import layers_of, unmet
 from daskcnn.nn.views import views_problem
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import DATASETS, Dataset, open_dataset, prepare, verify
@@ -147,6 +148,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     """
     job, trained = _with_trained(on_data(job, dataset.name), dataset, begins=begins)
     problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset), *_images_misfit(job, dataset)]
+    problems += _unmet_rates(job, dataset)
     layout, start = None, None
     try:
         layout, weights = initial_weights(job, dataset)
@@ -209,6 +211,20 @@ def _images_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
         yield f"data.augment.{problem}"
     if unfit := views_problem(job.data.views, dataset.shape):
         yield f"data.views = {unfit}"
+
+
+def _unmet_rates(job: Job, dataset: Dataset) -> Iterator[str]:
+    """Patterns of `train.rates` that no layer with weights has, unless the network itself is wrong."""
+    if not job.train.rates:
+        return
+    try:
+        thawed = job.model_copy(update={"model": job.model.model_copy(update={"freeze": None})})
+        layout, _ = initial_weights(thawed, dataset)
+    except (JobError, ValueError, MemoryError):
+        return
+    layers = ", ".join(dict.fromkeys(layers_of(path)[-1] for path, _ in layout.places()))
+    for pattern in unmet(job.train.rates, layout):
+        yield f"train.rates: {pattern!r} matches no layer with weights; there are {layers}"
 
 
 def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from daskcnn.errors import DataError, NotKept
 from daskcnn.events import CheckpointWritten, Event, Warned, WorkersCalibrated
+from daskcnn.job.network import optimizer_of
 from daskcnn.launch.prepared_job import Prepared
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
@@ -93,7 +94,8 @@ class Recorder:
     def _save(self) -> None:
         """Write the last state. Raises OSError."""
         assert self.last is not None, "there is one to be kept"
-        checkpoint = to_checkpoint(self.last, self.prepared.layout, self.prepared.dataset, self.seconds)
+        layout, vectors = self.prepared.layout, optimizer_of(self.prepared.job).vectors
+        checkpoint = to_checkpoint(self.last, layout, self.prepared.dataset, self.seconds, vectors)
         self.checkpoint = save(self.directory.checkpoints, checkpoint, keep=self.prepared.job.run.keep)
         self.kept = True
         if not self._ended:

@@ -27,6 +27,7 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
+from daskcnn.job.network import at_rest
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.fine_tuning import first_weights
 from daskcnn.launch.indexing import forget, indexed, outlined
@@ -40,7 +41,7 @@ from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.record import parse_record
-from daskcnn.runs.state import VELOCITY, TrainingState, check_of, facts_of, to_state
+from daskcnn.runs.state import TrainingState, check_of, facts_of, replicas_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
 from daskcnn.show.progress import Progress, choose
 from daskcnn.show.stderr import warnings_by
@@ -313,8 +314,8 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
         reason = f"{prepared.samples:,} samples to train on, {checkpoint.path} was trained on {allocation.total:,}"
         raise DataError(dataset.path, reason, "give its data")
     if prepared.job.train.strategy == LAYER:
-        if f"{VELOCITY}{REPLICA}" not in checkpoint.arrays:
-            raise DataError(checkpoint.path, "no momentum of a layer-sharded run", remedy)
+        if REPLICA not in replicas_of(checkpoint):
+            raise DataError(checkpoint.path, "no optimizer's state of a layer-sharded run", remedy)
     elif allocation is None and checkpoint.state["book"]:
         raise DataError(checkpoint.path, "its state does not say who has which samples", remedy)
 
@@ -366,9 +367,9 @@ def _started(recorder: Recorder) -> TrainingState | None:
     prepared = recorder.prepared
     if (weights := first_weights(prepared.job, prepared.dataset, prepared.start)) is None:
         return None
-    still = np.zeros(prepared.layout.parameter_size, prepared.layout.dtype)
-    velocities = {REPLICA: still} if prepared.job.train.strategy == LAYER else {}
-    state = TrainingState(0, 0.0, weights, velocities, {})
+    layout = prepared.layout
+    optimizers = {REPLICA: at_rest(prepared.job, layout, weights)} if prepared.job.train.strategy == LAYER else {}
+    state = TrainingState(0, 0.0, weights, optimizers, {})
     recorder.save(state)
     return state
 

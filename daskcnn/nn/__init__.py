@@ -1,4 +1,4 @@
-"""Layers, networks, losses, the optimiser, schedules and the flat vector of a network's weights."""
+"""Layers, networks, losses, optimizers, schedules and the flat vector of a network's weights."""
 
 from daskcnn.nn.freezing import freeze
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
@@ -6,7 +6,7 @@ from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import init_network, loss_and_gradients, predict
-from daskcnn.nn.optimizer import SGD
+from daskcnn.nn.optimizers import OPTIMIZERS, SGD, Descent, Optimizer, OptimizerState
 from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import SpecError, sequential_from_spec
@@ -18,13 +18,17 @@ __all__ = [
     "LAYERS",
     "LOSSES",
     "MODELS",
+    "OPTIMIZERS",
     "SCHEDULES",
     "SGD",
     "Context",
+    "Descent",
     "Layer",
     "LayerSummary",
     "Layout",
     "Loss",
+    "Optimizer",
+    "OptimizerState",
     "Params",
     "RateSchedule",
     "Sequential",

@@ -67,6 +67,12 @@ class Layout:
     def _edges(self) -> list[int]:
         return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
 
+    def places(self) -> Iterator[tuple[str, slice]]:
+        """Yield every parameter's path and place in the vector, in order."""
+        edges = self._edges
+        for name, start, stop in zip(self.names[: self.parameters], edges, edges[1:], strict=False):
+            yield name, slice(start, stop)
+
     def spans(self, layers: Collection[str]) -> tuple[slice, ...]:
         """Return the places in the vector of the layers of these paths, with their state. Neighbours are joined."""
         edges, found = self._edges, list[slice]()
@@ -111,6 +117,11 @@ class Layout:
             raise ValueError(f"vector of shape {vector.shape}: this layout has {self.size} numbers")
         named = list(self._named(vector))
         return _nested(named[: self.parameters]), _nested(named[self.parameters :])
+
+    def rows(self, vectors: Array) -> Params:
+        """Return views of vectors (k, parameter_size), nested like the parameters; each of shape (k, *its own)."""
+        own = zip(self.places(), self.shapes, strict=False)
+        return _nested([(name, vectors[:, at].reshape(len(vectors), *shape)) for (name, at), shape in own])
 
     def _named(self, vector: Array) -> Iterator[tuple[str, Array]]:
         edges = self._edges

@@ -42,6 +42,7 @@ class KeptEvaluation(BaseModel):
     auc: float | None
     auc_samples: NonNegativeInt
     top5: float | None
+    views: str = "none"
     classes: tuple[ClassFigures, ...]
     confusion: tuple[tuple[NonNegativeInt, ...], ...] | None
 

@@ -48,6 +48,7 @@ class Record(_StateFields):
     epoch : presentations a sample so far, on average
     seconds : trained so far
     book : what the coordinator goes on from
+    optimizer_steps : that the optimizer of each replica has made
     validation : summed loss, right answers and samples of the last look, and the answers a sample has if it has
         several; None where there was none
     """
@@ -55,6 +56,7 @@ class Record(_StateFields):
     epoch: NonNegativeFloat
     seconds: NonNegativeFloat
     book: _Book
+    optimizer_steps: dict[str, Count] = Field(default_factory=dict)
     validation: Annotated[list[float | None], Field(min_length=3, max_length=4)] | None
 
     @property

@@ -7,18 +7,17 @@ the way back stay on the device. A network that diverges gives a score that is n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Loss, Params, Sequential, State, correct, map_leaves
+from daskcnn.nn import Context, Descent, Loss, Params, Sequential, State, correct, map_leaves
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.losses import Targets, mixed_loss
 from daskcnn.nn.network import on_device
-from daskcnn.nn.optimizer import SGD
 from daskcnn.nn.score import Score
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.pieces import Edges, Piece
@@ -205,23 +204,13 @@ def merged_backward(
 
 
 @_QUIET
-def descended(
-    piece: Piece,
-    grads: Params,
-    state: State,
-    optimizer: SGD,
-    lr: float,
-    device: Device,
-    frozen: Collection[str] = (),
-) -> Piece:
-    """The piece after one step of the optimizer, which leaves the frozen layers as they are."""
-    return piece.descended(grads, state, optimizer, lr, device, frozen)
+def descended(piece: Piece, grads: Params, state: State, descent: Descent, lr: float, device: Device) -> Piece:
+    """The piece after one step, which leaves the frozen layers as they are."""
+    return piece.descended(grads, state, descent, lr, device)
 
 
 @_QUIET
-def descended_alike(
-    piece: Piece, parts: Sequence[Array], optimizer: SGD, lr: float, device: Device, frozen: Collection[str] = ()
-) -> Piece:
+def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, lr: float, device: Device) -> Piece:
     """The piece after one step by gradients (parameter_size,) of all shards of samples, which add up.
 
     Each of them makes this step for itself. Its parts come in the same order everywhere, and every operation on them is
@@ -231,7 +220,7 @@ def descended_alike(
     if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalising: they have no gradients
         total = np.concatenate([total, np.zeros(statistics, total.dtype)])
     grads, _ = piece.layout.views(device.backend.from_host(total.copy() if total is parts[0] else total))
-    return piece.descended(grads, piece.state, optimizer, lr, device, frozen)
+    return piece.descended(grads, piece.state, descent, lr, device)
 
 
 def gradient_vector(piece: Piece, grads: Params, device: Device) -> Array:

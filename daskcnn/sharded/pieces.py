@@ -1,16 +1,17 @@
-"""Pieces of a network's weights and momentum: kernel shards, and the layers that stay together."""
+"""Pieces of a network's weights and of its optimizer's state: kernel shards, and the layers that stay together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Layout, Params, State, leaves, map_leaves
-from daskcnn.nn.optimizer import SGD
+from daskcnn.nn import Descent, Layout, OptimizerState, Params, State, leaves, map_leaves
 from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
 
@@ -27,31 +28,37 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Parameters, state and momentum of a kernel shard or of a stage's merged layers, by layer; host or device arrays.
+    """Parameters and state of a kernel shard or of a stage's merged layers, by layer; host or device arrays.
 
     A step makes a new piece: old ones stay what they were, so a step can be taken again.
+
+    Attributes
+    ----------
+    optimizer : the optimizer's state of these parameters
     """
 
     params: Params
     state: State
-    velocity: Array
+    optimizer: OptimizerState
     layout: Layout
 
     @classmethod
-    def of(cls, params: Params, state: State, momentum: Params) -> Piece:
-        """The piece of these host arrays; `momentum` is nested like `params`."""
+    def of(cls, params: Params, state: State, rows: Params, count: int) -> Piece:
+        """The piece of these host arrays; `rows` are those of the optimizer's state, nested as `Layout.rows` does."""
         layout = Layout.of(params, state)
-        return cls(params, state, layout.flatten(momentum, {}), layout)
+        columns = [row.reshape(len(row), prod(row.shape[1:])) for _, row in leaves(rows)]
+        vectors = np.concatenate(columns, axis=1) if columns else np.empty((0, 0), layout.dtype)
+        return cls(params, state, OptimizerState(vectors, count), layout)
 
     @property
-    def momentum(self) -> Params:
-        """The momentum of a piece on the host, nested like `params`."""
-        return _nested(self.layout, self.velocity)
+    def rows(self) -> Params:
+        """The optimizer's state of a piece, nested like `params`."""
+        return self.layout.rows(self.optimizer.vectors)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its weights and its momentum."""
-        return self.layout.nbytes + self.velocity.nbytes
+        """Bytes of its weights and its optimizer's state."""
+        return self.layout.nbytes + self.optimizer.nbytes
 
     def on(self, device: Device) -> Piece:
         """The same piece in the device's memory."""
@@ -63,7 +70,7 @@ class Piece:
 
     def _moved(self, move: Callable[[Array], Array]) -> Piece:
         params, state = map_leaves(move, self.params), map_leaves(move, self.state)
-        return Piece(params, state, move(self.velocity), self.layout)
+        return Piece(params, state, self.optimizer.moved(move), self.layout)
 
     def edge(self, stage: Stage, side: Side, count: int, device: Device) -> Edge:
         """The first or last channels of a shard, as many as are asked for, or all if it has fewer, on the host."""
@@ -80,30 +87,23 @@ class Piece:
         params, state = zip(*whole, strict=True)
         return side_by_side(stage, params, device.xp), side_by_side(stage, state, device.xp)
 
-    def descended(
-        self,
-        grads: Params,
-        state: State,
-        optimizer: SGD,
-        lr: float,
-        device: Device,
-        frozen: Collection[str] = (),
-    ) -> Piece:
-        """The piece after one step of the optimizer; `grads` as backward returns them. Frozen layers stay the same."""
-        vector, velocity = device.xp.empty(self.layout.size, self.velocity.dtype), device.xp.empty_like(self.velocity)
-        start = 0
-        for (name, old), (also, grad) in zip(leaves(self.params), leaves(grads), strict=True):
-            assert name == also, "gradients are nested like their parameters"
-            at = slice(start, start := start + old.size)
-            flat, into = (old.reshape(-1), grad.reshape(-1), self.velocity[at]), (vector[at], velocity[at])
-            if name.rpartition("/")[0] in frozen:
-                vector[at], velocity[at] = flat[0], flat[2]
+    def descended(self, grads: Params, state: State, descent: Descent, lr: float, device: Device) -> Piece:
+        """The piece after one step; `grads` as backward returns them. Frozen layers stay the same."""
+        before, places = self.optimizer, self.layout.places()
+        vector, vectors = device.xp.empty(self.layout.size, self.layout.dtype), device.xp.empty_like(before.vectors)
+        for (path, at), (_, old), (also, grad) in zip(places, leaves(self.params), leaves(grads), strict=True):
+            assert path == also, "gradients are nested like their parameters"
+            treatment, flat = descent.treatment(path), old.reshape(-1)
+            if treatment is None:
+                vector[at], vectors[:, at] = flat, before.vectors[:, at]
                 continue
-            optimizer.step(*flat, lr, device, out=into)
+            into, rate = (vector[at], vectors[:, at]), lr * treatment.rate
+            args = flat, grad.reshape(-1), before.part(at), rate, device
+            descent.optimizer.step(*args, decays=treatment.decays, out=into)
         params, kept = self.layout.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
             own[...] = new
-        return Piece(params, kept, velocity, self.layout)
+        return Piece(params, kept, OptimizerState(vectors, before.count + 1), self.layout)
 
 
 def _each(function: Callable[[Array], Array], params: Params, state: State) -> Edge:
@@ -111,15 +111,18 @@ def _each(function: Callable[[Array], Array], params: Params, state: State) -> E
 
 
 def cut_pieces(
-    stages: Sequence[Stage], layout: Layout, weights: Array, velocity: Array, kernels: Sequence[Sequence[int]]
+    stages: Sequence[Stage],
+    layout: Layout,
+    weights: Array,
+    optimizer: OptimizerState,
+    kernels: Sequence[Sequence[int]],
 ) -> tuple[list[list[Piece]], list[Piece | None]]:
-    """Kernel shards (per stage, per worker) and merged pieces (per stage) of flat weights and momentum.
+    """Kernel shards (per stage, per worker) and merged pieces (per stage) of flat weights and their optimizer's state.
 
-    `kernels` says, per stage, how many each worker gets, of a stage by samples all; weights (size,), velocity
-    (parameter_size,).
+    `kernels` says, per stage, how many each worker gets, of a stage by samples all; weights (size,).
     """
     params, state = layout.views(weights)
-    whole = params, state, _nested(layout, velocity)
+    whole = _Whole(params, state, layout.rows(optimizer.vectors), optimizer.count)
     shards = [
         [_shard(stage, whole, share.own if stage.by == "kernels" else slice(None)) for share in shares_of(own)]
         if stage.name
@@ -135,21 +138,21 @@ def weighted_stages(stages: Sequence[Stage], layout: Layout) -> frozenset[int]:
     return frozenset(i for i, stage in enumerate(stages) if any(_together(stage, tree) for tree in trees))
 
 
-_Trees = tuple[Params, State, Params]
-"""Parameters, state, momentum."""
+class _Whole(NamedTuple):
+    """Parameters, state, rows of the optimizer's state and its steps so far, of the network or of a part of it."""
+
+    params: Params
+    state: State
+    rows: Params
+    steps: int
+
+    def part(self, cut: Callable[[dict[str, Any]], dict[str, Any]]) -> Piece:
+        """The piece of what `cut` leaves of each tree."""
+        return Piece.of(cut(self.params), cut(self.state), cut(self.rows), self.steps)
 
 
-def _nested(layout: Layout, velocity: Array) -> Params:
-    """Momentum (parameter_size,), nested like the parameters of the layout."""
-    without_state = np.zeros(layout.size - layout.parameter_size, layout.dtype)
-    return layout.views(np.concatenate([velocity, without_state]))[0]
-
-
-def _shard(stage: Stage, whole: _Trees, cut: slice) -> Piece:
-    params, state, momentum = (
-        map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)) for tree in whole
-    )
-    return Piece.of(params, state, momentum)
+def _shard(stage: Stage, whole: _Whole, cut: slice) -> Piece:
+    return whole.part(lambda tree: map_leaves(np.ascontiguousarray, of_channels(stage, _divided(stage, tree), cut)))
 
 
 def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
@@ -160,9 +163,9 @@ def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     return own
 
 
-def _merged(stage: Stage, whole: _Trees) -> Piece | None:
-    params, state, momentum = (_together(stage, tree) for tree in whole)
-    return Piece.of(params, state, momentum) if params or state else None
+def _merged(stage: Stage, whole: _Whole) -> Piece | None:
+    weighted = _together(stage, whole.params) or _together(stage, whole.state)
+    return whole.part(lambda tree: _together(stage, tree)) if weighted else None
 
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
@@ -175,25 +178,26 @@ def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
 
 def join_pieces(
     stages: Sequence[Stage], layout: Layout, shards: Sequence[Sequence[Piece]], merged: Sequence[Piece | None]
-) -> tuple[Array, Array]:
-    """The inverse of `cut_pieces`: flat weights (size,) and momentum (parameter_size,)."""
-    weights, velocity = np.empty(layout.size, layout.dtype), np.zeros(layout.size, layout.dtype)
-    params, state = layout.views(weights)
-    momentum, _ = layout.views(velocity)
+) -> tuple[Array, OptimizerState]:
+    """The inverse of `cut_pieces`: flat weights (size,) and the optimizer's state."""
+    states = [piece.optimizer for piece in (*chain(*shards), *merged) if piece is not None]
+    weights = np.empty(layout.size, layout.dtype)
+    vectors = np.zeros((max(len(each.vectors) for each in states), layout.parameter_size), layout.dtype)
+    (params, state), rows = layout.views(weights), layout.rows(vectors)
     for stage, own, piece in zip(stages, shards, merged, strict=True):
         if stage.name:
             shards_of = own if stage.by == "kernels" else own[:1]  # else all have the same
             for whole, parts in (
                 (params, [s.params for s in shards_of]),
                 (state, [s.state for s in shards_of]),
-                (momentum, [s.momentum for s in shards_of]),
+                (rows, [s.rows for s in shards_of]),
             ):
                 _copy_into(whole, side_by_side(stage, parts, np))
         if piece is not None:
             _copy_into(params, piece.params)
             _copy_into(state, piece.state)
-            _copy_into(momentum, piece.momentum)
-    return weights, velocity[: layout.parameter_size]
+            _copy_into(rows, piece.rows)
+    return weights, OptimizerState(vectors, max(each.count for each in states))
 
 
 def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:

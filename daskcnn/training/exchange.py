@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
-from daskcnn.arrays import Array
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, UpdateRule, Vector
@@ -303,8 +303,8 @@ class ReplicaExchange:
         self._settle(tally, sent, answers)
         return None if phase is _TRAINING else self._at_stop(tally)
 
-    def report(self, *, bytes_up: int, bytes_down: int, velocity: Array | None = None) -> RoundReport:
-        """The round that has ended, with what the driver moved for it and the replica's momentum on the host."""
+    def report(self, *, bytes_up: int, bytes_down: int, optimizer: OptimizerState | None = None) -> RoundReport:
+        """The round that has ended, with what the driver moved for it and the optimizer's state on the host."""
         tally = self._tally
         assert tally is not None and self._phase is _REPORTING, self._not_now("a report is asked for")  # noqa: PT018
         self._tally, self._phase = None, _IDLE
@@ -328,7 +328,7 @@ class ReplicaExchange:
             tally.q,
             tally.judged,
             tally.center,
-            velocity,
+            optimizer,
         )
 
     def give_up(self) -> None:

@@ -1,4 +1,4 @@
-"""One replica: a full copy of the network, its momentum, and what a round does with them."""
+"""One replica: a full copy of the network, its optimizer's state, and what a round does with them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from daskcnn.conv.planner import candidates
 from daskcnn.errors import Diverged
 from daskcnn.job.network import (
     convolutions,
+    descent_of,
     initial_weights,
     loss_of,
     network_of,
-    optimizer_of,
     rate_of,
     training_loss_of,
     training_samples,
@@ -27,6 +27,7 @@ from daskcnn.job.network import (
 from daskcnn.job.tables import Job
 from daskcnn.nn import (
     Context,
+    OptimizerState,
     Sequential,
     correct,
     leaves,
@@ -88,13 +89,6 @@ def presentations(
         yield BatchPlan(ranges, train.batch_size, train.seed, first + number, limit, augment, steps=steps)
 
 
-def between(frozen: Sequence[slice], size: int) -> tuple[slice, ...]:
-    """What is left of range(size) between the frozen places."""
-    starts, stops = [0, *(each.stop for each in frozen)], [*(each.start for each in frozen), size]
-    edges = ((start, min(stop, size)) for start, stop in zip(starts, stops, strict=True))
-    return tuple(slice(start, stop) for start, stop in edges if start < stop)
-
-
 class Replica:
     """The network on one device. `clock` gives seconds; `pause(seconds)` slows a throttled worker down.
 
@@ -115,15 +109,15 @@ class Replica:
         self.job, self.dataset, self.device = job, dataset, device
         self.model = network_of(job, dataset)
         self.layout, host = initial_weights(job, dataset)
-        self.optimizer, self.rate = optimizer_of(job), rate_of(job.train.schedule)
+        self.descent, self.rate = descent_of(job, self.model), rate_of(job.train.schedule)
         self.loss, self.training_loss = loss_of(job, dataset), training_loss_of(job, dataset)
         self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
-        self.velocity = device.xp.zeros(self.layout.parameter_size, self.layout.dtype)
-        self._grads = device.xp.empty_like(self.velocity)
+        self.optimizer_state = self._at_rest()
+        self._grads = device.xp.empty(self.layout.parameter_size, self.layout.dtype)
         self.frozen = self.layout.spans(self.model.frozen)
-        self._trained = between(self.frozen, self.layout.parameter_size)
+        self._trained = self.descent.spans(self.layout)
 
     @property
     def batch_size(self) -> int:
@@ -153,24 +147,37 @@ class Replica:
         """Go on from these host weights (size,), which stay untouched."""
         self.weights[...] = self.device.backend.from_host(weights)
 
-    def adopt_velocity(self, velocity: Array | None) -> None:
-        """Go on with this momentum (parameter_size,), or from rest."""
-        self.velocity[...] = 0 if velocity is None else self.device.backend.from_host(velocity)
+    def adopt_optimizer(self, state: OptimizerState | None) -> None:
+        """Go on with this state of the optimizer, on the host, which stays untouched; None: begin with the weights."""
+        new = self._at_rest() if state is None else state.moved(self.device.backend.from_host)
+        self.optimizer_state.vectors[...] = new.vectors
+        self.optimizer_state = OptimizerState(self.optimizer_state.vectors, new.count)
+
+    def restart_optimizer(self) -> None:
+        """Go on from weights that are not those of the last step."""
+        self.optimizer_state = self.descent.optimizer.restarted(self.optimizer_state, self._parameters)
+
+    @property
+    def _parameters(self) -> Array:
+        return self.weights[: self.layout.parameter_size]
+
+    def _at_rest(self) -> OptimizerState:
+        return self.descent.optimizer.init(self._parameters, self.device.xp)
 
     def host_weights(self) -> Array:
         """A copy of the weights on the host."""
         return np.array(self.device.backend.to_host(self.weights))
 
-    def host_velocity(self) -> Array:
-        """A copy of the momentum on the host."""
-        return np.array(self.device.backend.to_host(self.velocity))
+    def host_optimizer(self) -> OptimizerState:
+        """A copy of the optimizer's state on the host."""
+        return self.optimizer_state.moved(lambda vectors: np.array(self.device.backend.to_host(vectors)))
 
     @_QUIET
     def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int]:
         """One minibatch: mean loss, each sample times its weight, and right answers before the step.
 
         `adjust` is given the gradients (parameter_size,) and returns those to descend by.
-        Raises Diverged where the loss is not finite, with weights and momentum as they were.
+        Raises Diverged where the loss is not finite, with weights and the optimizer's state as they were.
         """
         ctx = Context(self.device, training=True, keys=batch.keys)
         loss, right, grads, new_state = loss_and_gradients(
@@ -188,9 +195,8 @@ class Replica:
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}", f"training diverged at learning rate {lr:.3g}", "lower train.lr")
         self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
-        grads_by = adjust(self._grads)
-        for part in self._trained:
-            self.optimizer.step(self.weights[part], grads_by[part], self.velocity[part], lr, self.device)
+        args = self.weights, adjust(self._grads), self.optimizer_state, self._trained, lr, self.device
+        self.optimizer_state = self.descent.step(*args)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, int(self.device.backend.scalar(right))

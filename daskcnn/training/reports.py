@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from daskcnn.arrays import Array
 from daskcnn.events import GroupMember, RoundEnded, RoundNumbers
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 
@@ -43,8 +43,8 @@ class RoundReport(NamedTuple):
         The largest staleness of the round's pushes, in versions.
     judged, center:
         Number of validation samples that the center was judged on; the center's score on them.
-    velocity:
-        Momentum on the host (parameter_size,).
+    optimizer:
+        The optimizer's state on the host.
     members:
         What each worker of a group spent and moved.
     """
@@ -67,7 +67,7 @@ class RoundReport(NamedTuple):
     q: float | None
     judged: int
     center: Score | None
-    velocity: Array | None
+    optimizer: OptimizerState | None
     members: tuple[GroupMember, ...] = ()
 
     @property

@@ -42,6 +42,8 @@ def steps_of_round(
         When a loss is not finite.
     """
 
+    replica.restart_optimizer()
+
     def adjust(grads: Array) -> Array:
         return rule.local_step(grads, local)
 

@@ -83,7 +83,7 @@ def _passes(replica: Replica, i: int, kernels: int, in_shape: tuple[int, ...]) -
     def passes() -> None:
         _, kept = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
         _, grads = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=not first)
-        descended(there, grads, kept.state, replica.optimizer, 0.0, device)
+        descended(there, grads, kept.state, replica.descent, 0.0, device)
 
     return passes
 
@@ -92,7 +92,7 @@ def _at_home(replica: Replica) -> Callable[[], object]:
     """The layers that are not divided, there and back, and the loss, as home computes them from the shards' outputs."""
     stages = stages_of(replica.model)
     counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
-    _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_velocity(), counts)
+    _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
     shapes = stage_shapes(stages, replica.dataset.shape)
     here = [i for i, stage in enumerate(stages) if stage.rest is not None or i == len(stages) - 1]
     each = [_merged_passes(replica, stages[i], i, merged[i], shapes[i], last=i == len(stages) - 1) for i in here]
@@ -121,7 +121,7 @@ def _merged_passes(
         dy = loss_of(replica.training_loss, y, labels, device)[0] if last else y
         _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=i > 0 or stage.conv is not None)
         if there is not None:
-            descended(there, grads, state, replica.optimizer, 0.0, device)
+            descended(there, grads, state, replica.descent, 0.0, device)
 
     return passes
 
@@ -133,7 +133,7 @@ def _shard(replica: Replica, i: int, kernels: int) -> tuple[Stage, Share, Piece,
     stage, conv = stages[i], stages[i].conv
     assert conv is not None, "asked for stages with kernels"
     counts[i] = [n for n in (kernels, conv.kernels - kernels) if n]
-    shards, _ = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_velocity(), counts)
+    shards, _ = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
     own, share = shards[i], shares_of(counts[i], stage.reach)[0]
     if share.alone:
         return stage, share, own[0], Edges()

@@ -31,11 +31,11 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
 
     The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
-    Weights and momentum are the same afterwards.
+    Weights and the optimizer's state are the same afterwards.
     """
     batch, watch = _random_batch(replica), replica.watch
     n = len(batch.labels)
-    weights, velocity = replica.host_weights(), replica.host_velocity()
+    weights, state = replica.host_weights(), replica.host_optimizer()
     whole = watch.median_seconds(lambda: replica.step(batch, 0.0), steps) / n
     convs = {
         name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
@@ -43,7 +43,7 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
         if isinstance(layer, Conv)
     }
     replica.adopt(weights)
-    replica.adopt_velocity(velocity)
+    replica.adopt_optimizer(state)
     return whole, convs
 
 

@@ -13,6 +13,7 @@ import pytest
 from daskcnn.arrays import NUMPY
 from daskcnn.cluster.session.served_round import ServedRound, join_server
 from daskcnn.cluster.session.session import Session
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, ParameterServer, Push, Reply, Request
@@ -50,11 +51,14 @@ class CountingReplica:
         self.dataset = SimpleNamespace(train=range(100))
         self.seen: list[np.ndarray] = []
 
-    def adopt_velocity(self, velocity: Any) -> None:
+    def adopt_optimizer(self, state: Any) -> None:
         """There is none."""
 
-    def host_velocity(self) -> Any:
-        return np.zeros(3)
+    def restart_optimizer(self) -> None:
+        """There is none."""
+
+    def host_optimizer(self) -> Any:
+        return OptimizerState(np.zeros((1, 3)))
 
     def training(self, ranges: Any, samples: int, **_: Any) -> Iterator[Trained]:
         for number in range(1, samples // SIZE + 1):
@@ -82,7 +86,7 @@ class Worker:
         server = SimpleNamespace(link=lambda **_: self.link)
         round_ = Round("a", 0, ((0, SIZE * steps),), SIZE * steps, (0.0, 1.0))
         order: Any = SimpleNamespace(
-            epoch=0, worker="a", session=session, server=server, score=None, velocity=None, round=round_, replicas=1
+            epoch=0, worker="a", session=session, server=server, score=None, optimizer=None, round=round_, replicas=1
         )
         self.link.answers.release()
         join_server(order, self.session, lambda: False)

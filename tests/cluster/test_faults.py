@@ -174,10 +174,20 @@ def test_stopped_workers_are_given_up_and_keep_no_signal_from_ending_the_run(
     assert presented(again) < 6 * 800
 
 
-@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
-def test_resumed_run_ends_as_plain_sgd_does(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
-    """Weights, momentum, order and schedule all come back: to the last bit with a server."""
-    train, model = {"strategy": strategy, "epochs": 3}, {"dtype": "float64" if strategy == "layer" else "float32"}
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [
+        ("sgwu", "sgd"),
+        ("sgwu", "adamw"),
+        *(pytest.param("layer", name, marks=pytest.mark.slow) for name in ("sgd", "adamw")),
+    ],
+)
+def test_resumed_run_ends_as_its_optimizer_alone_does(
+    three_workers: Client, synthetic: str, runs: str, strategy: str, optimizer: str
+) -> None:
+    """Weights, the optimizer's state, order and schedule all come back: to the last bit with a server."""
+    train: dict[str, Any] = {"strategy": strategy, "epochs": 3, "optimizer": optimizer}
+    model = {"dtype": "float64" if strategy == "layer" else "float32"}
     train |= {"increments": 1} if strategy == "sgwu" else {}
     more: dict[str, dict[str, Any]] = {"cluster": {"workers": {"cpu": 1}}, "run": {"name": "it"}}
     more["data"] = {"limit": 500}

@@ -15,7 +15,7 @@ from dask.task_spec import Alias
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.tables import Job
-from daskcnn.nn import Layout, build_model, init_network, sequential_from_spec
+from daskcnn.nn import SGD, Layout, build_model, init_network, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
 from daskcnn.sharded import (
     Carried,
@@ -108,7 +108,8 @@ def graph_of(model: Sequential, workers: int, parts: int, first: Any, monkeypatc
     monkeypatch.setattr("daskcnn.cluster.layers.graph.balance_of", lambda *_: search)
     layout = layout_of(model)
     graph = LayerGraph(cast(RunContext, noting), stages, layout)
-    graph.place(np.zeros(layout.size, layout.dtype), np.zeros(layout.parameter_size, layout.dtype), 0)
+    weights = np.zeros(layout.size, layout.dtype)
+    graph.place(weights, SGD().init(weights[: layout.parameter_size]), 0)
     noting.forget()
     return graph, noting
 

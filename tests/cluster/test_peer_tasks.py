@@ -139,7 +139,7 @@ def test_training_that_was_stopped_leaves_the_last_center_to_go_on_from(meeting:
     assert rescue(meeting.peers["one"]).version == 7
     np.testing.assert_array_equal(center_of(meeting.peers["one"]), center)
     later = replace(meeting.peers["one"], life=2)
-    begin_life(later, "one", rescue(meeting.peers["one"]).velocity, 7, center)
+    begin_life(later, "one", rescue(meeting.peers["one"]).optimizer, 7, center)
     assert train(later, 7, meeting.starts["one"], []) is not None
 
 

@@ -270,13 +270,18 @@ COURSES = {
     "peers": (job_of(rule={"exchange": "asa"}), 2),
     "group": (grouped(job_of("sgwu", model=WHOLE)), 2),
     "groups": (grouped(job_of("bsp", model=WHOLE)), 4),
+    "adamw": (job_of("sgwu", train={"optimizer": "adamw"}), 2),
+    "adamw, peers": (job_of(train={"optimizer": "adamw"}, rule={"exchange": "asa"}), 2),
+    "adamw, group": (grouped(job_of("sgwu", model=WHOLE, train={"optimizer": "adamw", "rates": {"conv1": 0.5}})), 2),
+    "lars": (job_of("sgwu", train={"optimizer": "lars", "clip": 1.0, "decay_all": False}), 2),
+    "lookahead": (job_of("sgwu", train={"optimizer": "adamw", "lookahead": {"steps": 3}}), 2),
 }
 every_course = pytest.mark.parametrize(("job", "workers"), [*COURSES.values()], ids=[*COURSES])
 
 
 @every_course
 def test_resumed_run_ends_as_the_undisturbed_one(dataset: Dataset, job: Job, workers: int) -> None:
-    """Weights, momentum, order and schedule come back; momentum goes from a group's shards into the state and back."""
+    """Everything comes back; the optimizer's state goes from a group's shards into the state and back."""
     undisturbed, _ = trained(job, dataset, workers)
     first = RunHere(job, dataset, workers, interrupted_after=1)
     with pytest.raises(Interrupted):
@@ -323,4 +328,4 @@ def test_divergence_ends_the_run_and_only_finite_states_are_saved(dataset: Datas
         run.train()
     for state in run.saved:
         assert np.isfinite(state.weights).all()
-        assert all(np.isfinite(velocity).all() for velocity in state.velocities.values())
+        assert all(np.isfinite(own.vectors).all() for own in state.optimizers.values())

@@ -68,7 +68,7 @@ def test_a_network_whose_vectors_are_more_than_the_workers_memory_is_refused(
     worker = SimpleNamespace(address="tcp://a", state=SimpleNamespace(nthreads=1), memory_manager=memory)
     monkeypatch.setattr(session, "get_worker", lambda: worker)
     if missing:
-        with pytest.raises(ClusterError, match=r"weights, gradients and momentum take .* smaller network"):
+        with pytest.raises(ClusterError, match=r"weights, gradients and optimizer take .* smaller network"):
             session.open_session("run", job, "cpu")
     else:
         session.open_session("run", job, "cpu")

@@ -24,7 +24,7 @@ from daskcnn.sharded import WorkerLink, WorkerLinks, step_bytes, traffic, weight
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.shares import Shares
-from tests.cluster.cluster_jobs import LAYERS
+from tests.cluster.cluster_jobs import LAYERS, one_process
 from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere, train_here
 from tests.cluster.references import reference
 from tests.cluster.sharded_networks import MERGED, REACHING, TOGETHER, layer_job, step_plan
@@ -76,6 +76,21 @@ def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int,
     assert sum(own["conv1"] for own in found.kernels.values()) == 6
     assert sum(own["conv2"] for own in found.kernels.values()) == 9
     assert all(min(own.values()) > 0 for own in found.kernels.values())
+
+
+def test_layer_sharding_follows_one_process_with_another_optimizer(toy: str) -> None:
+    """What stands for the network is the average; the weights that were trained are in the optimizer's state."""
+    train = {"optimizer": "adamw", "lookahead": {"steps": 3}, "ema": 0.95, "epochs": 1}
+    job = toy_job(toy, train=train, model={"dtype": "float64"})
+    found, (losses, alone) = train_here(job, [EQUAL] * 2), one_process(job)
+    np.testing.assert_allclose(found.losses, losses, rtol=1e-9)
+    state, n = found.state.optimizers["layer"], alone.layout.parameter_size
+    np.testing.assert_allclose(state.vectors[-1], alone.weights[:n], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.state.weights[:n], alone.optimizer_state.vectors[-1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.state.weights[n:], alone.weights[n:], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(state.vectors[:-1], alone.optimizer_state.vectors[:-1], rtol=1e-9, atol=1e-12)
+    assert state.count == alone.optimizer_state.count
+    assert np.abs(found.state.weights[:n] - alone.weights[:n]).max() > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -145,7 +160,7 @@ def test_what_every_worker_does_for_itself_comes_out_alike_everywhere(toy: str) 
     first, *others = (shelf.get(("merged", 1), 25) for shelf in shelves if shelf is not None)
     assert len(others) == 2
     for other in others:
-        np.testing.assert_array_equal(other.velocity, first.velocity)
+        np.testing.assert_array_equal(other.optimizer.vectors, first.optimizer.vectors)
         for (_, one), (_, two) in zip(leaves(other.params), leaves(first.params), strict=True):
             np.testing.assert_array_equal(one, two)
 

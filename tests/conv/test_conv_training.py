@@ -47,14 +47,16 @@ def curve(dtype: str) -> list[float]:
     model, params, state = network(dtype)
     layout = Layout.of(params, state)
     weights, rng, ctx = layout.flatten(params, state), np.random.default_rng(5), Context(Device())
-    velocity, sgd, losses = np.zeros(layout.parameter_size, dtype), SGD(0.9, True, 1e-3), []
+    sgd, losses = SGD(0.9, True, 1e-3), []
+    moving = sgd.init(weights[: layout.parameter_size])
     batches = rng.standard_normal((4, *IMAGE[:2], BATCH, IMAGE[2])).astype(dtype)
     labels = rng.integers(0, CLASSES, (4, BATCH))
     for i in range(STEPS):
         params, state = layout.views(weights)
         found = loss_and_gradients(model, params, state, batches[i % 4], labels[i % 4], LOSSES["softmax"], ctx)
         losses.append(float(found[0]))
-        sgd.step(weights[: layout.parameter_size], layout.flatten(found[2], {}), velocity, 0.01, ctx.device)
+        parameters = weights[: layout.parameter_size]
+        moving = sgd.step(parameters, layout.flatten(found[2], {}), moving, 0.01, ctx.device)
     return losses
 
 

@@ -12,9 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from daskcnn.errors import JobError
-from daskcnn.job.resolve import parse_job
+from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import override, parse_value, read_job_file
 from daskcnn.job.tables import Job, Options, keys_of
+from daskcnn.nn import OPTIMIZERS
 from daskcnn.ps import RULES
 
 
@@ -124,6 +125,14 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("train.weight_decay", -1e-9, "greater than or equal to 0"),
         ("train.schedule", "falling", "'constant', 'step', 'poly', 'cosine' or 'onecycle'"),
         ("train.schedule", 3, 'a table such as {name = "step"'),
+        ("train.optimizer", 3, 'a table such as {name = "adamw"'),
+        ("train.optimizer.beta2", 1, "less than 1"),
+        ("train.optimizer.epsilon", 0, "greater than 0"),
+        ("train.optimizer.trust", 0, "greater than 0"),
+        ("train.clip", 0, "greater than 0"),
+        ("train.rates.conv1", 0, "greater than 0"),
+        ("train.ema", 1, "less than 1"),
+        ("train.lookahead.alpha", 1.5, "less than or equal to 1"),
         ("train.schedule.factor", 1.5, "less than or equal to 1"),
         ("train.schedule.every", 0, "greater than 0"),
         ("train.schedule.power", 0, "greater than 0"),
@@ -207,6 +216,18 @@ def test_a_section_is_a_table(section: str) -> None:
         ({"train": {"partition": "udpa", "increments": 2}}, "train.increments = 2"),
         ({"train": {"epochs": 2, "increments": 4}}, "train.increments = 4"),
         ({"train": {"momentum": 0, "nesterov": True}}, "train.nesterov = true"),
+        ({"train": {"optimizer": "adamw", "momentum": 0.5}}, "train.momentum: 'adamw' has no such key"),
+        ({"train": {"optimizer": "lars", "nesterov": False}}, "train.nesterov: 'lars' has no such key"),
+        ({"train": {"optimizer": {"beta1": 0.5}}}, "train.optimizer.beta1: 'sgd' has no such key"),
+        ({"train": {"optimizer": {"name": "adamw", "trust": 0.1}}}, "train.optimizer.trust: 'adamw' has no such key"),
+        ({"train": {"optimizer": "lars", "strategy": "layer"}}, "train.optimizer = 'lars': needs norms"),
+        ({"train": {"optimizer": "lars", "replica_size": 2}}, "train.optimizer = 'lars': needs norms"),
+        ({"train": {"clip": 1.0, "strategy": "layer"}}, "train.clip = 1: needs norms"),
+        ({"train": {"clip": 1.0, "replica_size": 2}}, "train.clip = 1: needs norms"),
+        *(({"train": {"ema": 0.9, "strategy": name}}, "train.ema = 0.9: strategy") for name in RULES),
+        *(({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ") for name in ("easgd", "downpour")),
+        ({"train": {"lookahead": {}, "strategy": "bsp"}, "rule": {"every": 3}}, "train.lookahead: strategy 'bsp'"),
+        ({"train": {"lookahead": {}, "replica_size": 2}}, "train.lookahead: groups"),
         ({"train": {"schedule": {"every": 3}}}, "train.schedule.every"),
         ({"train": {"schedule": {"name": "step", "power": 2}}}, "train.schedule.power"),
         ({"train": {"schedule": {"name": "cosine", "peak": 0.2}}}, "train.schedule.peak"),
@@ -227,6 +248,11 @@ def test_keys_that_contradict_each_other_are_named(raw: dict[str, Any], words: s
         {"train": {"epochs": 2, "increments": 3}},
         {"train": {"partition": "udpa", "increments": 1}},
         {"train": {"momentum": 0}},
+        {"train": {"optimizer": {"name": "adamw", "beta1": 0.5, "epsilon": 1e-6}, "weight_decay": 0.1}},
+        {"train": {"optimizer": {"name": "lars", "trust": 0.01}, "momentum": 0, "clip": 1.0}},
+        {"train": {"optimizer": "adamw", "strategy": "layer", "ema": 0.99, "lookahead": {"steps": 3}}},
+        {"train": {"optimizer": "adamw", "replica_size": 2, "decay_all": False, "rates": {"conv*": 0.1}}},
+        {"train": {"lookahead": {"alpha": 0.8}}},
         {"train": {"schedule": {"name": "step", "every": 3, "factor": 0.5}}},
         {"train": {"schedule": {"name": "onecycle", "peak": 0.2, "final": 0.1, "warmup": 1.5}}},
     ],
@@ -347,6 +373,20 @@ def test_a_job_keeps_the_parameters_that_were_given_and_no_others() -> None:
 def test_long_values_are_cut() -> None:
     (problem,) = problems({"model": {"name": ["x" * 5000]}})
     assert len(problem) < 200
+
+
+def test_an_unknown_optimizer_is_refused_with_the_nearest_name() -> None:
+    (problem,) = problems({"train": {"optimizer": "adamm"}})
+    assert problem == "train.optimizer.name = 'adamm': no such optimizer; did you mean 'adamw'?"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_resolved_job_resolves_to_itself_with_every_optimizer(name: str) -> None:
+    """A run's own job, with every key, is read again where it is resumed."""
+    for more in ({}, {"momentum": 0} if name != "adamw" else {"weight_decay": 0}):
+        job = resolve({"train": {"optimizer": name, **more}})
+        assert resolve(job.model_dump(mode="json")) == job
+        assert job.train.optimizer.name == name
 
 
 def test_forms_of_schedule_and_workers() -> None:

@@ -165,7 +165,7 @@ def by_label(tmp_path: Path) -> tuple[Path, Dataset]:
     data = toy_dataset(tmp_path, size=8, several=True)
     raw = tiny_job(data.path)
     state = random_state(resolve(raw))
-    parameters = state.weights[: state.velocities["w0"].size]
+    parameters = state.weights[: state.optimizers["w0"].vectors.size]
     parameters -= 0.55  # so that some answers are yes, some no, and none is quite sure
     parameters *= 0.2
     return tiny_run(tmp_path / "by-label", raw, state), data

@@ -219,11 +219,20 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path, store: str) -> 
         prepared_from(run, store)
 
 
-def test_patterns_of_freeze_are_checked_with_the_job(run: Path, store: str) -> None:
+def test_patterns_of_layers_are_checked_with_the_job(run: Path, store: str) -> None:
     with pytest.raises(JobError, match=r"model.freeze = 'cnv\*': matches no layer with weights; there are conv1, b"):
         prepared_from(run, store, freeze=["cnv*"])
     with pytest.raises(JobError, match=r"model.freeze = \['\*'\]: leaves no layer to train"):
         prepared_from(run, store, freeze=["*"])
+    rates = {"conv*": 0.1, "dens": 2.0, "bn": 3.0}
+    job = resolve(tiny_job(store, model={"freeze": ["cnv*"]}, train={"rates": rates}))
+    with pytest.raises(JobError) as caught:
+        fitted(job, open_dataset(store))
+    assert [problem.partition("; ")[0] for problem in caught.value.problems] == [
+        "train.rates: 'dens' matches no layer with weights",
+        "train.rates: 'bn' matches no layer with weights",
+        "model.freeze = 'cnv*': matches no layer with weights",
+    ]
     with pytest.raises(JobError, match=r"model\.freeze = 'conv1': input should be a valid list"):
         resolve({"model": {"freeze": "conv1"}})
 
@@ -286,7 +295,7 @@ def test_a_run_keeps_its_start_and_goes_on_without_the_other_run(
     resumed = to_state(checkpoint, job)
     np.testing.assert_array_equal(resumed.weights, state.weights)
     assert (resumed.step, resumed.epoch, dict(resumed.book)) == (0, 0.0, {})
-    assert set(resumed.velocities) == ({"layer"} if strategy == "layer" else set())
+    assert set(resumed.optimizers) == ({"layer"} if strategy == "layer" else set())
     assert evaluate(str(own), which="last", path=None, say=pytest.fail)["samples"] == 60
     with pytest.raises(DataError, match="no trained network there"):
         fitted(kept_job(RunDirectory.open(own)), open_dataset(store))

@@ -99,7 +99,7 @@ def test_a_run_keeps_them_as_its_first_checkpoint(tmp_path: Path, store: str, st
     assert state is not None
     assert has_checkpoint(own)
     np.testing.assert_array_equal(state.weights, whitened(prepared.job, prepared.dataset))
-    assert set(state.velocities) == ({"layer"} if strategy == "layer" else set())
+    assert set(state.optimizers) == ({"layer"} if strategy == "layer" else set())
 
 
 @pytest.mark.parametrize(

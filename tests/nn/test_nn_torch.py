@@ -26,6 +26,8 @@ from daskcnn.nn.layers import (
     Tanh,
 )
 from daskcnn.nn.losses import SoftmaxCrossEntropy
+from daskcnn.nn.optimizers import AdamW
+from daskcnn.nn.optimizers.norms import clip
 from tests.nn.nn_cases import cast, values
 
 torch = pytest.importorskip("torch")
@@ -176,17 +178,49 @@ def test_sigmoid_cross_entropy(weights: np.ndarray | None, rng: np.random.Genera
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_descent(options: dict[str, Any], weight_decay: float, rng: np.random.Generator) -> None:
-    params, velocity = values(rng, 5), np.zeros(5)
+    params = values(rng, 5)
     params_t = torch.tensor(params.copy(), requires_grad=True)
     ours = SGD(weight_decay=weight_decay, **options)
+    state = ours.init(params)
     theirs = torch.optim.SGD([params_t], lr=0.1, weight_decay=weight_decay, **options)
     for lr in (0.1, 0.1, 0.05, 0.01):
         gradient = values(rng, 5)
         params_t.grad = torch.tensor(gradient)
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-        ours.step(params, gradient, velocity, lr, Device())
+        state = ours.step(params, gradient, state, lr, Device())
     np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"betas": (0.8, 0.95), "eps": 1e-4}])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_adamw(options: dict[str, Any], weight_decay: float, rng: np.random.Generator) -> None:
+    params = values(rng, 5)
+    params_t = torch.tensor(params.copy(), requires_grad=True)
+    (beta1, beta2), eps = options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8)
+    ours = AdamW(beta1, beta2, eps, weight_decay)
+    state = ours.init(params)
+    theirs = torch.optim.AdamW([params_t], lr=0.1, weight_decay=weight_decay, **options)
+    for lr in (0.1, 0.1, 0.05, 0.01):
+        gradient = values(rng, 5)
+        params_t.grad = torch.tensor(gradient)
+        theirs.param_groups[0]["lr"] = lr
+        theirs.step()
+        state = ours.step(params, gradient, state, lr, Device())
+    np.testing.assert_allclose(params, params_t.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(state.vectors[1], theirs.state[params_t]["exp_avg_sq"].numpy(), rtol=1e-12)
+
+
+def test_clipping(rng: np.random.Generator) -> None:
+    grads = [values(rng, 4), values(rng, 7)]
+    tensors = [torch.zeros(len(grad), dtype=torch.float64, requires_grad=True) for grad in grads]
+    for tensor, grad in zip(tensors, grads, strict=True):
+        tensor.grad = torch.tensor(grad)
+    torch.nn.utils.clip_grad_norm_(tensors, 0.7)
+    whole = np.concatenate(grads)
+    clip(whole, [slice(0, 4), slice(4, 11)], 0.7, Device())
+    expected = np.concatenate([tensor.grad.numpy() for tensor in tensors])
+    np.testing.assert_allclose(whole, expected, rtol=1e-5)  # theirs divides by norm + 1e-6
 
 
 def quick_in_torch(p: dict[str, Tensor], x: Tensor) -> Tensor:

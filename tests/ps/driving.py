@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY, Backend, Device
-from daskcnn.nn.optimizer import SGD
+from daskcnn.nn import OPTIMIZERS, SGD, Optimizer, OptimizerState
 from daskcnn.ps import (
     RULES,
     Action,
@@ -34,6 +34,9 @@ Gradient: TypeAlias = Callable[[Vector], Vector]
 Life: TypeAlias = Generator[Request, Reply, None]
 DEVICE = Device()
 PLAIN, MOMENTUM = SGD(), SGD(momentum=0.9, nesterov=True, weight_decay=0.01)
+every_optimizer = pytest.mark.parametrize(
+    "optimizer", [MOMENTUM, *(kind() for kind in OPTIMIZERS.values())], ids=["momentum", *OPTIMIZERS]
+)
 
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "agwu": [{"attenuation": "staleness"}, {"accuracy_floor": 0.5}],
@@ -111,26 +114,28 @@ class Replica:
     rounds: int = 1
     steps: int = 1
     lr: float = 0.1
-    sgd: SGD = PLAIN
+    optimizer: Optimizer = PLAIN
     samples: int = 10
     accuracy: float = 0.5
     late: int = 0
     backend: Backend = NUMPY
     local: Local = field(init=False)
+    state: OptimizerState = field(init=False)
     trained: list[Vector] = field(default_factory=list)  # what each step added to the weights
 
     def life(self) -> Life:
         """Its events, each sent the reply to it: as `training.exchange` does it."""
         rule, seq = self.rule, 0
         reply = yield Join(0, self.worker, 1)
-        weights, velocity = (self.backend.from_host(np.zeros_like(reply.weights)) for _ in range(2))
+        weights = self.backend.from_host(np.zeros_like(reply.weights))
         self.local = local = Local(weights, weights)
+        self.state = self.optimizer.init(weights, self.backend.xp)
         rule.begin(local, self.backend.from_host(reply.weights), reply.version)
         late = self.late if rule.overlaps else 0
         for _ in range(self.rounds):
             under_way: UnderWay | None = None
             for step in range(1, self.steps + 1):
-                self._step(velocity)
+                self._step()
                 last = step == self.steps
                 due = rule.due(step, round_end=last)
                 if under_way and (due or last or step >= under_way.begun + late):
@@ -161,10 +166,10 @@ class Replica:
             take_in(self.local, self.backend.from_host(reply.weights), reply.version)
         weights += gained
 
-    def _step(self, velocity: Vector) -> None:
+    def _step(self) -> None:
         local, before = self.local, self.local.weights.copy()
         grads = self.rule.local_step(self.gradient(local.weights), local)
-        self.sgd.step(local.weights, grads, velocity, self.lr, Device(self.backend))
+        self.state = self.optimizer.step(local.weights, grads, self.state, self.lr, Device(self.backend))
         self.trained.append(local.weights - before)
 
 
@@ -216,9 +221,9 @@ def trained(
     return cluster, replicas
 
 
-def alone(start: Vector, gradient: Gradient, steps: int, *, lr: float = 0.1, sgd: SGD = PLAIN) -> Vector:
+def alone(start: Vector, gradient: Gradient, steps: int, *, lr: float = 0.1, optimizer: Optimizer = PLAIN) -> Vector:
     """The weights after so many steps without any server."""
-    weights, velocity = start.copy(), np.zeros_like(start)
+    weights, state = start.copy(), optimizer.init(start)
     for _ in range(steps):
-        sgd.step(weights, gradient(weights), velocity, lr, DEVICE)
+        state = optimizer.step(weights, gradient(weights), state, lr, DEVICE)
     return weights

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from daskcnn.nn.optimizer import SGD
+from daskcnn.nn import SGD
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule, Vector
 from tests.ps.driving import MOMENTUM, Cluster, Replica, alone, parabola, push, rule_of, trained, vectors, view
 
@@ -130,7 +130,7 @@ def _bsp(rule: UpdateRule, sgd: SGD, counts: tuple[int, ...] = (10, 20, 5)) -> V
     gradients = [parabola(c, [m, 1.0]) for c, m in zip((0.5, 1.0, 2.0), (1.0, -1.0, 4.0), strict=True)]
     lr = 0.05 * rule.rate(len(gradients))
     replicas = [
-        Replica(rule, f"w{i}", gradient, rounds=2, steps=5, lr=lr, sgd=sgd, samples=count)
+        Replica(rule, f"w{i}", gradient, rounds=2, steps=5, lr=lr, optimizer=sgd, samples=count)
         for i, (gradient, count) in enumerate(zip(gradients, counts, strict=True))
     ]
     cluster = Cluster(ParameterServer(rule, np.array([3.0, -2.0])), replicas)
@@ -165,7 +165,9 @@ def test_unequal_minibatches_of_bsp_make_the_gradient_of_all_samples(combine: st
     def mean(weights: Vector) -> Vector:
         return sum((n * g(weights) for n, g in zip((10, 20, 5), gradients, strict=True)), np.zeros(2)) / 35
 
-    np.testing.assert_allclose(_bsp(rule, sgd), alone(np.array([3.0, -2.0]), mean, 10, lr=0.15, sgd=sgd), rtol=1e-12)
+    np.testing.assert_allclose(
+        _bsp(rule, sgd), alone(np.array([3.0, -2.0]), mean, 10, lr=0.15, optimizer=sgd), rtol=1e-12
+    )
 
 
 def test_between_two_meetings_bsp_s_replicas_go_their_own_ways() -> None:
@@ -258,7 +260,7 @@ def test_what_downpour_pushes_is_what_was_trained_nothing_lost_or_twice(
     """Also what was trained between a push and a pull, or while they were under way."""
     rule = rule_of("downpour", n_push=n_push, n_fetch=n_fetch)
     gradients = [parabola(0.5, [1.0, 2.0]), parabola(1.5, [-3.0, 2.0])]
-    cluster, replicas = trained(rule, np.zeros(2), gradients, steps=steps, rounds=rounds, sgd=MOMENTUM, late=late)
+    cluster, replicas = trained(rule, np.zeros(2), gradients, steps=steps, rounds=rounds, optimizer=MOMENTUM, late=late)
     for replica in replicas:
         pushed = [e.payload for e in cluster.events if isinstance(e, Push) and e.worker == replica.worker]
         np.testing.assert_allclose(np.sum(pushed, axis=0), np.sum(replica.trained, axis=0), rtol=0, atol=1e-12)

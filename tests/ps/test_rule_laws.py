@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from daskcnn.arrays import NUMPY, Device
-from daskcnn.nn.optimizer import SGD
+from daskcnn.nn import SGD, Optimizer
+from daskcnn.nn.optimizers import LARS, AdamW
 from daskcnn.ps import (
     RULES,
     AccuracyWeighted,
@@ -26,11 +28,13 @@ from daskcnn.ps import (
     UpdateRule,
     Vector,
 )
+from daskcnn.ps.admm import ADMM
 from tests.ps.driving import (
     MOMENTUM,
     Cluster,
     Replica,
     alone,
+    every_optimizer,
     every_variant,
     parabola,
     push,
@@ -117,12 +121,47 @@ def test_in_any_order_all_come_to_the_end_with_what_they_trained_counted(
 
 
 @every_variant
+@every_optimizer
+def test_every_optimizer_comes_near_the_minimum_that_replicas_share(rule: UpdateRule, optimizer: Optimizer) -> None:
+    """By less than half of the way where its steps are as short as LARS's are."""
+    optimizer = replace(optimizer, trust=0.05) if isinstance(optimizer, LARS) else optimizer
+    start, minimum = np.array([3.0, -2.0]), np.array([1.0, 2.0])
+    gradients = [parabola(1.0, [1.0, 2.0]), parabola(2.0, [1.0, 2.0])]
+    cluster, replicas = trained(rule, start, gradients, rounds=30, steps=4, lr=0.03, optimizer=optimizer, accuracy=1.0)
+    reached = cluster.server.snapshot().center
+    assert np.linalg.norm(reached - minimum) < 0.5 * np.linalg.norm(start - minimum)
+    assert [replica.state.count for replica in replicas] == [120, 120]
+
+
+@every_variant
+@pytest.mark.parametrize("optimizer", [SGD(0.9), AdamW()])
+def test_no_rule_changes_an_optimizer_s_state(rule: UpdateRule, optimizer: Optimizer) -> None:
+    """Moments are of the gradients that a replica goes by, and of nothing that comes from others."""
+    seen: list[Vector] = []
+
+    def gradient(weights: Vector) -> Vector:
+        seen.append(np.array([1.0, -0.5 * (len(seen) + 1)]))
+        return seen[-1].copy()
+
+    if isinstance(rule, ADMM):
+        rule = rule.model_copy(update={"rho": 0.0})  # else it changes the gradients, by the weights
+    others = [parabola(1.0, [i, 1.0]) for i in range(2)]
+    _, (replica, *_) = trained(rule, np.ones(2), [gradient, *others], rounds=3, steps=3, optimizer=optimizer)
+    state = optimizer.init(np.ones(2))
+    for each in seen:
+        state = optimizer.step(np.ones(2), each, state, 0.1, Device())
+    np.testing.assert_array_equal(replica.state.vectors, state.vectors)
+    assert replica.state.count == 9
+    assert state.vectors.any()
+
+
+@every_variant
 @few
 @given(turns=turns)
 def test_the_recorded_events_give_the_same_centers_bit_for_bit(rule: UpdateRule, turns: list[int]) -> None:
     start = np.random.default_rng(0).standard_normal(5).astype("float32")
     gradients = [parabola(i + 0.3, [i, -1.0, 0.1, 7.0, i / 3]) for i in range(3)]
-    cluster, _ = trained(rule, start, gradients, turns=turns, rounds=3, steps=4, sgd=MOMENTUM)
+    cluster, _ = trained(rule, start, gradients, turns=turns, rounds=3, steps=4, optimizer=MOMENTUM)
     server = ParameterServer(rule, start)
     centers = [server.snapshot().center]
     for event in cluster.events:
@@ -193,9 +232,12 @@ def test_the_replica_s_side_keeps_the_dtype(rule: UpdateRule, dtype: str) -> Non
 
 @every_variant
 @pytest.mark.parametrize("late", [0, 1])
-def test_the_replica_s_side_works_where_the_replica_computes(rule: UpdateRule, late: int, device: Device) -> None:
+@every_optimizer
+def test_the_replica_s_side_works_where_the_replica_computes(
+    rule: UpdateRule, late: int, optimizer: Optimizer, device: Device
+) -> None:
     centers: list[Vector] = []
-    how: dict[str, Any] = {"rounds": 2, "steps": 7, "sgd": MOMENTUM, "late": late}
+    how: dict[str, Any] = {"rounds": 2, "steps": 7, "optimizer": optimizer, "late": late}
     for backend in (NUMPY, device.backend):
         replicas = [Replica(rule, f"w{i}", lambda w: 0.5 * (w - 2.0), backend=backend, **how) for i in range(2)]
         cluster = Cluster(ParameterServer(rule, np.array([3.0, -1.0])), replicas)
@@ -215,12 +257,14 @@ def test_the_replica_s_side_works_where_the_replica_computes(rule: UpdateRule, l
         ("admm", {"rho": 0.0, "every": 1, "from_center": True}),
     ],
 )
-@pytest.mark.parametrize("sgd", [SGD(), MOMENTUM])
-def test_one_replica_alone_is_sequential_sgd_bit_for_bit(name: str, options: dict[str, Any], sgd: SGD) -> None:
+@every_optimizer
+def test_one_replica_alone_is_its_optimizer_bit_for_bit(
+    name: str, options: dict[str, Any], optimizer: Optimizer
+) -> None:
     start, minimum = vectors(2)
     rule, gradient = RULES[name](**options), parabola(0.7, list(minimum))
-    cluster, _ = trained(rule, start, [gradient], rounds=3, steps=4, sgd=sgd, accuracy=0.37)
-    assert cluster.server.snapshot().center.tobytes() == alone(start, gradient, 12, sgd=sgd).tobytes()
+    cluster, _ = trained(rule, start, [gradient], rounds=3, steps=4, optimizer=optimizer, accuracy=0.37)
+    assert cluster.server.snapshot().center.tobytes() == alone(start, gradient, 12, optimizer=optimizer).tobytes()
 
 
 @every_variant

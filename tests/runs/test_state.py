@@ -49,11 +49,40 @@ def test_a_state_comes_back_from_disk(
     assert (back.step, back.epoch, back.book) == (state.step, state.epoch, state.book)
     assert back.weights.dtype == dtype
     np.testing.assert_array_equal(back.weights, state.weights)
-    assert back.velocities.keys() == state.velocities.keys()
-    for worker, velocity in state.velocities.items():
-        np.testing.assert_array_equal(back.velocities[worker], velocity)
+    assert back.optimizers.keys() == state.optimizers.keys()
+    for worker, own in state.optimizers.items():
+        np.testing.assert_array_equal(back.optimizers[worker].vectors, own.vectors)
+        assert back.optimizers[worker].count == own.count
     assert checkpoint.score == (validation and validation.accuracy)
     assert checkpoint.state["seconds"] == 12.5
+
+
+@pytest.mark.parametrize("train", [{"optimizer": "adamw"}, {"optimizer": "lars", "lookahead": {}}])
+def test_every_optimizer_s_state_comes_back(tmp_path: Path, raw: dict[str, Any], train: dict[str, Any]) -> None:
+    raw["train"] |= train
+    job = resolve(raw)
+    state = random_state(job)
+    back = to_state(kept(tmp_path, raw, state), job)
+    assert back.optimizers.keys() == state.optimizers.keys() == {"w0", "w1"}
+    for worker, own in state.optimizers.items():
+        np.testing.assert_array_equal(back.optimizers[worker].vectors, own.vectors)
+        assert (back.optimizers[worker].count, len(own.vectors)) == (own.count, 2)
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, raw: dict[str, Any]) -> None:
+    checkpoint = kept(tmp_path, raw, random_state(resolve(raw)))
+    raw["train"]["optimizer"] = "adamw"
+    with pytest.raises(DataError, match="keeps velocity:w0, velocity:w1 of an optimizer, 'adamw' keeps mean, square"):
+        to_state(checkpoint, resolve(raw))
+
+
+def test_a_missing_vector_of_an_optimizer_is_named(tmp_path: Path, raw: dict[str, Any]) -> None:
+    raw["train"]["optimizer"] = "adamw"
+    job = resolve(raw)
+    checkpoint = kept(tmp_path, raw, random_state(job))
+    arrays = {name: array for name, array in checkpoint.arrays.items() if name != "square:w1"}
+    with pytest.raises(DataError, match="square:w1 is missing"):
+        to_state(replace(checkpoint, arrays=arrays), job)
 
 
 def test_the_validation_score_comes_back(tmp_path: Path, raw: dict[str, Any]) -> None:
@@ -65,7 +94,7 @@ def test_the_validation_score_comes_back(tmp_path: Path, raw: dict[str, Any]) ->
 def test_the_restored_vectors_may_be_written(tmp_path: Path, raw: dict[str, Any]) -> None:
     job = resolve(raw)
     back = to_state(kept(tmp_path, raw, random_state(job)), job)
-    for array in (back.weights, *back.velocities.values()):
+    for array in (back.weights, *(own.vectors for own in back.optimizers.values())):
         array += 1
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.tables import Job
-from daskcnn.nn import LOSSES, Layout, Params, State, init_network, leaves, sequential_from_spec
+from daskcnn.nn import LOSSES, Layout, OptimizerState, Params, State, init_network, leaves, sequential_from_spec
 from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU, Tanh
 from daskcnn.nn.layers.dense import Bias
 from daskcnn.nn.score import Score
@@ -199,16 +199,16 @@ class Workers:
         own = self.kernels[i]
         return dict(zip(map(str, own), shares_of(list(own.values()), self.stages[i].reach), strict=True))
 
-    def place(self, weights: Array, velocity: Array) -> Shards:
+    def place(self, weights: Array, optimizer: OptimizerState) -> Shards:
         counts = [list(own.values()) for own in self.kernels]
-        shards, merged = cut_pieces(self.stages, self.replica.layout, weights, velocity, counts)
+        shards, merged = cut_pieces(self.stages, self.replica.layout, weights, optimizer, counts)
         placed = [
             {w: _frozen(piece).on(self.devices[w]) for w, piece in zip(own, pieces, strict=True)}
             for own, pieces in zip(self.kernels, shards, strict=True)
         ]
         return Shards(self.kernels, placed, [piece and _frozen(piece).on(self.home) for piece in merged])
 
-    def collect(self, at: Shards) -> tuple[Array, Array]:
+    def collect(self, at: Shards) -> tuple[Array, OptimizerState]:
         shards = [[piece.on_host(self.devices[w]) for w, piece in own.items()] for own in at.shards]
         merged = [piece and piece.on_host(self.home) for piece in at.merged]
         return join_pieces(self.stages, self.replica.layout, shards, merged)
@@ -238,7 +238,7 @@ class Workers:
                 assert (dx is None) == (i == 0)
                 dxs += [] if dx is None else [_sent(dx)]
             for w, piece in at.shards[i].items() if vectors else ():
-                new.shards[i][w] = descended_alike(piece, vectors, self.replica.optimizer, lr, self.devices[w])
+                new.shards[i][w] = descended_alike(piece, vectors, self.replica.descent, lr, self.devices[w])
         return score, new
 
     def _samples(self, i: int, share: Share, batch: Batch) -> slice:
@@ -248,7 +248,7 @@ class Workers:
         return share.whole if self.stages[i].by == "samples" else share
 
     def _descended(self, piece: Piece, grads: Params, state: State, lr: float, device: Device) -> Piece:
-        return descended(piece, grads, state, self.replica.optimizer, lr, device)
+        return descended(piece, grads, state, self.replica.descent, lr, device)
 
     def _forward(self, at: Shards, batch: Batch) -> list[Passed]:
         """Every stage in turn."""
@@ -295,7 +295,7 @@ class Passed:
 def _frozen(piece: Piece) -> Piece:
     """The piece as it arrives from the driver."""
     params, state = ({k: _tree(v, _sent) for k, v in tree.items()} for tree in (piece.params, piece.state))
-    return Piece(params, state, _sent(piece.velocity), piece.layout)
+    return Piece(params, state, piece.optimizer.moved(_sent), piece.layout)
 
 
 def _tree(value: Any, function: Callable[[Array], Any]) -> Any:
@@ -304,7 +304,7 @@ def _tree(value: Any, function: Callable[[Array], Any]) -> Any:
 
 def _arrays(shards: Shards) -> Iterator[Array]:
     for piece in (*(p for own in shards.shards for p in own.values()), *filter(None, shards.merged)):
-        yield piece.velocity
+        yield piece.optimizer.vectors
         for tree in (piece.params, piece.state):
             yield from (leaf for _, leaf in leaves(tree))
 
@@ -351,7 +351,7 @@ def test_a_sharded_network_follows_the_replica(
     expected, trained = alone(network, dtype)
     replica, seconds = _replica(network, dtype, dataset), WORKERS[workers]
     group = Workers(replica, [_exact() for _ in seconds], seconds, by=by)
-    shards, scores = group.place(replica.host_weights(), replica.host_velocity()), []
+    shards, scores = group.place(replica.host_weights(), replica.host_optimizer()), []
     for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
         score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
         scores.append(score)
@@ -359,31 +359,56 @@ def test_a_sharded_network_follows_the_replica(
     assert [s.loss for s in scores] == pytest.approx([s.loss for s in expected], rel=tolerance)
     assert [s.samples for s in scores] == [s.samples for s in expected]
     assert dtype == "float32" or [s.correct for s in scores] == [s.correct for s in expected]
-    weights, velocity = group.collect(shards)
-    assert {a.dtype for a in (weights, velocity, *_arrays(shards))} == {np.dtype(dtype)}
+    weights, state = group.collect(shards)
+    assert {a.dtype for a in (weights, state.vectors, *_arrays(shards))} == {np.dtype(dtype)}
     scale = np.abs(trained.weights).max()
     np.testing.assert_allclose(weights, trained.weights, rtol=0, atol=tolerance * scale)
-    np.testing.assert_allclose(velocity, trained.velocity, rtol=0, atol=tolerance * scale)
+    assert state.count == trained.optimizer_state.count == STEPS
+    np.testing.assert_allclose(state.vectors, trained.optimizer_state.vectors, rtol=0, atol=tolerance * scale)
+
+
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"optimizer": "adamw", "decay_all": False, "rates": {"conv1": 0.5, "dense*": 2.0}},
+    {"optimizer": "adamw", "lookahead": {"steps": 3}, "ema": 0.9},
+    {"optimizer": "sgd", "lookahead": {}, "rates": {"*norm*": 0.1}, "decay_all": False},
+]
+
+
+@pytest.mark.parametrize("train", OPTIMIZERS)
+@pytest.mark.parametrize("network", ["normalised", "batch norm"])
+def test_a_sharded_network_follows_the_replica_with_every_optimizer(
+    train: dict[str, Any], network: str, dataset: Dataset
+) -> None:
+    alone, replica = (_replica(network, "float64", dataset, _exact(), **train) for _ in range(2))
+    group = Workers(replica, [_exact()] * 3, WORKERS["three"])
+    shards = group.place(replica.host_weights(), replica.host_optimizer())
+    for batch in _batches(dataset, "float64", 8):
+        score, shards = group.step(shards, batch, 0.01)
+        assert score.loss == pytest.approx(alone.step(batch, 0.01)[0], rel=1e-9)
+    weights, state = group.collect(shards)
+    np.testing.assert_allclose(weights, alone.weights, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(state.vectors, alone.optimizer_state.vectors, rtol=0, atol=1e-9)
+    assert state.count == alone.optimizer_state.count == 8
 
 
 @pytest.mark.parametrize("devices", [("numpy",) * 3, ("standin", "numpy", "standin")])
-@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("train", [{"weight_decay": 0.0}, {"weight_decay": 0.01}, *OPTIMIZERS[:2]])
 def test_workers_that_divide_samples_keep_the_same_kernels_to_the_bit(
-    devices: tuple[str, ...], decay: float, dataset: Dataset
+    devices: tuple[str, ...], train: dict[str, Any], dataset: Dataset
 ) -> None:
     """However unequal their parts are; the second one's has no sample of any minibatch."""
-    replica = _replica("quick", "float32", dataset, weight_decay=decay)
+    replica = _replica("quick", "float32", dataset, **train)
     group = Workers(replica, [device_of(name) for name in devices], (1.0, 30.0, 2.0), by="samples")
     assert group.shares(0)["1"].samples(BATCH) == slice(5, 5)
-    shards = group.place(replica.host_weights(), replica.host_velocity())
-    begin = [piece.on_host(group.devices[w]).velocity.copy() for w, piece in shards.shards[0].items()]
+    shards = group.place(replica.host_weights(), replica.host_optimizer())
+    begin = [piece.on_host(group.devices[w]).optimizer.vectors.copy() for w, piece in shards.shards[0].items()]
     for batch in _batches(dataset, "float32", 5):
         _, shards = group.step(shards, batch, 0.05)
     first, *others = (piece.on_host(group.devices[w]) for w, piece in shards.shards[0].items())
     assert len(others) == 2
-    assert not np.array_equal(first.velocity, begin[0])
+    assert not np.array_equal(first.optimizer.vectors, begin[0])
     for other in others:
-        np.testing.assert_array_equal(first.velocity, other.velocity)
+        np.testing.assert_array_equal(first.optimizer.vectors, other.optimizer.vectors)
         for (_, one), (_, two) in zip(leaves(first.params), leaves(other.params), strict=True):
             np.testing.assert_array_equal(one, two)
 
@@ -433,7 +458,7 @@ def test_a_step_leaves_its_pieces_and_can_be_repeated(network: str, dataset: Dat
     replica = _replica(network, "float32", dataset)
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
     first, second = _batches(dataset, "float32", 2)
-    _, begin = group.step(group.place(replica.host_weights(), replica.host_velocity()), first, 0.05)
+    _, begin = group.step(group.place(replica.host_weights(), replica.host_optimizer()), first, 0.05)
     before = [a.copy() for a in _arrays(begin)]
     score, end = group.step(begin, second, 0.05)
     again, other = group.step(begin, second, 0.05)
@@ -450,20 +475,20 @@ def test_a_step_leaves_its_pieces_and_can_be_repeated(network: str, dataset: Dat
 def test_devices_of_all_kinds_work_together(network: str, devices: tuple[str, ...], dataset: Dataset) -> None:
     replica = _replica(network, "float64", dataset)
     group = Workers(replica, [device_of(name) for name in devices], (1.0, 1.0))
-    shards = group.place(replica.host_weights(), replica.host_velocity())
+    shards = group.place(replica.host_weights(), replica.host_optimizer())
     for batch in _batches(dataset, "float64", 3):
         score, shards = group.step(shards, batch, 0.01)
         assert score.loss == pytest.approx(replica.step(batch, 0.01)[0], rel=1e-12)
-    weights, velocity = group.collect(shards)
+    weights, state = group.collect(shards)
     np.testing.assert_allclose(weights, replica.weights, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(velocity, replica.velocity, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(state.vectors, replica.optimizer_state.vectors, rtol=1e-9, atol=1e-12)
 
 
 def test_divergence_is_a_score_that_is_not_finite(dataset: Dataset) -> None:
     """And neither an exception nor a warning: steps behind it are under way already."""
     replica = _replica("C1:C2", "float32", dataset, momentum=0.0)
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
-    shards, losses = group.place(replica.host_weights(), replica.host_velocity()), []
+    shards, losses = group.place(replica.host_weights(), replica.host_optimizer()), []
     for batch in _batches(dataset, "float32", 4):
         score, shards = group.step(shards, batch, 1e30)
         losses.append(score.loss)
@@ -497,26 +522,28 @@ def test_joining_is_the_inverse_of_cutting(cut: tuple[str, list[list[int]], str,
     model, rng = _network(network), np.random.default_rng(seed)
     layout = Layout.of(*init_network(model, 0, (16, 16, 3), dtype))
     weights = rng.standard_normal(layout.size).astype(dtype)
-    velocity = rng.standard_normal(layout.parameter_size).astype(dtype)
+    optimizer = OptimizerState(rng.standard_normal((seed % 3, layout.parameter_size)).astype(dtype), seed)
     stages = stages_of(model)
-    shards, merged = cut_pieces(stages, layout, weights, velocity, kernels)
+    shards, merged = cut_pieces(stages, layout, weights, optimizer, kernels)
     for own, counts, stage in zip(shards, kernels, stages, strict=True):
         assert [piece.params[stage.name or ""]["w"].shape[-1] for piece in own] == (counts if stage.conv else [])
     for piece in (*(p for own in shards for p in own), *filter(None, merged)):
-        assert piece.velocity.dtype == piece.layout.dtype == dtype
-        assert piece.velocity.shape == (piece.layout.parameter_size,)
-    joined = join_pieces(stages, layout, shards, merged)
-    for one, other in zip(joined, (weights, velocity), strict=True):
+        assert piece.optimizer.vectors.dtype == piece.layout.dtype == dtype
+        assert piece.optimizer.vectors.shape == (seed % 3, piece.layout.parameter_size)
+    joined, state = join_pieces(stages, layout, shards, merged)
+    assert state.count == optimizer.count
+    for one, other in ((joined, weights), (state.vectors, optimizer.vectors)):
         assert one.dtype == dtype
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_piece_s_momentum_lies_beside_its_parameters() -> None:
+def test_a_piece_s_optimizer_has_a_column_for_each_of_its_parameters() -> None:
     params = {"norm": {"scale": np.ones(2), "shift": np.zeros(2)}}
-    moving = {"norm": {"scale": np.array([1.0, 2.0]), "shift": np.array([3.0, 4.0])}}
-    piece = Piece.of(params, {"norm": {"mean": np.zeros(2)}}, moving)
-    assert piece.velocity.tolist() == [1, 2, 3, 4]
-    assert [a.tolist() for _, a in leaves(piece.momentum)] == [[1, 2], [3, 4]]
+    rows = {"norm": {"scale": np.array([[1.0, 2.0], [5.0, 6.0]]), "shift": np.array([[3.0, 4.0], [7.0, 8.0]])}}
+    piece = Piece.of(params, {"norm": {"mean": np.zeros(2)}}, rows, 3)
+    assert piece.optimizer.vectors.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert [a.tolist() for _, a in leaves(piece.rows)] == [[[1, 2], [5, 6]], [[3, 4], [7, 8]]]
+    assert piece.optimizer.count == 3
 
 
 def test_layers_that_go_by_channel_are_spread() -> None:
@@ -589,7 +616,7 @@ def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) ->
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
     weights = replica.layout.flatten(params, state)
     (batch,) = _batches(dataset, "float64", 1)
-    begin = group.place(weights, np.zeros(replica.layout.parameter_size))
+    begin = group.place(weights, replica.host_optimizer())
     score, end = group.step(begin, batch, 0.1)
     joined, _ = group.collect(end)
     assert np.isfinite(score.loss)

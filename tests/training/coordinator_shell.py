@@ -26,7 +26,7 @@ def report_of(round_: Round, *, version: int = 1, busy: float = 1.0, center: Sco
     seconds: dict[str, Any] = {"busy": busy, "load": 0.0, "wait": 0.0, "communication": 0.0, "evaluation": 0.0}
     return RoundReport(
         round_, score, 0.1, **seconds, bytes_up=0, bytes_down=0, pushes=1, version=version, base_version=version - 1,
-        gamma=1.0, q=0.5, staleness=0, judged=center.samples if center else 0, center=center, velocity=None,
+        gamma=1.0, q=0.5, staleness=0, judged=center.samples if center else 0, center=center, optimizer=None,
     )  # fmt: skip
 
 

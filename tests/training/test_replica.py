@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import count
@@ -22,12 +23,15 @@ from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
+from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead
 from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, StepDecay, WarmUp
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
-from daskcnn.partition.rounds import Rounds
+from daskcnn.partition.rounds import Round, Rounds
+from daskcnn.ps import RULES, Local
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
+from daskcnn.training.round_steps import steps_of_round
 from daskcnn.training.step_calibration import step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
@@ -151,11 +155,16 @@ def test_rounds_depend_on_presentation_and_seed_alone(dataset: Dataset) -> None:
 @dtypes
 def test_everything_keeps_the_job_s_dtype(dtype: str, dataset: Dataset) -> None:
     replica = _replica(dataset, dtype)
-    addresses = [a.__array_interface__["data"] for a in (replica.weights, replica.velocity)]
+    addresses = [a.__array_interface__["data"] for a in (replica.weights, replica.optimizer_state.vectors)]
     _round(replica)
-    for array in (replica.weights, replica.velocity, replica.host_weights(), replica.host_velocity()):
+    for array in (
+        replica.weights,
+        replica.optimizer_state.vectors,
+        replica.host_weights(),
+        replica.host_optimizer().vectors,
+    ):
         assert array.dtype == dtype
-    assert addresses == [a.__array_interface__["data"] for a in (replica.weights, replica.velocity)]
+    assert addresses == [a.__array_interface__["data"] for a in (replica.weights, replica.optimizer_state.vectors)]
     layout, start = initial_weights(_job(dtype), dataset)
     assert start.dtype == layout.dtype == dtype
     np.testing.assert_array_equal(start, initial_weights(_job("float64"), dataset)[1].astype(dtype))
@@ -336,6 +345,65 @@ def test_without_momentum_there_is_nothing_to_look_ahead_with() -> None:
     assert optimizer_of(_job(momentum=0.5)) == SGD(0.5, True, 1e-3)
 
 
+def test_an_optimizer_is_given_its_own_keys() -> None:
+    """Those of its table, and those of `[train]` that it shares with others."""
+    job = _job(optimizer={"name": "adamw", "beta1": 0.5}, weight_decay=0.1)
+    assert optimizer_of(job) == AdamW(0.5, 0.999, 1e-8, 0.1)
+    assert optimizer_of(_job(optimizer="lars", momentum=0.5)) == LARS(0.001, 0.5, 1e-8, 1e-3)
+    around = optimizer_of(_job(optimizer="adamw", lookahead={"steps": 3}, ema=0.9))
+    assert around == Averaged(Lookahead(AdamW(weight_decay=1e-3), 3, 0.5), 0.9)
+
+
+def test_gradients_are_clipped_once_they_are_adjusted(dataset: Dataset) -> None:
+    options: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.0, "lr": 0.5, "schedule": "constant"}
+    for most, moved in ((0.02, 0.01), (1e-6, 5e-7)):
+        replica = _replica(dataset, clip=most, **options)
+        before = replica.host_weights()
+        replica.step(_first_batch(dataset, "float64"), 0.5, lambda grads: 100 * grads)
+        n = replica.layout.parameter_size
+        assert np.linalg.norm((replica.host_weights() - before)[:n]) == pytest.approx(moved)
+
+
+def test_layers_have_rates_of_their_own(dataset: Dataset) -> None:
+    """A step of plain descent."""
+    options: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.1}
+    plain, own = _replica(dataset, **options), _replica(dataset, rates={"conv*": 0.5, "conv2": 2.0}, **options)
+    start = plain.host_weights()
+    for replica in (plain, own):
+        replica.step(_first_batch(dataset, "float64"), 0.1)
+    places = dict(plain.layout.places())
+    for layer, factor in (("conv1", 0.5), ("conv2", 2.0), ("dense1", 1.0)):
+        for name in ("w", "b"):
+            at = places[f"{layer}/{name}"]
+            np.testing.assert_allclose(
+                own.weights[at] - start[at], factor * (plain.weights[at] - start[at]), atol=1e-15
+            )
+
+
+def test_biases_decay_unless_they_are_left_out(dataset: Dataset) -> None:
+    options: dict[str, Any] = {"momentum": 0.0, "weight_decay": 0.1}
+    without, decaying = _replica(dataset, decay_all=False, **options), _replica(dataset, **options)
+    at = dict(without.layout.places())["dense1/b"]
+    for replica in (without, decaying):
+        replica.weights[at] = 1.0
+        replica.step(_first_batch(dataset, "float64"), 0.1)
+    np.testing.assert_allclose(without.weights[at] - decaying.weights[at], 0.1 * 0.1, rtol=1e-9)
+
+
+def test_lookahead_begins_a_round_where_the_weights_are(dataset: Dataset) -> None:
+    """A merge has moved them."""
+    replica = _replica(dataset, lookahead={"steps": 4})
+    _round(replica, 64)
+    merged = replica.host_weights() + 1.0
+    replica.adopt(merged)
+    round_ = Round("w", 1, ((0, 200),), 64, (0.0, 0.5))
+    local = Local(replica.weights, replica.weights)
+    with closing(steps_of_round(replica, RULES["sgwu"](), round_, local, replicas=1)) as steps:
+        np.testing.assert_array_equal(replica.host_optimizer().vectors[-1], merged[: replica.layout.parameter_size])
+        next(steps)
+    assert replica.optimizer_state.count == 3
+
+
 def test_the_validation_slice_is_not_trained_on(dataset: Dataset) -> None:
     assert training_samples(_job(), dataset) == 200
 
@@ -346,19 +414,20 @@ def test_the_validation_slice_is_not_trained_on(dataset: Dataset) -> None:
 def test_adopted_vectors_are_copied(device: Device, dataset: Dataset) -> None:
     replica, other = _replica(dataset, "float32", device), _replica(dataset, "float32")
     _round(other)
-    weights, velocity = other.host_weights(), other.host_velocity()
-    for array in (weights, velocity):
+    weights, state = other.host_weights(), other.host_optimizer()
+    for array in (weights, state.vectors):
         array.flags.writeable = False  # as they come from the network
     replica.adopt(weights)
-    replica.adopt_velocity(velocity)
+    replica.adopt_optimizer(state)
     np.testing.assert_array_equal(replica.host_weights(), weights)
-    np.testing.assert_array_equal(replica.host_velocity(), velocity)
+    np.testing.assert_array_equal(replica.host_optimizer().vectors, state.vectors)
+    assert replica.optimizer_state.count == state.count > 0
     _round(replica, presentation=1)
     _round(other, presentation=1)
     np.testing.assert_allclose(replica.host_weights(), other.host_weights(), rtol=1e-4, atol=1e-6)
-    kept = replica.host_velocity()
-    replica.adopt_velocity(None)
-    assert not replica.host_velocity().any()
+    kept = replica.host_optimizer().vectors
+    replica.adopt_optimizer(None)
+    assert not replica.host_optimizer().vectors.any()
     assert kept.any()
 
 
@@ -398,14 +467,14 @@ def test_evaluation_is_the_loss_of_a_pass_outside_training(dataset: Dataset, mon
 def test_other_weights_are_judged_without_the_replica_s_own(device: Device, dataset: Dataset) -> None:
     replica, other = _replica(dataset, "float32", device), _replica(dataset, "float32")
     _round(other)
-    start, velocity = replica.host_weights(), replica.host_velocity()
+    start, velocity = replica.host_weights(), replica.host_optimizer().vectors
     theirs = device.backend.from_host(other.host_weights())
     found, expected = replica.evaluate(dataset.test, 0, 40, weights=theirs), other.evaluate(dataset.test, 0, 40)
     assert (found.correct, found.samples) == (expected.correct, expected.samples)
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     assert found.loss != replica.evaluate(dataset.test, 0, 40).loss
     np.testing.assert_array_equal(replica.host_weights(), start)
-    np.testing.assert_array_equal(replica.host_velocity(), velocity)
+    np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
     np.testing.assert_array_equal(device.backend.to_host(theirs), other.host_weights())
 
 
@@ -470,11 +539,11 @@ def test_a_loss_that_is_not_finite_ends_training(dtype: str, dataset: Dataset) -
     bad = replica.host_weights()
     bad[-9] = np.nan
     replica.adopt(bad)
-    velocity = replica.host_velocity()
+    velocity = replica.host_optimizer().vectors
     with pytest.raises(Diverged, match=r"loss = nan.*learning rate 0\.05.*lower train\.lr"):
         replica.step(_first_batch(dataset, dtype), 0.05)
     np.testing.assert_array_equal(replica.host_weights(), bad)
-    np.testing.assert_array_equal(replica.host_velocity(), velocity)
+    np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
     assert math.isnan(replica.evaluate(dataset.test, 0, 40).loss)
 
 
@@ -531,10 +600,10 @@ def test_calibration_drops_the_warm_up_and_keeps_the_median(dataset: Dataset) ->
 def test_calibration_leaves_the_replica_as_it_was(dtype: str, device: Device, dataset: Dataset) -> None:
     replica = _replica(dataset, dtype, device)
     _round(replica, 64)
-    weights, velocity = replica.host_weights(), replica.host_velocity()
+    weights, velocity = replica.host_weights(), replica.host_optimizer().vectors
     step_seconds(replica, steps=2)
     np.testing.assert_array_equal(replica.host_weights(), weights)
-    np.testing.assert_array_equal(replica.host_velocity(), velocity)
+    np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
 
 
 def test_a_network_without_convolutions_is_calibrated_too(dataset: Dataset) -> None:

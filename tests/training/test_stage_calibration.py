@@ -68,12 +68,12 @@ def measured(
     )
     clock = Clock()
     replica = Replica(job, open_dataset(job.data.path or ""), Device(), clock=clock)
-    weights, velocity = replica.host_weights(), replica.host_velocity()
+    weights, velocity = replica.host_weights(), replica.host_optimizer().vectors
     for name in SECONDS:
         monkeypatch.setattr(stage_calibration, name, clock.advancing(name))
     found = stage_calibration.stage_seconds(replica, steps=2)
     assert (replica.host_weights() == weights).all()
-    assert (replica.host_velocity() == velocity).all()
+    assert (replica.host_optimizer().vectors == velocity).all()
     return found
 
 

@@ -83,19 +83,19 @@ class GroupGraph(LayerGraph):
         self.generation, self._step, self._owed = generation, 0, {}
         self._begin()
         joined = self._submit("join", tasks.join_group, self.shared, order, worker=self.home)
-        self._hand_out(joined, momentum=True)
+        self._hand_out(joined, optimizer=True)
         return self._submitted(self._settled())
 
     def meet(self, meeting: GroupMeeting, scores: Sequence[Future]) -> Future:
         """Submit a meeting behind the steps so far. scores: of those that `meeting` does not count yet."""
         self._begin()
-        momentum = meeting.last
-        handed = {piece: self._hand_in(piece, momentum) for piece in self._distinct_pieces()}
+        optimizer = meeting.last
+        handed = {piece: self._hand_in(piece, optimizer) for piece in self._distinct_pieces()}
         shards = [[handed[Carried("shard", i, worker)] for worker in own] for i, own in enumerate(self.kernels)]
         merged = [handed.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
         args = self.shared, meeting, list(scores), shards, merged
         met = self._submit("meet", tasks.meet, *args, worker=self.home)
-        self._hand_out(met, momentum=False)
+        self._hand_out(met, optimizer=False)
         return self._submitted(met)
 
     def end(self, order: RoundOrder) -> Future:
@@ -133,18 +133,18 @@ class GroupGraph(LayerGraph):
         assert isinstance(step, RoundStep), "a group trains in rounds"
         return Minibatch(step.plan, step.begin, step.begin + step.samples)
 
-    def _hand_in(self, piece: Carried, momentum: bool) -> Result:
-        args = self._part_of(piece), momentum, piece.worker != self.home, self.held[piece]
+    def _hand_in(self, piece: Carried, optimizer: bool) -> Result:
+        args = self._part_of(piece), optimizer, piece.worker != self.home, self.held[piece]
         return self._submit("hand-in", tasks.hand_in, *args, worker=piece.worker)
 
-    def _hand_out(self, behind: Result, *, momentum: bool) -> None:
+    def _hand_out(self, behind: Result, *, optimizer: bool) -> None:
         """Every member goes on from what home has laid out for it behind this task."""
         handed = {
-            w: self._submit("hand-out", tasks.hand_out, w, momentum, behind, worker=self.home) for w in self.workers
+            w: self._submit("hand-out", tasks.hand_out, w, optimizer, behind, worker=self.home) for w in self.workers
         }
 
         def adopted(part: StagePart, worker: str) -> Result:
-            args = part, momentum, worker != self.home, handed[worker]
+            args = part, optimizer, worker != self.home, handed[worker]
             return self._submit("adopt", tasks.adopt, *args, worker=worker)
 
         self._hold(adopted)

@@ -2,7 +2,7 @@
 
 A group's *home* is the replica that the server knows. At a meeting its members hand in the weights of their pieces,
 home puts them together, exchanges them as a worker by itself would, and hands out what is trained on from then. The
-momentum stays with the pieces, but for a round's end, when home gets it for the report.
+optimizer's state stays with the pieces, but for a round's end, when home gets it for the report.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from daskcnn.cluster.session.served_round import ServedRound
 from daskcnn.cluster.session.session import Counters, Session
 from daskcnn.cluster.session.stopping import stopped
 from daskcnn.cluster.session.tasks import joined
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of
 from daskcnn.training.replica import Replica, Stopped, Trained
@@ -103,18 +104,18 @@ class AtHome:
 
 
 def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
-    """Join the server for the group; center and momentum are there to be handed out. Raises Stopped."""
+    """Join the server for the group; center and the optimizer's state are there to be handed out. Raises Stopped."""
     if not joined(order):
         raise Stopped
     session = session_at(context)
     session.kept.drop(AtHome)
-    _lay_out(context, shared, session.replica, momentum=True)
+    _lay_out(context, shared, session.replica, optimizer=True)
 
 
-def hand_out(context: TaskContext, member: str, momentum: bool, behind: None) -> Handed:
+def hand_out(context: TaskContext, member: str, optimizer: bool, behind: None) -> Handed:
     """The pieces that this member goes on with."""
     pieces: Handed = shelf_at(context).take(("handed", member), context.step)
-    handed = pieces if momentum else {name: _still(piece) for name, piece in pieces.items()}
+    handed = pieces if optimizer else {name: _still(piece) for name, piece in pieces.items()}
     away = member != context.worker
     session_at(context).counters.bytes_up += sum(piece.nbytes for piece in handed.values()) if away else 0
     return handed
@@ -138,9 +139,9 @@ def meet(
         raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
     home.met = context.step
     with single_threaded_blas():
-        _put_together(session.replica, shared, shards, merged, momentum=meeting.last)
+        _put_together(session.replica, shared, shards, merged, optimizer=meeting.last)
         home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
-    _lay_out(context, shared, session.replica, momentum=False)
+    _lay_out(context, shared, session.replica, optimizer=False)
 
 
 def end_round(
@@ -162,22 +163,21 @@ def _home(session: Session, order: RoundOrder) -> AtHome:
 
 
 def _put_together(
-    replica: Replica, shared: SharedNetwork, shards: Shards, merged: Sequence[Piece | None], *, momentum: bool
+    replica: Replica, shared: SharedNetwork, shards: Shards, merged: Sequence[Piece | None], *, optimizer: bool
 ) -> None:
     """Make the home's replica what its group has come to."""
-    whole = [[_moving(piece) for piece in own] for own in shards]
-    others = [piece and _moving(piece) for piece in merged]
-    weights, velocity = join_pieces(shared.stages(replica), replica.layout, whole, others)
+    weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
     replica.adopt(weights)
-    if momentum:
-        replica.adopt_velocity(velocity)
+    if optimizer:
+        replica.adopt_optimizer(state)
 
 
-def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, momentum: bool) -> None:
+def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, optimizer: bool) -> None:
     """Cut the home's weights into the members' pieces, which `hand_out` takes from the shelf."""
-    velocity = replica.host_velocity() if momentum else np.zeros(replica.layout.parameter_size, replica.layout.dtype)
+    without = OptimizerState(np.empty((0, replica.layout.parameter_size), replica.layout.dtype))
+    state = replica.host_optimizer() if optimizer else without
     kernels = [list(own.values()) for own in shared.kernels]
-    shards, merged = cut_pieces(shared.stages(replica), replica.layout, replica.host_weights(), velocity, kernels)
+    shards, merged = cut_pieces(shared.stages(replica), replica.layout, replica.host_weights(), state, kernels)
     handed: dict[str, dict[tuple[str, int], Piece]] = {shared.home: {}}
     for i, (own, pieces, rest) in enumerate(zip(shared.kernels, shards, merged, strict=True)):
         for member, piece in zip(own, pieces, strict=True):
@@ -193,23 +193,23 @@ def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, m
 # --- at every member ---
 
 
-def hand_in(context: TaskContext, part: StagePart, momentum: bool, away: bool, *behind: object) -> Piece:
+def hand_in(context: TaskContext, part: StagePart, optimizer: bool, away: bool, *behind: object) -> Piece:
     """The piece that the steps before have left, on the host. away: home is another worker."""
     with working(context) as replica:
         piece: Piece = shelf_at(context).get(part.piece, context.step)
-        piece = (piece if momentum else _still(piece)).on_host(part.device(replica))
+        piece = (piece if optimizer else _still(piece)).on_host(part.device(replica))
     session_at(context).counters.bytes_up += piece.nbytes if away else 0
     return piece
 
 
-def adopt(context: TaskContext, part: StagePart, momentum: bool, away: bool, handed: Handed) -> TaskResult:
-    """Go on from a piece that was handed out, with its momentum or with the momentum that is here; a shard's edges."""
+def adopt(context: TaskContext, part: StagePart, optimizer: bool, away: bool, handed: Handed) -> TaskResult:
+    """Go on from a piece that was handed out, with its optimizer's state or with the own one; a shard's edges."""
     shelf, given = shelf_at(context), handed[part.piece]
     session_at(context).counters.bytes_down += given.nbytes if away else 0
     with working(context) as replica:
         piece = given.on(part.device(replica))
-        if not momentum:
-            piece = replace(piece, velocity=shelf.get(part.piece, context.step).velocity)
+        if not optimizer:
+            piece = replace(piece, optimizer=shelf.get(part.piece, context.step).optimizer)
         shelf.put(part.piece, context.step, piece)
         return TaskResult(context.worker, {}, edges_of(replica, part, piece))
 
@@ -230,11 +230,5 @@ def counted(context: TaskContext, *behind: object) -> Counters:
 
 
 def _still(piece: Piece) -> Piece:
-    """Without its momentum, which is long."""
-    return replace(piece, velocity=piece.velocity[:0])
-
-
-def _moving(piece: Piece) -> Piece:
-    """With some momentum, where it came without."""
-    missing = piece.layout.parameter_size - piece.velocity.size
-    return replace(piece, velocity=np.zeros(missing, piece.layout.dtype)) if missing else piece
+    """Without its optimizer's vectors, which are long."""
+    return replace(piece, optimizer=piece.optimizer.without_vectors)

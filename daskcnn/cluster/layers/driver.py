@@ -30,7 +30,8 @@ from daskcnn.cluster.session.session import Counters
 from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
-from daskcnn.job.network import initial_weights, network_of, rate_of
+from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, rate_of
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
@@ -69,12 +70,13 @@ class LayerSharded:
         self.context, self.job, self._heard = context, context.job, heard
         self.layout, weights = initial_weights(self.job, context.dataset)
         self.stages = stages_of(network_of(self.job, context.dataset))
-        still = np.zeros(self.layout.parameter_size, self.layout.dtype)
+        still = at_rest(self.job, self.layout, weights)
         self.state = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
         settings = settings_of(self.job, context.dataset)
         self.settings, self._balancing = replace(settings, balancing=self.balance), settings.balancing
         snapshot = LayerSnapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
         self.coordinator = LayerCoordinator(self.settings, snapshot)
+        self._optimizer = optimizer_of(self.job)
         self._rate = rate_of(self.job.train.schedule)
         self._facts: deque[Fact] = deque()
         self._error: UserError | None = None
@@ -85,7 +87,7 @@ class LayerSharded:
         self._flight: deque[tuple[MinibatchStep, Future]] = deque()
         self._next = self._end = 0  # the next step to submit, and the first that is not
         self._awaited: list[Awaited] = []
-        self._collected: tuple[Array, Array] = weights, still
+        self._collected: tuple[Array, OptimizerState] = weights, still
         self._orders: dict[type, Callable[[Any], None]] = {
             orders.Calibrate: self._calibrate,
             orders.MeasureLinks: self._measure_links,
@@ -223,7 +225,8 @@ class LayerSharded:
         if graph is None or graph.balance is not balance:
             graph = self._graph = LayerGraph(self.context, self.stages, self.layout, balance=balance)
         graph.generation = order.life - 1  # of what a placing that failed half-way has left
-        graph.place(self.state.weights, self.state.velocities[REPLICA], order.step)
+        trained = self._optimizer.exchanged(self.state.weights, self.state.optimizers[REPLICA])
+        graph.place(*trained, order.step)
         self._life = order.life
 
     def _run_segment(self, order: orders.RunSegment) -> None:
@@ -243,15 +246,15 @@ class LayerSharded:
         assert graph is not None
 
         def collected(pieces: dict[Any, Any], at: float) -> Fact:
-            self._collected = graph.joined(pieces)
+            self._collected = self._optimizer.exchanged(*graph.joined(pieces))
             return facts.PiecesCollected(order.life, order.step, bool(np.isfinite(self._collected[0]).all()), at)
 
         self._awaited.append(Awaited(graph.pieces(), collected))
 
     def _keep(self, order: orders.Keep) -> None:
-        weights, velocity = self._collected
-        velocities = {REPLICA: velocity}
-        self.state = TrainingState(order.step, order.epoch, weights, velocities, order.book, order.validation)
+        weights, optimizer = self._collected
+        optimizers = {REPLICA: optimizer}
+        self.state = TrainingState(order.step, order.epoch, weights, optimizers, order.book, order.validation)
 
     def _judge(self, order: orders.Judge) -> None:
         futures = self.context.scoring.submit(self.state.weights, "train", order.lo, order.hi)

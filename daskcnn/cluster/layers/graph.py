@@ -20,7 +20,7 @@ from daskcnn.cluster.layers import tasks
 from daskcnn.cluster.layers.balance import balance_of, fastest
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.nn import Layout
+from daskcnn.nn import Layout, OptimizerState
 from daskcnn.sharded import (
     By,
     Carried,
@@ -121,10 +121,10 @@ class LayerGraph:
 
     # --- the pieces ---
 
-    def place(self, weights: Array, velocity: Array, step: int) -> None:
-        """Send every piece of these weights (size,) and momentum (parameter_size,) to where this step will use it."""
+    def place(self, weights: Array, optimizer: OptimizerState, step: int) -> None:
+        """Send every piece of these weights (size,) and optimizer's state to where this step will use it."""
         counts = [list(own.values()) for own in self.kernels]
-        shards, merged = cut_pieces(self.stages, self.layout, weights, velocity, counts)
+        shards, merged = cut_pieces(self.stages, self.layout, weights, optimizer, counts)
         self.generation += 1
         self._step, self._owed = step, {}
 
@@ -148,8 +148,8 @@ class LayerGraph:
         merged = [Carried("merged", i, worker) for i in sorted(self.plan.weighted) for worker in self.plan.holders(i)]
         return [*shards, *merged]
 
-    def collect(self, gather: Callable[[dict[Carried, Future]], dict[Carried, Any]]) -> tuple[Array, Array]:
-        """Weights and momentum after the steps submitted so far, on the driver; `gather` waits for the pieces."""
+    def collect(self, gather: Callable[[dict[Carried, Future]], dict[Carried, Any]]) -> tuple[Array, OptimizerState]:
+        """Weights and optimizer's state after the steps submitted so far; `gather` waits for the pieces."""
         return self.joined(gather(self.pieces()))
 
     def pieces(self) -> dict[Carried, Future]:
@@ -157,8 +157,8 @@ class LayerGraph:
         self._step_owed()
         return {piece: self._collect(piece) for piece in self._distinct_pieces()}
 
-    def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, Array]:
-        """Weights and momentum from these pieces."""
+    def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, OptimizerState]:
+        """Weights and optimizer's state from these pieces."""
         shards = [
             [found[Carried("shard", i, worker)] for worker in own if Carried("shard", i, worker) in found]
             for i, own in enumerate(self.kernels)

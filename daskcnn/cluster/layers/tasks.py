@@ -190,7 +190,7 @@ def _step_alike(context: TaskContext, part: StagePart, sources: Sources, lr: flo
     shelf, vectors = shelf_at(context), [source.part(context.worker) for source in sources]
     piece = shelf.get(part.piece, context.step - 1)
     with working(context) as replica:
-        new = descended_alike(piece, vectors, replica.optimizer, lr, replica.device, replica.model.frozen)
+        new = descended_alike(piece, vectors, replica.descent, lr, replica.device)
     shelf.put(part.piece, context.step, new)
     arrived = (vector.nbytes for vector, source in zip(vectors, sources, strict=True) if source.arrived)
     session_at(context).counters.bytes_down += sum(arrived)
@@ -206,7 +206,7 @@ def _step(
     if not context.last:
         shelf.put(name, context.step, grads)
         return None
-    new = descended(piece, grads, state, replica.optimizer, lr, part.device(replica), replica.model.frozen)
+    new = descended(piece, grads, state, replica.descent, lr, part.device(replica))
     shelf.put(part.piece, context.step + 1, new)
     return new
 

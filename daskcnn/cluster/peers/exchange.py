@@ -15,12 +15,13 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.exchange import Momenta, Watch
+from daskcnn.cluster.exchange import OptimizerStates, Watch
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.job.network import initial_weights
+from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -53,13 +54,13 @@ class PeerExchange:
 
     # --- joining ---
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Give the worker the present center, unless it has it already."""
         if order.life != self._peers.life:
             self._begin_life(order.life, state)
         submit, worker = self._context.dispatch.submit, order.replica
         center = self._context.dispatch.send(self._center(), [worker])
-        given = self._peers, worker, momenta.get(worker), self._version, center
+        given = self._peers, worker, optimizers.get(worker), self._version, center
         future = submit("begin", begin_life, *given, worker=worker)
         future.add_done_callback(lambda done: self._watch(worker, done))
         return TaskWork(future, lambda _, at: facts.Joined(worker, order.life, order.session, at))
@@ -116,7 +117,7 @@ class PeerExchange:
         """The center of the last meeting. Raises WorkersLost."""
         return Snapshot(self._center(), version=self._version, epoch=self._peers.life)
 
-    def rescue(self, momenta: dict[str, Array]) -> int | None:
+    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
         """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
         context = self._context
         left = [worker for worker in self._holders if worker in context.workers.alive]
@@ -124,7 +125,7 @@ class PeerExchange:
         found: dict[str, Rescued] = context.results.gather(asked, within=context.job.cluster.stall_timeout)
         if not found:
             return None
-        momenta |= {worker: rescued.velocity for worker, rescued in found.items()}
+        optimizers |= {worker: rescued.optimizer for worker, rescued in found.items()}
         self._version = max(rescued.version for rescued in found.values())
         self._holders = tuple(worker for worker, rescued in found.items() if rescued.version == self._version)
         self._rescued = True

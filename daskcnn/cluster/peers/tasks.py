@@ -16,6 +16,7 @@ from daskcnn.arrays import Array, single_threaded_blas
 from daskcnn.cluster.session.session import Session, session_of
 from daskcnn.cluster.session.stopping import stopped
 from daskcnn.errors import Diverged
+from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import Local, Reply, Vector
 from daskcnn.ps.asa import ASA
@@ -71,7 +72,7 @@ class Rescued:
     """The state of a worker when a meeting was given up."""
 
     version: int
-    velocity: Array
+    optimizer: OptimizerState
 
 
 @dataclass(frozen=True)
@@ -141,18 +142,18 @@ class Peer:
         return self.round
 
 
-def begin_life(peers: Peers, name: str, velocity: Array | None, version: int, center: Array) -> None:
-    """Start as the worker of this name, from the center (size,), which stays untouched, and from this momentum."""
+def begin_life(peers: Peers, name: str, optimizer: OptimizerState | None, version: int, center: Array) -> None:
+    """Start as the worker of this name, from the center (size,), which stays untouched, and this optimizer's state."""
     session = session_of(peers.run)
     replica = session.replica
     asa = ASA.of(replica.job.rule, replica.job.cluster.wire)
     end_life(session)
-    replica.adopt_velocity(velocity)
     local = Local(replica.weights, replica.weights)
     cadence = Cadence(asa.rule, replica.job.train.batch_size)
     exchange = ReplicaExchange(asa.rule, local, cadence, overlap=False, via=Pieces(asa))
     own = replica.device.backend.from_host(np.array(center, replica.layout.dtype))  # to be written to
     exchange.joined(own, version)
+    replica.adopt_optimizer(optimizer)
     session.kept.put(Peer(name, peers.life, asa, exchange))
 
 
@@ -222,8 +223,8 @@ def end_round(peers: Peers, version: int, sums: Sequence[Array]) -> RoundReport:
     now.training.close()
     with single_threaded_blas():
         _judge(session, peer)
-    velocity = session.replica.host_velocity()
-    report = peer.exchange.report(bytes_up=now.bytes_up, bytes_down=now.bytes_down, velocity=velocity)
+    optimizer = session.replica.host_optimizer()
+    report = peer.exchange.report(bytes_up=now.bytes_up, bytes_down=now.bytes_down, optimizer=optimizer)
     peer.round = None
     return report
 
@@ -240,9 +241,9 @@ def center_of(peers: Peers) -> Array:
 
 
 def rescue(peers: Peers) -> Rescued:
-    """Which center this worker has, and its momentum."""
+    """Which center this worker has, and its optimizer's state."""
     session, peer = _peer_of(peers)
-    return Rescued(peer.local.base_version, session.replica.host_velocity())
+    return Rescued(peer.local.base_version, session.replica.host_optimizer())
 
 
 def _peer_of(peers: Peers) -> tuple[Session, Peer]:

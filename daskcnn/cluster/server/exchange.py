@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskcnn.arrays import Array
 from daskcnn.cluster.calls import answer_of_actor
-from daskcnn.cluster.exchange import Momenta, Replicas, Watch
+from daskcnn.cluster.exchange import OptimizerStates, Replicas, Watch
 from daskcnn.cluster.lost import ServerLost
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.cluster.work import PendingWork, TaskWork
+from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
@@ -44,9 +44,9 @@ class ServerExchange:
         """Make groups of workers. Raises WorkersLost."""
         self._replicas.form(order)
 
-    def join(self, order: orders.Join, state: TrainingState, momenta: Momenta) -> PendingWork:
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Let a replica begin a session with the server."""
-        sent = replace(self._order(order.replica, order), velocity=momenta.get(order.replica))
+        sent = replace(self._order(order.replica, order), optimizer=optimizers.get(order.replica))
         future = self._replicas.join(sent)
         future.add_done_callback(lambda done: self._watch(order.replica, done))
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
@@ -78,7 +78,7 @@ class ServerExchange:
         snapshot: Snapshot = self._call("snapshot")
         return snapshot
 
-    def rescue(self, momenta: dict[str, Array]) -> int | None:
+    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
         """Fail: the server has the center."""
         raise AssertionError("a run with a server goes on from its snapshot")
 

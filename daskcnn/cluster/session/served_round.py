@@ -26,9 +26,9 @@ def join_server(order: RoundOrder, session: Session, stop: Callable[[], bool]) -
     """Take part in the server's barrier and start from its center. Raises Stopped."""
     session.exchange = exchange = session.exchange or exchange_of(session.replica)
     reply = _link(order, session, stop).call(Join(order.epoch, order.worker, order.session))
-    session.replica.adopt_velocity(order.velocity)
     _, center = _on_device(session.replica, reply)
     exchange.joined(center, reply.version)
+    session.replica.adopt_optimizer(order.optimizer)
 
 
 def exchange_of(replica: Replica) -> ReplicaExchange:
@@ -90,7 +90,7 @@ class ServedRound:
         return self._exchange.report(
             bytes_up=self._link.bytes_up,
             bytes_down=self._link.bytes_down,
-            velocity=self._replica.host_velocity(),
+            optimizer=self._replica.host_optimizer(),
         )
 
     # --- orders ---

@@ -193,7 +193,7 @@ class Save:
     ----------
     epoch : presentations a sample so far.
     book : what a resumed run needs of the coordinator, as JSON can keep it.
-    replicas : whose momentum is kept.
+    replicas : whose optimizer's state is kept.
     validation : the center's score; None: not judged.
     """
 

@@ -1,0 +1,29 @@
+"""Optimizers: pure steps over flat vectors, one file each, and which parameters they step in which way."""
+
+from daskcnn.nn.optimizers.adamw import AdamW
+from daskcnn.nn.optimizers.average import Averaged
+from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
+from daskcnn.nn.optimizers.lars import LARS
+from daskcnn.nn.optimizers.lookahead import Lookahead
+from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState
+from daskcnn.nn.optimizers.sgd import SGD
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adamw": AdamW,
+    "lars": LARS,
+}
+
+__all__ = [
+    "LARS",
+    "OPTIMIZERS",
+    "SGD",
+    "AdamW",
+    "Averaged",
+    "Descent",
+    "Lookahead",
+    "Optimizer",
+    "OptimizerState",
+    "Span",
+    "Treatment",
+]

@@ -1,0 +1,107 @@
+"""How a network descends: an optimizer, and what it does to which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.optimizers.norms import clip
+from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState
+from daskcnn.nn.vector import Layout
+
+
+class Treatment(NamedTuple):
+    """What a step does to some parameters: the factor of the learning rate, and whether they decay."""
+
+    rate: float = 1.0
+    decays: bool = True
+
+
+class Span(NamedTuple):
+    """Neighbouring parameters of the flat vector that are treated alike."""
+
+    at: slice
+    treatment: Treatment
+
+
+@dataclass(frozen=True)
+class Descent:
+    """An optimizer for a network whose parameters are not all treated alike. Paths are those of `Layout`.
+
+    Attributes
+    ----------
+    optimizer : makes the steps
+    frozen : paths of the layers that stay as they are
+    rates : patterns of layers' paths, with the factor of their learning rate; of several the last one counts
+    decay_all : whether biases and parameters of normalising decay too
+    clip : largest norm of the gradients of all parameters that are trained; None: any
+    """
+
+    optimizer: Optimizer
+    frozen: frozenset[str] = frozenset()
+    rates: tuple[tuple[str, float], ...] = ()
+    decay_all: bool = True
+    clip: float | None = None
+
+    def treatment(self, path: str) -> Treatment | None:
+        """Return what is done to the parameters of this path; None: they are frozen."""
+        layers = layers_of(path)
+        if not self.frozen.isdisjoint(layers):
+            return None
+        found = [rate for pattern, rate in self.rates if meets(pattern, layers)]
+        return Treatment(found[-1] if found else 1.0, self.decay_all or multiplies(path))
+
+    def spans(self, layout: Layout) -> tuple[Span, ...]:
+        """Return the parameters that are trained. Neighbours are joined, unless the optimizer needs each by itself."""
+        found: list[Span] = []
+        for path, at in layout.places():
+            treatment = self.treatment(path)
+            if treatment is None or at.start == at.stop:
+                continue
+            last = found[-1] if found else Span(slice(0, 0), treatment)
+            if not self.optimizer.by_tensor and last == (slice(last.at.start, at.start), treatment):
+                found[-1:] = [Span(slice(last.at.start, at.stop), treatment)]
+            else:
+                found.append(Span(at, treatment))
+        return tuple(found)
+
+    def step(
+        self, weights: Array, grads: Array, state: OptimizerState, spans: Sequence[Span], lr: float, device: Device
+    ) -> OptimizerState:
+        """Make one step of the parameters (n,), which come first in the weights, in place; return the new state.
+
+        The gradients (n,) are scaled in place where their norm is too large.
+        """
+        if self.clip is not None:
+            clip(grads, (span.at for span in spans), self.clip, device)
+        for at, (rate, decays) in spans:
+            self.optimizer.step(weights[at], grads[at], state.part(at), lr * rate, device, decays=decays)
+        return OptimizerState(state.vectors, state.count + 1)
+
+
+def multiplies(path: str) -> bool:
+    """Return whether the parameters of this path are weights, called w, that multiply what a layer is given.
+
+    The others are biases, and what normalising scales and shifts by.
+    """
+    return path.rpartition("/")[2] == "w"
+
+
+def layers_of(path: str) -> list[str]:
+    """Return the paths of the layers that a parameter is of, the outermost first: of a/b/w they are a and a/b."""
+    names = path.split("/")[:-1]
+    return ["/".join(names[: i + 1]) for i in range(len(names))]
+
+
+def meets(pattern: str, layers: Iterable[str]) -> bool:
+    """Return whether the pattern stands for one of these layers."""
+    return any(fnmatchcase(layer, pattern) for layer in layers)
+
+
+def unmet(patterns: Iterable[str], layout: Layout) -> Iterator[str]:
+    """Yield the patterns that meet no layer with parameters."""
+    layers = {layer for path, _ in layout.places() for layer in layers_of(path)}
+    return (pattern for pattern in patterns if not meets(pattern, layers))

@@ -1,0 +1,92 @@
+"""Lookahead around another optimizer (Zhang, Lucas, Hinton and Ba 2019, algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+from daskcnn.nn.optimizers.optimizer import Loop, Optimizer, OptimizerState, Step
+
+
+@dataclass(frozen=True)
+class Around(Optimizer):
+    """Base of what goes around another optimizer and keeps one more vector, the last of the state."""
+
+    inner: Optimizer
+
+    @property
+    def by_tensor(self) -> bool:
+        """As the inner optimizer."""
+        return self.inner.by_tensor
+
+    def init(self, params: Array, xp: Any = np) -> OptimizerState:
+        """Return the inner optimizer's state, and the parameters."""
+        inner = self.inner.init(params, xp)
+        return OptimizerState(xp.concatenate([inner.vectors, params[None]]), inner.count)
+
+    def restarted(self, state: OptimizerState, params: Array) -> OptimizerState:
+        """Restart the inner optimizer; what goes around it may do more."""
+        inner = self.inner.restarted(OptimizerState(state.vectors[:-1], state.count), params)
+        return OptimizerState(state.vectors, inner.count)
+
+    @staticmethod
+    def of_inner(step: Step) -> Step:
+        """Return the inner optimizer's part of a step."""
+        return replace(step, rows=step.rows[:-1], new_vectors=step.new_vectors[:-1])
+
+
+@dataclass(frozen=True)
+class Lookahead(Around):
+    """After every `steps` steps the weights go back to `alpha` of the way that they have come since the last time.
+
+    The slow weights, where they go on from, are one more vector of the state. They begin where the weights do.
+    """
+
+    steps: int = 5
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: Lookahead needs 1 or more")
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha={self.alpha}: Lookahead needs 0 < alpha <= 1")
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Those of the inner optimizer, and the slow weights."""
+        return (*self.inner.vectors, "slow")
+
+    def restarted(self, state: OptimizerState, params: Array) -> OptimizerState:
+        """Go on from these parameters as slow weights."""
+        state.vectors[-1] = params
+        return super().restarted(state, params)
+
+    def _now(self, step: Step) -> bool:
+        return (step.count + 1) % self.steps == 0
+
+    def by_arrays(self, step: Step, device: Device) -> None:
+        """Make the inner step; when it is time, slow + alpha · (weights - slow) is where both go on."""
+        self.inner.by_arrays(self.of_inner(step), device)
+        slow, new_slow = step.rows[-1], step.new_vectors[-1]
+        new_slow[...] = slow + self.alpha * (step.new_params - slow) if self._now(step) else slow
+        if self._now(step):
+            step.new_params[...] = new_slow
+
+    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+        """Return the inner loops, and one that goes back."""
+        from daskcnn.compiled.optimizer import toward
+
+        slow, new_slow = step.rows[-1], step.new_vectors[-1]
+        (alpha,) = step.scalars(self.alpha)
+
+        def back(part: slice) -> None:
+            toward(slow, step.new_params, alpha, new_slow, step.new_params, part.start, part.stop)
+
+        def stay(part: slice) -> None:
+            new_slow[part] = slow[part]
+
+        return [*self.inner.loops(self.of_inner(step), device), back if self._now(step) else stay]

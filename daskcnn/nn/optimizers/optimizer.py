@@ -1,0 +1,143 @@
+"""What an optimizer is: a pure step over parameters, gradients and its own state, all flat vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from daskcnn.arrays import Array, Device
+
+AT_LEAST = 1 << 16
+"""Fewest parameters for each thread: their step takes about as long as waking it."""
+Loop: TypeAlias = Callable[[slice], None]
+"""Steps a part of the vectors by a compiled loop."""
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """All that an optimizer keeps: vectors (k, parameters), in the order of `Optimizer.vectors`, and steps so far.
+
+    A part of the network has the columns of its parameters, wherever it is.
+    """
+
+    vectors: Array
+    count: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vectors."""
+        return int(self.vectors.nbytes)
+
+    def part(self, columns: slice) -> OptimizerState:
+        """Return the state of these parameters alone, as a view."""
+        return OptimizerState(self.vectors[:, columns], self.count)
+
+    def moved(self, move: Callable[[Array], Array]) -> OptimizerState:
+        """Return the state with its vectors moved to another memory."""
+        return OptimizerState(move(self.vectors), self.count)
+
+    @property
+    def without_vectors(self) -> OptimizerState:
+        """The state without its vectors, where they need not travel."""
+        return OptimizerState(self.vectors[:0], self.count)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step on vectors of one length n, contiguous and of the device; the new ones may be the old ones.
+
+    Attributes
+    ----------
+    params, grads : (n,)
+    rows : the vectors (n,) of the state, in their order
+    count : steps before this one
+    lr : learning rate
+    decays : whether the weights decay
+    new_params, new_vectors : (n,) and (k, n), to be written
+    """
+
+    params: Array
+    grads: Array
+    rows: tuple[Array, ...]
+    count: int
+    lr: float
+    decays: bool
+    new_params: Array
+    new_vectors: Array
+
+    def scalars(self, *values: float) -> Iterator[Any]:
+        """Yield numbers in the dtype of the vectors, as the loops take them."""
+        return (self.params.dtype.type(value) for value in values)
+
+
+class Optimizer(ABC):
+    """Base of all optimizers. A subclass is a frozen dataclass of options without hidden state."""
+
+    @property
+    @abstractmethod
+    def vectors(self) -> tuple[str, ...]:
+        """Names of the state's vectors, as checkpoints have them."""
+
+    @property
+    def by_tensor(self) -> bool:
+        """Whether a step needs whole parameter arrays, each by itself: for their norms."""
+        return False
+
+    def init(self, params: Array, xp: Any = np) -> OptimizerState:
+        """Return the state before the first step from these parameters (n,), in the memory of `xp`."""
+        return OptimizerState(xp.zeros((len(self.vectors), len(params)), params.dtype))
+
+    def restarted(self, state: OptimizerState, params: Array) -> OptimizerState:
+        """Return the state, which may be written to, where others have changed the parameters."""
+        return state
+
+    def exchanged(self, weights: Array, state: OptimizerState) -> tuple[Array, OptimizerState]:
+        """Return weights (size,) that stand for the network, and a state, instead of those that are trained; and back.
+
+        The parameters come first in the weights. Most optimizers train the very weights that stand for the network.
+        """
+        return weights, state
+
+    def step(
+        self,
+        params: Array,
+        grads: Array,
+        state: OptimizerState,
+        lr: float,
+        device: Device,
+        *,
+        decays: bool = True,
+        out: tuple[Array, Array] | None = None,
+    ) -> OptimizerState:
+        """Make one step, in place unless `out` is given, and return the new state; `grads` stays as it is.
+
+        Parameters
+        ----------
+        params, grads : (n,), of the device. They are one whole parameter array where `by_tensor` asks for that.
+        state : of the same parameters
+        lr : learning rate
+        device : its threads are used
+        decays : whether the weights decay
+        out : where the new parameters (n,) and vectors (k, n) go; the old ones then stay unchanged
+        """
+        new_params, new_vectors = out or (params, state.vectors)
+        p, g, *rows = (device.backend.contiguous(vector) for vector in (params, grads, *state.vectors))
+        step = Step(p, g, tuple(rows), state.count, lr, decays, new_params, new_vectors)
+        if device.backend.compiled:
+            for loop in self.loops(step, device):
+                device.pool.map(loop, device.pool.slices(len(params), at_least=AT_LEAST))
+        else:
+            self.by_arrays(step, device)
+        return OptimizerState(new_vectors, state.count + 1)
+
+    @abstractmethod
+    def by_arrays(self, step: Step, device: Device) -> None:
+        """Make the step by array expressions over `device.xp`."""
+
+    @abstractmethod
+    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+        """Return the compiled loops, one after the other, that make the step on parts of the vectors."""
