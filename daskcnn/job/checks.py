@@ -228,10 +228,11 @@ def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
             f"train.ema = {train.ema:g}: strategy {strategy!r} judges and keeps the center, which no replica's average "
             f"follows; remove it, or use strategy {LAYER!r}"
         )
-    if train.lookahead is not None and rule.period is not None:
+    # lookahead's way back is linear: the mean of the replicas' is that of the mean of their weights
+    if train.lookahead is not None and rule.period is not None and not rule.takes_means:
         yield (
             f"train.lookahead: strategy {strategy!r} merges within a round, which moves the weights away from where "
-            "lookahead goes back to; remove it, or use a rule that merges at the end of a round, such as sgwu"
+            "lookahead goes back to; remove it, or use bsp, or a rule that merges at the end of a round, such as sgwu"
         )
     if train.lookahead is not None and train.replica_size > 1:
         yield (

@@ -42,6 +42,11 @@ class BSP(UpdateRule):
         """Steps from one push to the next."""
         return self.every or None
 
+    @property
+    def takes_means(self) -> bool:
+        """Whether means of weights are what is merged, not the sum of updates."""
+        return self.combine == "average"
+
     def rate(self, replicas: int) -> float:
         """The number of replicas, where a mean would divide the step by it."""
         return float(replicas) if self.combine == "average" else 1.0

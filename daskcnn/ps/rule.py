@@ -132,6 +132,11 @@ class UpdateRule(BaseModel, ABC):
         """How often a round presents the worker's samples, in a run of this length."""
         return 1
 
+    @property
+    def takes_means(self) -> bool:
+        """Whether all replicas go on from a mean of their weights, which steps that are linear in them agree with."""
+        return False
+
     def rate(self, replicas: int) -> float:
         """The factor of the learning rate where this number of replicas trains."""
         return 1.0

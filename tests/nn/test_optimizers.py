@@ -168,6 +168,25 @@ def test_lookahead_goes_back_after_so_many_steps(inner: Optimizer) -> None:
     np.testing.assert_array_equal(ahead.vectors[-1], start)
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_lookahead_of_replicas_that_take_means_is_that_of_their_mean(every: int) -> None:
+    # what BSP does: replicas of one size meet in the mean of their weights, with the rate times their number
+    rng, optimizer = np.random.default_rng(0), Lookahead(SGD(0.9, nesterov=True), 3, 0.4)
+    start, slopes = rng.standard_normal(4), rng.standard_normal((2, 12, 4))
+    alone, state = start.copy(), optimizer.init(start)
+    replicas = [start.copy(), start.copy()]
+    states = [optimizer.init(start), optimizer.init(start)]
+    for step in range(12):
+        state = optimizer.step(alone, slopes[:, step].mean(axis=0), state, 0.1, Device())
+        for i, weights in enumerate(replicas):
+            states[i] = optimizer.step(weights, slopes[i, step], states[i], 0.1, Device())
+        if (step + 1) % every == 0:
+            mean = (replicas[0] + replicas[1]) / 2
+            for weights in replicas:
+                weights[...] = mean
+            np.testing.assert_allclose(mean, alone, rtol=1e-12)
+
+
 def test_lookahead_restarts_where_others_have_moved_the_weights() -> None:
     optimizer, params = Averaged(Lookahead(SGD(), 2, 0.5), 0.5), np.array([3.0, -1.0])
     state = optimizer.step(params, params - 1, optimizer.init(params), 0.1, Device())
