@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from daskcnn.arrays import Array
 from daskcnn.errors import UserError
 from daskcnn.nn.layer import Layer, Shape
@@ -23,19 +25,24 @@ class TrainedLayer:
     layer : its hyper-parameters
     in_shape : shape of its input without N: (H, W, C) or (F,)
     values : parameters and state by name, on the host
+    owner : the layer before it whose weights it uses, transposed; None: they are its own
     """
 
     name: str
     layer: Layer
     in_shape: Shape
     values: Mapping[str, Array]
+    owner: TrainedLayer | None = None
 
 
 def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
     """Yield the layers in order."""
     params, state = classifier.layout.views(classifier.weights)
+    before: dict[str | None, TrainedLayer] = {}
     for name, layer, in_shape in classifier.model.shapes(classifier.facts.shape):
-        yield TrainedLayer(name, layer, in_shape, params.get(name, {}) | state.get(name, {}))
+        values, owner = params.get(name, {}) | state.get(name, {}), before.get(layer.tied_to)
+        before[name] = TrainedLayer(name, layer, in_shape, values, owner)
+        yield before[name]
 
 
 def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:
@@ -52,6 +59,12 @@ def hwc_to_chw(w: Any, in_shape: Shape) -> Any:
     if len(in_shape) == 3 and w.ndim == 4:
         w = w.transpose(2, 0, 1, 3)
     return w.reshape(-1, w.shape[-1])
+
+
+def scale_and_shift(trained: TrainedLayer) -> tuple[Array, Array]:
+    """Return what a layer of batch normalising scales and shifts by, (C,) each: 1 and 0 where it has no such number."""
+    values, mean = trained.values, trained.values["mean"]
+    return values.get("scale", np.ones_like(mean)), values.get("shift", np.zeros_like(mean))
 
 
 def version() -> str:

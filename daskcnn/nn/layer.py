@@ -5,8 +5,7 @@ A layer never writes to the arrays it is given, and returns arrays of the dtype 
 
 Layers with inner structure are layers too: their params, state and gradients are nested by child name, as in
 `Sequential`. A layer of branches would pass x to every child, concatenate their results along the last axis, split
-dy in the same way and add up the children's dx. Tied weights would be one entry of params that a composite layer passes
-to two children, adding up their gradients.
+dy in the same way and add up the children's dx.
 """
 
 from __future__ import annotations
@@ -101,6 +100,11 @@ class Layer(ABC):
     def mixes_samples(self) -> bool:
         """Whether an output depends on other samples of the minibatch too, so that a minibatch cannot be cut."""
         return False
+
+    @property
+    def tied_to(self) -> str | None:
+        """Name of the layer of the same network whose weights it uses, transposed; None: it has its own, or none."""
+        return None
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return the initializer for weights in front of this layer; `after` is the one that the next layer asks for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
@@ -68,7 +68,7 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
 def _check_types(kind: str, layer: type[Layer], options: Mapping[str, Any]) -> None:
     hints = get_type_hints(layer)
     for name, value in options.items():
-        allowed = get_args(hints[name]) or (hints[name],)
+        allowed = (list, tuple) if get_origin(hints[name]) is tuple else get_args(hints[name]) or (hints[name],)
         if not any(_is_a(value, kind) for kind in allowed):
             wanted = " or ".join(t.__name__ for t in allowed if t is not type(None))
             raise ValueError(f"{name} = {value!r:.60}: {kind} needs {wanted} here, not {type(value).__name__}")

@@ -23,9 +23,12 @@ from daskcnn.nn.layers import (
     LeakyReLU,
     MaxPool,
     ReLU,
+    Reshape,
+    Scale,
     Sigmoid,
     SiLU,
     Tanh,
+    Upsample,
 )
 
 MAP, VECTOR = (5, 4, 3), (7,)
@@ -54,6 +57,9 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
         (BatchNorm(), MAP),
         (BatchNorm(momentum=0.3, epsilon=0.01), VECTOR),
         (BatchNorm(fixed=True), MAP),
+        (BatchNorm(scale=False), MAP),
+        (BatchNorm(shift=False), VECTOR),
+        (BatchNorm(scale=False, shift=False), MAP),
     ],
     "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
@@ -62,6 +68,15 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
+    "reshape": [(Reshape((3, 2, 4)), (24,)), (Reshape((1, 1, 7)), VECTOR)],
+    "upsample": [
+        (Upsample(), MAP),
+        (Upsample(3), (2, 1, 5)),
+        (Upsample(1), MAP),
+        (Upsample(2, "bilinear"), MAP),
+        (Upsample(3, "bilinear"), (2, 1, 5)),
+    ],
+    "scale": [(Scale(0.125), MAP), (Scale(-3), VECTOR)],
 }
 
 NESTED = Sequential(
@@ -72,7 +87,17 @@ NESTED = Sequential(
     )
 )
 
-COMPOSITES = [(NESTED, MAP)]
+TIED = Sequential(
+    (
+        ("there", Dense(6)),
+        ("unit", Sigmoid()),
+        ("inner", Dense(4)),
+        ("back", Dense(6, tied="inner")),
+        ("out", Dense(60, bias=False, tied="there")),
+    )
+)
+
+COMPOSITES = [(NESTED, MAP), (TIED, MAP)]
 
 ALL: list[tuple[Layer, Shape]] = [
     *((layer, shape) for cases in CASES.values() for layer, shape in cases),

@@ -9,6 +9,9 @@ from daskcnn.nn.layers.flatten import Flatten
 from daskcnn.nn.layers.globalpool import GlobalPool
 from daskcnn.nn.layers.normalise import LRN, BatchNorm
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
+from daskcnn.nn.layers.reshape import Reshape
+from daskcnn.nn.layers.scale import Scale
+from daskcnn.nn.layers.upsample import Upsample
 
 LAYERS: dict[str, type[Layer]] = {
     "conv": Conv,
@@ -27,6 +30,9 @@ LAYERS: dict[str, type[Layer]] = {
     "dense": Dense,
     "dropout": Dropout,
     "flatten": Flatten,
+    "reshape": Reshape,
+    "upsample": Upsample,
+    "scale": Scale,
 }
 
 __all__ = [
@@ -44,7 +50,10 @@ __all__ = [
     "LeakyReLU",
     "MaxPool",
     "ReLU",
+    "Reshape",
+    "Scale",
     "SiLU",
     "Sigmoid",
     "Tanh",
+    "Upsample",
 ]
