@@ -3,7 +3,7 @@
 from daskcnn.nn.freezing import freeze
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
 from daskcnn.nn.layers import LAYERS
-from daskcnn.nn.losses import LOSSES, Loss, correct
+from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import LayerSummary, describe, init_network, loss_and_gradients, predict, summarise
 from daskcnn.nn.optimizer import SGD
@@ -34,6 +34,7 @@ __all__ = [
     "describe",
     "freeze",
     "init_network",
+    "labels_for",
     "leaves",
     "loss_and_gradients",
     "map_leaves",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from daskcnn.nn.layer import Shape
@@ -60,7 +61,18 @@ def two_convolutions(c1: int, c2: int, classes: int, *, relu: bool = True) -> Sp
     return [*stage(c1), *stage(c2), {"layer": "dense", "units": classes}]
 
 
-MODELS: Mapping[str, Builder] = {"quick": quick, "lenet5": lenet5}
+def sae(in_shape: Shape, classes: int) -> Spec:
+    """Stacked autoencoder of sigmoid units: 500, 250 and 10, and back by the same weights, transposed.
+
+    It reconstructs images of pixels between 0 and 1, by the loss `reconstruction`.
+    """
+    sizes = (prod(in_shape), 500, 250, 10)
+    there: Spec = [{"layer": "dense", "units": units} for units in sizes[1:]]
+    back: Spec = [{"layer": "dense", "units": sizes[i], "tied": f"dense{i + 1}"} for i in (2, 1, 0)]
+    return [layer for dense in (*there, *back) for layer in (dense, *_only("sigmoid"))]
+
+
+MODELS: Mapping[str, Builder] = {"quick": quick, "lenet5": lenet5, "sae": sae}
 
 
 def model_problem(name: str) -> str | None:
@@ -90,17 +102,27 @@ def build_model(
     in_shape: Shape,
     classes: int,
     relu: bool = True,
+    *,
+    reconstructs: bool = False,
 ) -> Sequential:
     """Return the network of this name, or of these layers, for images (H, W, C) and this number of classes.
 
     Raises ValueError for an unknown name, a wrong layer, a layer that does not fit the images, or a number of
-    outputs that differs from the number of classes. `relu` matters to C1:C2 only.
+    outputs that differs from the number of classes; of a network that `reconstructs` images, from theirs. `relu`
+    matters to C1:C2 only.
     """
     if (name is None) == (layers is None):
         raise ValueError(f"model name={name!r} and layers={layers!r}: give one of the two")
     model = sequential_from_spec(model_spec(name, in_shape, classes, relu=relu) if name is not None else layers or [])
-    if (out := model.out_shape(in_shape)) != (classes,):
+    out, values = model.out_shape(in_shape), prod(in_shape)
+    if reconstructs and out not in (in_shape, (values,)):
         raise ValueError(
-            f"the model's output is {out}, of {classes} classes: end it with a dense layer of {classes} units"
+            f"the model's output is {out}, and the loss compares it with images {in_shape}: end it with a map of that "
+            f"shape, or with a dense layer of {values} units"
+        )
+    if not reconstructs and out != (classes,):
+        of_image = "; or set train.loss = 'reconstruction'" if out in (in_shape, (values,)) else ""
+        raise ValueError(
+            f"the model's output is {out}, of {classes} classes: end it with a dense layer of {classes} units{of_image}"
         )
     return model

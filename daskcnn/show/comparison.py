@@ -127,7 +127,22 @@ def _validation(report: RunReport) -> Value:
 
 
 def _best_validation(report: RunReport) -> Value:
-    return max((look.validation_accuracy or 0.0 for look in report.looks), default=None)
+    known = (look.validation_accuracy for look in report.looks)
+    return max((accuracy for accuracy in known if accuracy is not None), default=None)
+
+
+def _test_loss(report: RunReport) -> Value:
+    """Of a run whose loss has no accuracy; losses of others are of different kinds."""
+    return report.test.loss if report.test and report.test.accuracy is None else None
+
+
+def _losses(report: RunReport) -> list[float]:
+    """The validation losses of a run whose loss has no accuracy."""
+    return [
+        look.validation_loss
+        for look in report.looks
+        if look.validation_loss is not None and look.validation_accuracy is None
+    ]
 
 
 def _auc(report: RunReport) -> Value:
@@ -173,6 +188,9 @@ _RESULTS = [
     _Figure("test AUC", _auc, _figures, "more"),
     _Figure("validation accuracy", _validation, percent, "more"),
     _Figure("best of the run", _best_validation, percent, "more"),
+    _Figure("test loss", _test_loss, number, "less"),
+    _Figure("validation loss", lambda r: next(reversed(_losses(r)), None), number, "less"),
+    _Figure("least of the run", lambda r: min(_losses(r), default=None), number, "less"),
 ]
 _COSTS = [
     _Figure("workers busy", lambda r: r.utilisation, percent, "more"),

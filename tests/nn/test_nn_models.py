@@ -77,7 +77,7 @@ def test_known_models_have_no_problem(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("quik", "one of quick, lenet5 or C1:C2"),
+        ("quik", "one of quick, lenet5, sae or C1:C2"),
         ("50:", "C1:C2"),
         ("0:5", "C1:C2"),
         ("50:-5", "C1:C2"),
@@ -114,9 +114,22 @@ def test_name_or_layers_exactly_one(layers: list[dict[str, Any]] | None) -> None
         build_model(None if layers is None else "quick", layers, CIFAR, 10)
 
 
+def test_the_autoencoder_goes_back_by_the_weights_of_its_encoder() -> None:
+    model = build_model("sae", None, (28, 28, 1), 10, reconstructs=True)
+    params, _ = init_network(model, 0, (28, 28, 1), "float32")
+    shapes = {name: a.shape for name, a in leaves(params)}
+    assert {name: shape for name, shape in shapes.items() if name.endswith("w")} == {
+        "dense1/w": (28, 28, 1, 500),
+        "dense2/w": (500, 250),
+        "dense3/w": (250, 10),
+    }
+    assert [shapes[f"dense{i}/b"] for i in range(1, 7)] == [(500,), (250,), (10,), (250,), (500,), (784,)]
+    assert model.numbers((28, 28, 1)) == sum(a.size for _, a in leaves(params))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_seed_and_dtype_decide_the_weights(name: str) -> None:
-    model = build_model(name, None, CIFAR, 10)
+    model = build_model(name, None, CIFAR, 10, reconstructs=name == "sae")
     single, double = (init_network(model, 3, CIFAR, dtype)[0] for dtype in ("float32", "float64"))
     other = init_network(model, 4, CIFAR, "float32")[0]
     for (path, a), (_, b), (_, c) in zip(leaves(single), leaves(double), leaves(other), strict=True):
