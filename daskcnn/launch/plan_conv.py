@@ -14,8 +14,8 @@ from daskcnn.conv.planner import Candidate, candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
 from daskcnn.job.network import convolutions
-from daskcnn.nn import build_model, model_problem
-from daskcnn.nn.models import MODELS
+from daskcnn.nn import model_problem, sequential_from_spec
+from daskcnn.nn.models import MODELS, model_spec
 from daskcnn.store import DATASETS, open_dataset
 
 MEASURING = 60.0
@@ -30,8 +30,10 @@ def plan_conv(model: str, *, batch: int, images: str, dtype: str, device: Device
     try:
         if model_problem(model):
             raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, MODELS)}")
-        network = build_model(model, None, _image_shape(images), 10)
+        network = sequential_from_spec(model_spec(model, _image_shape(images), 10))
         specs = convolutions(network, _image_shape(images), batch, dtype)
+        if not specs:
+            raise ValueError(f"model {model!r}: has no convolutions; name another network")
         if measure:
             with single_threaded_blas():
                 tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)

@@ -35,9 +35,7 @@ class Score:
         return Score(*total, self._classes_with(other), max(self.answers, other.answers))
 
     def _correct_with(self, other: Score) -> int | None:
-        found = [score.correct for score in (self, other) if score.samples]
-        known = [correct for correct in found if correct is not None]
-        return sum(known) if len(known) == len(found) else None
+        return None if self.correct is None or other.correct is None else self.correct + other.correct
 
     def _classes_with(self, other: Score) -> ClassScores | None:
         if not (self.samples and other.samples):

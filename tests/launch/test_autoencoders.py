@@ -150,7 +150,11 @@ def test_ties_that_do_not_fit_are_refused(layers: list[dict[str, Any]], words: s
 
 @pytest.mark.parametrize("train", [{"strategy": "layer"}, {"replica_size": 2}])
 def test_ties_across_a_convolution_are_not_for_sharded_kernels(train: dict[str, Any], path: str) -> None:
-    back = [{"layer": "reshape", "shape": [2, 2, 5]}, {"layer": "conv", "kernels": 5, "size": 1}, {"layer": "flatten"}]
+    back: list[dict[str, Any]] = [
+        {"layer": "reshape", "shape": [2, 2, 5]},
+        {"layer": "conv", "kernels": 5, "size": 1},
+        {"layer": "flatten"},
+    ]
     raw = job_of(path, [LAYERS[0], *back, LAYERS[2]])
     assert fitted(resolve(raw), open_dataset(path)).samples == 100
     raw["train"] |= train
@@ -220,6 +224,7 @@ def test_report_and_comparison_show_losses(trained: Path) -> None:
     for line in ("test loss", "validation loss", "least of the run"):
         assert line in compared
     assert "accuracy" not in compared
+    assert "time to" not in compared
     assert "0.0 %" not in compared
 
 

@@ -48,9 +48,9 @@ def test_where_there_is_an_accuracy_it_is_the_quality() -> None:
 def test_scores_without_right_answers_add_up(parts: list[tuple[float, int]]) -> None:
     whole = reduce(add, [judged(loss, n) for loss, n in parts], NOTHING)
     assert whole.samples == sum(n for _, n in parts)
-    assert whole.correct == (None if whole.samples else 0)
+    assert whole.correct is None
+    assert whole.accuracy is None
     if whole.samples:
-        assert whole.accuracy is None
         assert whole.loss == pytest.approx(sum(loss * n for loss, n in parts) / whole.samples)
 
 
