@@ -24,9 +24,9 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     ReLU,
     Reshape,
-    Scale,
     Sigmoid,
     SiLU,
     Tanh,
@@ -214,7 +214,7 @@ def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 
 def _scale(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    assert isinstance(trained.layer, Scale)
+    assert isinstance(trained.layer, Multiply)
     return graph.add("Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor))
 
 
@@ -241,6 +241,6 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     Flatten: _flatten,
     Reshape: _reshape,
     Upsample: _upsample,
-    Scale: _scale,
+    Multiply: _scale,
 }
 """A new layer is a new entry."""

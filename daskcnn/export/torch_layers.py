@@ -24,9 +24,9 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     ReLU,
     Reshape,
-    Scale,
     Sigmoid,
     SiLU,
     Tanh,
@@ -165,7 +165,7 @@ def _upsample(trained: TrainedLayer) -> Lines:
 
 
 def _scale(trained: TrainedLayer) -> Lines:
-    assert isinstance(trained.layer, Scale)
+    assert isinstance(trained.layer, Multiply)
     return Lines(f"x * {float(trained.layer.factor)!r}")
 
 
@@ -192,7 +192,7 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     Flatten: _flatten,
     Reshape: _reshape,
     Upsample: _upsample,
-    Scale: _scale,
+    Multiply: _scale,
 }
 """A new layer is a new entry."""
 

@@ -23,7 +23,7 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file.
 
-    Of a network that reconstructs images, the loss of each.
+    A network that reconstructs images has a loss for each.
     """
     classifier = load_classifier(run, which, say)
     for path in images:

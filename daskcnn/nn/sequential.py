@@ -43,7 +43,7 @@ class Sequential(Layer):
 
     @cached_property
     def ties(self) -> Ties:
-        """Who uses whose weights."""
+        """The owner of the weights that a tied child uses, by the child's name."""
         return ties_of(self.layers)
 
     def shapes(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:

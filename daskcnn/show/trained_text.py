@@ -12,7 +12,7 @@ MOST_ROWS, MOST_COLUMNS = 200, 20
 
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
-    """The figures in two lines, a table by class, and the confusion matrix. Of a network without classes, its loss."""
+    """The figures in two lines, a table by class, and the confusion matrix. A network without classes has its loss."""
     on = f"on {result['samples']:,} test samples of {result['data']}"
     if result["labels"] == "image":
         return plain(f"loss {result['loss']:.4g} {on}\ncheckpoint {result['checkpoint']}")
@@ -62,7 +62,7 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
     """A line an image, its classes by probability. "; " separates them, for a class's name may have commas.
 
-    Of a network that reconstructs images, the loss of each.
+    A network that reconstructs images has a loss for each.
     """
     return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
 

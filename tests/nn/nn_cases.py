@@ -22,9 +22,9 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     ReLU,
     Reshape,
-    Scale,
     Sigmoid,
     SiLU,
     Tanh,
@@ -76,7 +76,7 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
         (Upsample(2, "bilinear"), MAP),
         (Upsample(3, "bilinear"), (2, 1, 5)),
     ],
-    "scale": [(Scale(0.125), MAP), (Scale(-3), VECTOR)],
+    "scale": [(Multiply(0.125), MAP), (Multiply(-3), VECTOR)],
 }
 
 NESTED = Sequential(

@@ -10,7 +10,7 @@ from daskcnn.nn.layers.globalpool import GlobalPool
 from daskcnn.nn.layers.normalise import LRN, BatchNorm
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
 from daskcnn.nn.layers.reshape import Reshape
-from daskcnn.nn.layers.scale import Scale
+from daskcnn.nn.layers.scale import Multiply
 from daskcnn.nn.layers.upsample import Upsample
 
 LAYERS: dict[str, type[Layer]] = {
@@ -32,7 +32,7 @@ LAYERS: dict[str, type[Layer]] = {
     "flatten": Flatten,
     "reshape": Reshape,
     "upsample": Upsample,
-    "scale": Scale,
+    "scale": Multiply,
 }
 
 __all__ = [
@@ -49,9 +49,9 @@ __all__ = [
     "L2Pool",
     "LeakyReLU",
     "MaxPool",
+    "Multiply",
     "ReLU",
     "Reshape",
-    "Scale",
     "SiLU",
     "Sigmoid",
     "Tanh",

@@ -9,14 +9,14 @@ from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 
 
 @dataclass(frozen=True)
-class Scale(Layer):
+class Multiply(Layer):
     """y = factor · x, of maps and of vectors. Behind the last layer it tempers the scores."""
 
     factor: float
 
     def __post_init__(self) -> None:
         if not abs(self.factor) > 0:
-            raise ValueError(f"factor={self.factor}: Scale needs one that is not 0, which would leave nothing of x")
+            raise ValueError(f"factor={self.factor}: Multiply needs one that is not 0, which would leave nothing of x")
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return the shape of the input."""

@@ -114,7 +114,7 @@ class Looks:
 
 
 def looks_from(book: Mapping[str, Any], patience: int | None, epochs: int, epoch: float, now: float) -> Looks:
-    """Return the looks that go on from a checkpoint's book, at this epoch of a run of so many epochs.
+    """Return the looks that go on from a checkpoint's book, at this epoch of a run of `epochs` epochs.
 
     A run that was given another number of epochs since is patient anew.
     """
