@@ -21,12 +21,17 @@ from daskcnn.training.trained_network import Classifier
 def predict(
     run: str, images: Sequence[str], *, which: Which, top: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """The likeliest classes of each image file, resized to what the network saw in training, or array file."""
+    """The likeliest classes of each image file, resized to what the network saw in training, or array file.
+
+    A network that reconstructs images has a loss for each.
+    """
     classifier = load_classifier(run, which, say)
     for path in images:
         if os.path.isdir(path):
             raise DataError(path, "a folder or a data set, not an image file", "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    if classifier.reconstructs:
+        return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
 
 

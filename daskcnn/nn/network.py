@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
-from daskcnn.nn.losses import Loss, correct
+from daskcnn.nn.losses import Loss, correct, labels_for
 from daskcnn.nn.tree import map_leaves
 
 
@@ -36,12 +36,14 @@ def loss_and_gradients(
     The loss of heads in the middle of the network is added. labels may be (N, L), if the loss is for such. weights
     (N,): of the samples, as `Loss` has them.
 
-    Loss and number of right answers are 0-d arrays of the device, so that the pass does not wait for the device;
-    `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no warnings.
+    Loss and number of right answers (None where there are none) are 0-d arrays of the device, so that the pass does not
+    wait for the device; `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no
+    warnings.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False, heads={})
-    scores, new_state, residual = model.forward(params, state, backend.from_host(x), ctx)
-    targets = backend.from_host(labels)
+    images = backend.from_host(x)
+    scores, new_state, residual = model.forward(params, state, images, ctx)
+    targets = labels_for(loss, images, backend.from_host(labels))
     counts = None if weights is None else backend.from_host(weights)
     value, dscores = loss(scores, targets, backend.xp, counts)
     for head in (ctx.heads or {}).values():
@@ -53,6 +55,6 @@ def loss_and_gradients(
 
 @np.errstate(over="ignore", invalid="ignore")
 def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) -> Array:
-    """Return the scores (N, classes), on the device, of a host batch x (H, W, N, C)."""
+    """Return the scores, (N, classes) of a classifier, on the device, of a host batch x (H, W, N, C)."""
     scores, _, _ = model.forward(params, state, ctx.device.backend.from_host(x), replace(ctx, training=False))
     return scores

@@ -59,11 +59,11 @@ def to_checkpoint(state: TrainingState, layout: Layout, images: Described, secon
         "images": Facts.of(images).to_dict(),
         "validation": validation and _kept(validation),
     }
-    score = validation.accuracy if validation else None
+    score = validation.quality if validation else None
     return Checkpoint({**arrays, **velocities, **rule_state}, record, state.step, score)
 
 
-def _kept(score: Score) -> list[float]:
+def _kept(score: Score) -> list[float | None]:
     """The score as versions before several labels wrote it, with the answers a sample has where it has several."""
     return [score.loss_sum, score.correct, score.samples, *([score.answers] if score.answers > 1 else [])]
 

@@ -248,10 +248,11 @@ def loss_of(
 ) -> tuple[Array, Score]:
     """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is.
 
-    weights (N,): of the samples, as `Loss` has them.
+    labels, and weights (N,) of the samples, are as `Loss` has them.
     """
     backend = device.backend
     own, targets = backend.from_host(scores), backend.from_host(labels)
     value, dscores = loss(own, targets, backend.xp, None if weights is None else backend.from_host(weights))
-    score = Score.of_batch(backend.scalar(value), int(backend.scalar(correct(own, targets))), labels)
+    right = correct(own, targets)
+    score = Score.of_batch(backend.scalar(value), None if right is None else int(backend.scalar(right)), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import aligned, clean, count, duration, number, percent, plural, size
+from daskcnn.show.text import aligned, clean, count, duration, judged, number, percent, plural, size
 
 Row = TypeVar("Row")
 Column = tuple[str, Callable[[Row], Any], Callable[[Any], str]]
@@ -28,11 +28,16 @@ def format_report(report: RunReport, *, full: bool = False) -> str:
         *_titled("balance", _balance_lines(report)),
         [*_waiting(report), *_traffic(report.traffic), *_server(report.server)],
         *_titled("sharding", _sharding(report)),
-        *_titled("accuracy", _shortened(report.looks, _LOOKS, full, left=0)),
+        *_titled(_title_of_looks(report), _shortened(report.looks, _LOOKS, full, left=0)),
         *(_titled("rounds", _table(report.rounds, _round_columns(report))) if full else []),
         *_titled("troubles", _notes(report.notes)),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _title_of_looks(report: RunReport) -> str:
+    has_loss_alone = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
+    return "loss" if has_loss_alone else "accuracy"
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[list[str]]:
@@ -93,10 +98,7 @@ def _network(start: RunStarted) -> str:
 
 
 def _judged(result: Judged | None) -> str:
-    if result is None:
-        return ""
-    auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
-    return f"accuracy {percent(result.accuracy)}, loss {number(result.loss)}{auc}"
+    return "" if result is None else judged(result.accuracy, result.loss, result.auc)
 
 
 # --- tables ---

@@ -12,12 +12,14 @@ MOST_ROWS, MOST_COLUMNS = 200, 20
 
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
-    """The figures in two lines, a table by class, and the confusion matrix."""
+    """The figures in two lines, a table by class, and the confusion matrix. A network without classes has its loss."""
+    on = f"on {result['samples']:,} test samples of {result['data']}"
+    if result["labels"] == "image":
+        return plain(f"loss {result['loss']:.4g} {on}\ncheckpoint {result['checkpoint']}")
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
     lines = [
-        f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {result['loss']:.4f}, AUC {_area(result['auc'])} on "
-        f"{result['samples']:,} test samples of {result['data']}",
+        f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {result['loss']:.4f}, AUC {_area(result['auc'])} {on}",
         f"checkpoint {result['checkpoint']}",
         "",
         *_by_class(result),
@@ -58,12 +60,17 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas."""
-    return "\n".join(
-        f"{clean(r['image'])}: "
-        + "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in r["classes"])
-        for r in results
-    )
+    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas.
+
+    A network that reconstructs images has a loss for each.
+    """
+    return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
+
+
+def _told(result: Mapping[str, Any]) -> str:
+    if "loss" in result:
+        return f"loss {result['loss']:.4g}"
+    return "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result["classes"])
 
 
 def readable_table(done: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from daskcnn.nn import (
     Context,
     Sequential,
     correct,
+    labels_for,
     leaves,
     loss_and_gradients,
     predict,
@@ -155,8 +156,8 @@ class Replica:
         return np.array(self.device.backend.to_host(self.velocity))
 
     @_QUIET
-    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int]:
-        """One minibatch: mean loss, each sample times its weight, and right answers before the step.
+    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int | None]:
+        """One minibatch: mean loss, each sample times its weight, and right answers, if it has any, before the step.
 
         `adjust` is given the gradients (parameter_size,) and returns those to descend by.
         Raises Diverged where the loss is not finite, with weights and momentum as they were.
@@ -181,7 +182,7 @@ class Replica:
             self.optimizer.step(self.weights[part], grads_by[part], self.velocity[part], lr, self.device)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
-        return value, int(self.device.backend.scalar(right))
+        return value, None if right is None else int(self.device.backend.scalar(right))
 
     def train(
         self,
@@ -255,26 +256,28 @@ class Replica:
         """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
 
         All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has what
-        their AUC is made of. look: called with the scores and labels of each batch, on the host.
+        their AUC is made of, if the loss is for labels. look: called with the scores and labels of each batch, on the
+        host.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
         size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
         plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
         total, backend = Score(0.0, 0, 0), self.device.backend
-        collected = None if whole is None else Collected(lo, whole)
+        collected = None if whole is None or self.loss.labels == "image" else Collected(lo, whole)
         ctx = Context(self.device, kept={})
         with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
             for batch in ready:
                 if stop():
                     raise Stopped
                 scores = predict(self.model, params, state, batch.x, ctx)
-                labels = backend.from_host(batch.labels)
+                labels = backend.from_host(labels_for(self.loss, batch.x, batch.labels))
                 if collected is not None:
                     collected.add(self.loss.probabilities(backend.to_host(scores)), batch.labels)
                 if look is not None:
                     look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
-                right = int(backend.scalar(correct(scores, labels)))
+                right = correct(scores, labels)
+                right = None if right is None else int(backend.scalar(right))
                 total += Score.of_batch(backend.scalar(loss), right, batch.labels)
         return total if collected is None else replace(total, classes=collected.done())
