@@ -71,7 +71,8 @@ class Judged(Fields):
     """How good a network is on some samples."""
 
     accuracy: float | None = None
-    """Share of samples classified correctly, 0 to 1; of labels told correctly where a sample has several."""
+    """Share of samples classified correctly, 0 to 1; of labels told correctly where a sample has several. None for a
+    loss without right answers, such as `reconstruction`."""
     loss: float | None = None
     """Mean loss per sample; all samples count alike."""
     auc: float | None = None
@@ -373,7 +374,7 @@ class RoundNumbers(Fields):
     gamma: float | None = None
     """The attenuation γ of its last push, 0 to 1."""
     q: float | None = None
-    """The accuracy Q that weighed its last push, 0 to 1."""
+    """The accuracy Q that weighed its last push, 0 to 1; of a loss without accuracy 1 / (1 + loss)."""
     accuracy: float | None = None
     """Share of its training samples classified correctly, 0 to 1."""
     loss: float | None = None

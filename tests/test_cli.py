@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -378,10 +379,44 @@ def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     place = tiny_run(tmp_path, tiny_job(path))
-    told = refused(2, run, "--resume", place, "--epochs", "9", "--data", "x", "--wait", "3")
-    assert "train.epochs: a resumed run keeps its job, only [cluster] and data.path may change; remove it" in told
+    told = refused(2, run, "--resume", place, "--lr", "9", "--epochs", "9", "--data", "x", "--wait", "3")
+    may = "only train.epochs, [cluster] and data.path may change"
+    assert f"train.lr: a resumed run keeps its job, {may}; remove it" in told
     assert "[cluster]:" not in told
+    assert "train.epochs:" not in told
     assert nothing_starts == []
+
+
+def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
+    raw = tiny_job(path)
+    place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="done")
+    refused(3, run, "--resume", place, "--epochs", "4", "--scheduler", "tcp://a:1")
+    assert len(nothing_starts) == 1
+    assert json.loads((place / "job.json").read_text())["train"]["epochs"] == 2, "it is kept once there are workers"
+    planned = invoke(run, "--resume", place, "--epochs", "4", "--dry-run").stdout
+    assert json.loads(planned.partition("\n\ndata ")[0])["train"]["epochs"] == 4
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_fewer_epochs_than_were_trained_are_refused(tmp_path: Path, path: str, epochs: int) -> None:
+    raw = tiny_job(path, train={"epochs": 3})
+    place = tiny_run(tmp_path / "runs", raw, replace(random_state(resolve(raw)), epoch=2.0))
+    told = refused(2, run, "--resume", place, "--epochs", epochs)
+    assert f"train.epochs = {epochs}: the run has trained 2 epochs already; give more" in told
+
+
+def test_epochs_that_the_job_cannot_have_are_refused(tmp_path: Path, path: str) -> None:
+    raw = tiny_job(path, train={"epochs": 4, "increments": 4})
+    place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
+    assert "train.increments = 4: 2 epochs end" in refused(2, run, "--resume", place, "--epochs", 2)
+
+
+def test_auto_keeps_the_epochs_of_the_run(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
+    raw = tiny_job(path, run={"name": "run", "dir": str(tmp_path / "runs")})
+    tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
+    file = job_file(tmp_path, f"[data]\npath = '{path}'\nvalidation = 20\n[run]\nname = 'run'\n")
+    told = refused(3, run, file, "--run-dir", tmp_path / "runs", "--resume", "auto", "--epochs", 4)
+    assert "train.epochs = 4: ignored, the run" in told
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def test_every_named_model_is_listed_with_its_parameters() -> None:
     assert all(row["forward"] > 0 and row["origin"] for row in rows.values())
     text = invoke("models").stdout
     assert all(name in text for name in [*MODELS, "C1:C2"])
+
+
+def test_weights_that_two_layers_share_count_once() -> None:
+    row = next(row for row in json.loads(invoke("models", "--json").stdout) if row["name"] == "sae")
+    sizes = [784, 500, 250, 10]
+    weights = sum(a * b for a, b in pairwise(sizes))
+    biases = sum(sizes[1:]) + sum(sizes[:-1])
+    assert (row["image"], row["parameters"], row["forward"]) == ([28, 28, 1], weights + biases, 4 * weights)
+    shown = invoke("model", "sae")
+    assert shown.exit_code == 0, shown.output
+    assert f"{weights + biases:,}" in next(line for line in shown.stdout.splitlines() if line.startswith("total"))
 
 
 def test_a_job_files_network_is_shown(tmp_path: Path) -> None:

@@ -76,7 +76,11 @@ def cluster_options(function: Any) -> Any:
 @click.argument("job_file", metavar="[JOB.toml]", required=False)
 @job_flags
 @settings
-@click.option("--resume", metavar="RUN|auto", help="Continue a run from its last checkpoint.")
+@click.option(
+    "--resume",
+    metavar="RUN|auto",
+    help="Continue a run from its last checkpoint; with --epochs N until it has N epochs in all.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the resolved job and the plan; start nothing.")
 @click.option("--quiet", is_flag=True, help="Print nothing but warnings and the summary.")
 @click.option(

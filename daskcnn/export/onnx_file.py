@@ -1,4 +1,4 @@
-"""A trained network as an ONNX model: from images as they are at rest to probabilities."""
+"""A trained network as an ONNX model: from images as they are at rest to probabilities, or to images."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from daskcnn.errors import UserError
 from daskcnn.export.onnx_layers import Graph, add_layer
 from daskcnn.export.trained_layers import trained_layers, version
 from daskcnn.files import replace_file
+from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
 
 OPSET, IR_VERSION = 17, 8
 """Versions of 2022, which every runtime in use reads."""
-INPUT, OUTPUT = "images", "probabilities"
+INPUT, OUTPUT, RECONSTRUCTED = "images", "probabilities", "reconstructed"
 _MOST = 2_000_000_000  # bytes that a protobuf message may have, less what is not weights
 
 
@@ -32,7 +33,8 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     """Return the model, in float32.
 
     Its input `images` is (N, H, W, C) in the number type of the images at rest, with N free. Its output
-    `probabilities` is (N, classes). Classes, kind of labels, run and version are in its metadata.
+    `probabilities` is (N, classes). Classes, kind of labels, run and version are in its metadata. The output of a
+    network that reconstructs images is `reconstructed` (N, H, W, C), in float32 and the scale of the input.
     """
     if classifier.weights.size * 4 > _MOST:
         raise UserError(
@@ -42,12 +44,10 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     x = _normalised(graph, facts)
     for trained in trained_layers(classifier):
         x = add_layer(graph, trained, x)
-    if facts.labels == "classes":
-        graph.add("Softmax", OUTPUT, x, axis=1)
-    else:
-        graph.add("Sigmoid", OUTPUT, x)
     images = helper.make_tensor_value_info(INPUT, _element_type(facts.dtype), ["N", *facts.shape])
-    found = helper.make_tensor_value_info(OUTPUT, _element_type(np.dtype(np.float32)), ["N", len(facts.classes)])
+    shape: tuple[int, ...] = facts.shape if classifier.reconstructs else (len(facts.classes),)
+    name = _reconstructed(graph, classifier, x) if classifier.reconstructs else _probabilities(graph, facts, x)
+    found = helper.make_tensor_value_info(name, _element_type(np.dtype(np.float32)), ["N", *shape])
     model = helper.make_model(
         helper.make_graph(graph.nodes, "daskcnn", [images], [found], graph.constants),
         opset_imports=[helper.make_opsetid("", OPSET)],
@@ -58,6 +58,25 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
     helper.set_model_props(model, _metadata(facts, run))
     checker.check_model(model, full_check=True)
     return model
+
+
+def _probabilities(graph: Graph, facts: Described, x: str) -> str:
+    if facts.labels == "classes":
+        return graph.add("Softmax", OUTPUT, x, axis=1)
+    return graph.add("Sigmoid", OUTPUT, x)
+
+
+def _reconstructed(graph: Graph, classifier: Classifier, x: str) -> str:
+    """Scores, maps (N, C, H, W) or vectors (N, H·W·C), to images (N, H, W, C) as they are at rest."""
+    facts = classifier.facts
+    if len(classifier.model.out_shape(facts.shape)) == 3:
+        x = graph.add("Transpose", "pixels", x, perm=[0, 2, 3, 1])
+    else:
+        x = graph.add("Reshape", "pixels", x, graph.constant("image_shape", [-1, *facts.shape], int))
+    if isinstance(classifier.loss, SigmoidReconstruction):
+        x = graph.add("Sigmoid", "shares", x)
+    x = graph.add("Mul", "scaled", x, graph.constant("deviation", facts.deviation))
+    return graph.add("Add", RECONSTRUCTED, x, graph.constant("offset", facts.mean))
 
 
 def _normalised(graph: Graph, facts: Described) -> str:

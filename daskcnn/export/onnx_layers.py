@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, without_converter
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, scale_and_shift, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
@@ -27,12 +27,15 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     Pad,
     ReLU,
+    Reshape,
     Residual,
     Sigmoid,
     SiLU,
     Tanh,
+    Upsample,
 )
 from daskcnn.nn.layers.parallel import Parallel
 
@@ -83,12 +86,30 @@ def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
 def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
     assert isinstance(layer, Dense)
+    if trained.owner is not None:
+        return _tied(graph, trained, trained.owner, x)
     if len(trained.in_shape) == 3:
         x = graph.add("Flatten", f"{name}.flat", x)
     inputs = [x, graph.constant(f"{name}.w", hwc_to_chw(trained.values["w"], trained.in_shape))]
     if layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
     return graph.add("Gemm", name, *inputs)
+
+
+def _tied(graph: Graph, trained: TrainedLayer, owner: TrainedLayer, x: str) -> str:
+    """Add a product with the owner's constant, transposed. That of a map comes in the order of channels-first maps."""
+    name, of_map = trained.name, len(owner.in_shape) == 3
+    y = graph.add(
+        "Gemm", f"{name}.product" if of_map or "b" in trained.values else name, x, f"{owner.name}.w", transB=1
+    )
+    if of_map:
+        H, W, C = owner.in_shape
+        y = graph.add("Reshape", f"{name}.map", y, graph.constant(f"{name}.shape", [-1, C, H, W], int))
+        y = graph.add("Transpose", f"{name}.nhwc", y, perm=[0, 2, 3, 1])
+        y = graph.add("Flatten", f"{name}.vector" if "b" in trained.values else name, y)
+    if "b" not in trained.values:
+        return y
+    return graph.add("Add", name, y, graph.constant(f"{name}.b", trained.values["b"]))
 
 
 def _flatten(graph: Graph, trained: TrainedLayer, x: str) -> str:
@@ -137,6 +158,7 @@ def _pixels(trained: TrainedLayer) -> int:
 def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name, values = trained.layer, trained.name, dict(trained.values)
     assert isinstance(layer, BatchNorm)
+    values["scale"], values["shift"] = scale_and_shift(trained)
     values["variance"] = np.maximum(values["variance"], 0)  # as the layer itself does
     constants = [graph.constant(f"{name}.{key}", values[key]) for key in ("scale", "shift", "mean", "variance")]
     return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))
@@ -179,6 +201,29 @@ def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
 def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
     share = graph.add("Sigmoid", f"{trained.name}.share", x)
     return graph.add("Mul", trained.name, x, share)
+
+
+def _reshape(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Reshape)
+    rows = graph.add("Reshape", f"{name}.nhwc", x, graph.constant(f"{name}.shape", [-1, *layer.shape], int))
+    return graph.add("Transpose", name, rows, perm=[0, 3, 1, 2])
+
+
+def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Upsample)
+    factors = graph.constant(f"{name}.factors", [1, 1, layer.factor, layer.factor])
+    if layer.mode == "bilinear":
+        how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    else:
+        how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return graph.add("Resize", name, x, "", factors, **how)
+
+
+def _scale(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    assert isinstance(trained.layer, Multiply)
+    return graph.add("Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor))
 
 
 def _paths(graph: Graph, trained: TrainedLayer, x: str) -> list[str]:
@@ -231,6 +276,9 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     Dropout: _passed_on,
     Auxiliary: _passed_on,
     Flatten: _flatten,
+    Reshape: _reshape,
+    Upsample: _upsample,
+    Multiply: _scale,
     Pad: _pad,
     Residual: _sum,
     Add: _sum,

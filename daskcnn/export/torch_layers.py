@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, without_converter
+from daskcnn.export.trained_layers import TrainedLayer, hwc_to_chw, problem_of, scale_and_shift, without_converter
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import (
     GELU,
@@ -27,12 +27,15 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     Pad,
     ReLU,
+    Reshape,
     Residual,
     Sigmoid,
     SiLU,
     Tanh,
+    Upsample,
 )
 
 
@@ -97,10 +100,24 @@ def _short(pair: tuple[int, int]) -> int | tuple[int, int]:
 def _dense(trained: TrainedLayer) -> Lines:
     layer, of_map = trained.layer, len(trained.in_shape) == 3
     assert isinstance(layer, Dense)
+    if trained.owner is not None:
+        return _tied(trained, trained.owner, layer)
     w = hwc_to_chw(trained.values["w"], trained.in_shape)
     module = f"nn.Linear({len(w)}, {layer.units}{'' if layer.bias else ', bias=False'})"
     forward = f"self.{attribute(trained)}(x.flatten(1))" if of_map else f"self.{attribute(trained)}(x)"
     return Lines(forward, module, {"weight": w.T} | _bias(trained))
+
+
+def _tied(trained: TrainedLayer, owner: TrainedLayer, layer: Dense) -> Lines:
+    """The owner's weight the other way, in the order of our vectors, where channels vary fastest."""
+    weight = f"self.{attribute(owner)}.weight"
+    if len(owner.in_shape) == 3:
+        H, W, C = owner.in_shape
+        weight = f"{weight}.unflatten(1, ({C}, {H}, {W})).permute(0, 2, 3, 1).flatten(1)"
+    if not layer.bias:
+        return Lines(f"F.linear(x, {weight}.T)")
+    module = f'nn.ParameterDict({{"bias": nn.Parameter(torch.zeros({layer.units}))}})'
+    return Lines(f'F.linear(x, {weight}.T, self.{attribute(trained)}["bias"])', module, _bias(trained))
 
 
 def _bias(trained: TrainedLayer) -> dict[str, Array]:
@@ -111,10 +128,13 @@ def _batchnorm(trained: TrainedLayer) -> Lines:
     layer, values = trained.layer, trained.values
     assert isinstance(layer, BatchNorm)
     kind = "BatchNorm2d" if len(trained.in_shape) == 3 else "BatchNorm1d"
-    module = f"nn.{kind}({trained.in_shape[-1]}, eps={layer.epsilon!r}, momentum={layer.momentum!r})"
-    tensors = {
-        "weight": values["scale"],
-        "bias": values["shift"],
+    affine = (
+        layer.scale or layer.shift
+    )  # PyTorch has both or neither: what is left out is 1 or 0, and may be trained on
+    options = f"eps={layer.epsilon!r}, momentum={layer.momentum!r}{'' if affine else ', affine=False'}"
+    module = f"nn.{kind}({trained.in_shape[-1]}, {options})"
+    scale, shift = scale_and_shift(trained)
+    tensors = ({"weight": scale, "bias": shift} if affine else {}) | {
         "running_mean": values["mean"],
         "running_var": np.maximum(values["variance"], 0),  # as the layer itself does
         "num_batches_tracked": np.zeros((), np.int64),
@@ -156,6 +176,24 @@ def _leaky_relu(trained: TrainedLayer) -> Lines:
     return Lines(f"nn.functional.leaky_relu(x, {float(layer.slope)!r})")
 
 
+def _reshape(trained: TrainedLayer) -> Lines:
+    assert isinstance(trained.layer, Reshape)
+    H, W, C = trained.layer.shape
+    return Lines(f"x.reshape(-1, {H}, {W}, {C}).permute(0, 3, 1, 2)")
+
+
+def _upsample(trained: TrainedLayer) -> Lines:
+    layer = trained.layer
+    assert isinstance(layer, Upsample)
+    mode = "mode='nearest'" if layer.mode == "nearest" else "mode='bilinear', align_corners=False"
+    return Lines(f"F.interpolate(x, scale_factor={layer.factor}, {mode})")
+
+
+def _scale(trained: TrainedLayer) -> Lines:
+    assert isinstance(trained.layer, Multiply)
+    return Lines(f"x * {float(trained.layer.factor)!r}")
+
+
 def _pad(trained: TrainedLayer) -> Lines:
     layer = trained.layer
     assert isinstance(layer, Pad)
@@ -191,6 +229,9 @@ CONVERTERS: Mapping[type[Layer], Converter] = {
     Dense: _dense,
     Dropout: _dropout,
     Flatten: _flatten,
+    Reshape: _reshape,
+    Upsample: _upsample,
+    Multiply: _scale,
     Pad: _pad,
     Auxiliary: _always("x"),
 }

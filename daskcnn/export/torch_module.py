@@ -18,6 +18,7 @@ from daskcnn.export.torch_layers import JOINS, attribute, lines_of, state_dict
 from daskcnn.export.trained_layers import TrainedLayer, trained_layers, version
 from daskcnn.files import replace_file
 from daskcnn.nn.layers.parallel import Parallel
+from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.nn.sequential import Sequential
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
@@ -32,7 +33,7 @@ _IMPORTED = ("pathlib", "safetensors", "torch")
 _MODULE = '''"""A network that daskcnn trained, in plain PyTorch. The weights are in the {weights} file beside this one.
 
 model = load()
-model.probabilities(images)      # images ({N_SHAPE}) {at_rest}, not normalised; the result is (N, {classes})
+model.{answer}(images)      # images ({N_SHAPE}) {at_rest}, not normalised; the result is ({result})
 
 Called as a module, the network returns the scores in front of the {activation}, for training on.
 """
@@ -65,8 +66,8 @@ class Network(nn.Module):
         return x
 
     @torch.no_grad()
-    def probabilities(self, images: torch.Tensor) -> torch.Tensor:
-        return self(images).{activation_call}
+    def {answer}(self, images: torch.Tensor) -> torch.Tensor:
+        return {answer_of}
 
 
 def load(weights: str | Path | None = None) -> Network:
@@ -101,9 +102,7 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         weights=WEIGHTS,
         N_SHAPE=f"N, {C}, {H}, {W}",
         at_rest=facts.dtype.name,
-        classes=len(facts.classes),
-        activation="softmax" if facts.labels == "classes" else "sigmoid",
-        activation_call="softmax(1)" if facts.labels == "classes" else "sigmoid()",
+        **_answer(classifier),
         normalised=_normalised(facts),
         run=ascii(run),
         version=ascii(version()),
@@ -151,6 +150,29 @@ class _Code:
                 self.add(inner[name])
                 self.forward.append(f"{given}_{name} = x")
         self.forward.append(f"x = {JOINS[type(layer)](outputs)}")
+
+
+def _answer(classifier: Classifier) -> dict[str, str]:
+    """What the module's method that takes images is called, and what it returns."""
+    facts = classifier.facts
+    H, W, C = facts.shape
+    if not classifier.reconstructs:
+        softmax = facts.labels == "classes"
+        return {
+            "answer": "probabilities",
+            "result": f"N, {len(facts.classes)}",
+            "activation": "softmax" if softmax else "sigmoid",
+            "answer_of": f"self(images).{'softmax(1)' if softmax else 'sigmoid()'}",
+        }
+    own = isinstance(classifier.loss, SigmoidReconstruction)
+    vector = len(classifier.model.out_shape(facts.shape)) == 1
+    pixels = "self(images)" + (f".reshape(-1, {H}, {W}, {C}).permute(0, 3, 1, 2)" if vector else "")
+    return {
+        "answer": "reconstructed",
+        "result": f"N, {C}, {H}, {W}",
+        "activation": "sigmoid" if own else "scale of the images",
+        "answer_of": f"{pixels}{'.sigmoid()' if own else ''} * self.deviation + self.mean",
+    }
 
 
 def _normalised(facts: Described) -> str:

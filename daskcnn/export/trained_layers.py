@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
+from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import UserError
 from daskcnn.nn.layer import Layer, Shape
@@ -24,19 +27,23 @@ class TrainedLayer:
     layer : its hyper-parameters
     in_shape : shape of its input without N: (H, W, C) or (F,)
     values : parameters and state by name, on the host; nested like them for a layer of layers
+    owner : the layer before it whose weights it uses, transposed; None: they are its own
     """
 
     name: str
     layer: Layer
     in_shape: Shape
     values: Mapping[str, Any]
+    owner: TrainedLayer | None = None
 
     @property
     def children(self) -> Iterator[TrainedLayer]:
         """The layers that it is made of."""
+        before: dict[str | None, TrainedLayer] = {}
         for name, layer, in_shape in self.layer.children(self.in_shape):
-            path = f"{self.name}.{name}" if self.name else name
-            yield TrainedLayer(path, layer, in_shape, self.values.get(name, {}))
+            path, owner = f"{self.name}.{name}" if self.name else name, before.get(layer.tied_to)
+            before[name] = TrainedLayer(path, layer, in_shape, self.values.get(name, {}), owner)
+            yield before[name]
 
 
 def trained_layers(classifier: Classifier) -> Iterator[TrainedLayer]:
@@ -76,6 +83,12 @@ def hwc_to_chw(w: Any, in_shape: Shape) -> Any:
     if len(in_shape) == 3 and w.ndim == 4:
         w = w.transpose(2, 0, 1, 3)
     return w.reshape(-1, w.shape[-1])
+
+
+def scale_and_shift(trained: TrainedLayer) -> tuple[Array, Array]:
+    """Return what a layer of batch normalising scales and shifts by, (C,) each: 1 and 0 where it has no such number."""
+    values, mean = trained.values, trained.values["mean"]
+    return values.get("scale", np.ones_like(mean)), values.get("shift", np.zeros_like(mean))
 
 
 def version() -> str:

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from daskcnn.errors import nearest
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
-from daskcnn.nn import OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
+from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
 from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
@@ -115,6 +115,8 @@ def _of_training(train: Train) -> Iterator[str]:
         if key not in own and _is_set(schedule, key):
             yield f"train.schedule.{key}: {schedule.name!r} has no such key; remove it or name another schedule"
     yield from _of_sharding(train)
+    if train.class_weights is not None and train.loss is not None and LOSSES[train.loss].labels == "image":
+        yield f"train.class_weights: the loss {train.loss!r} ignores the labels; remove it, or use another loss"
     if train.partition in PARTITIONERS and PARTITIONERS[train.partition].at_once and (train.increments or 1) > 1:
         yield (
             f"train.increments = {train.increments}: partition {train.partition!r} gives everything at once; "

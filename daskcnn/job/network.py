@@ -40,11 +40,17 @@ VECTORS = 5
 
 def network_of(job: Job, dataset: Described) -> Sequential:
     """The job's network for this data set. Raises ValueError where they do not fit, JobError for wrong `freeze`."""
-    model = build_model(job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu)
+    given = job.model.name, job.model.layers, dataset.shape, len(dataset.classes), job.model.relu
+    model = build_model(*given, reconstructs=reconstructs(job))
     try:
         return freeze(model, job.model.freeze or (), dataset.shape)
     except ValueError as error:
         raise JobError([f"model.{error}"]) from error
+
+
+def reconstructs(job: Job) -> bool:
+    """Whether the network is to answer an image with an image."""
+    return job.train.loss is not None and LOSSES[job.train.loss].labels == "image"
 
 
 def frozen_spans(job: Job, dataset: Described) -> tuple[slice, ...]:
@@ -115,7 +121,7 @@ def loss_of(job: Job, images: Described) -> Loss:
     """The job's loss, or the usual one for the data set's labels. Raises JobError for one that is for other labels."""
     kind = images.labels
     name = job.train.loss or USUAL[kind]
-    if LOSSES[name].labels != kind:
+    if LOSSES[name].labels not in (kind, "image"):
         has = "has one class a sample" if kind == "classes" else "has several labels a sample"
         fitting = " or ".join(repr(other) for other, loss in LOSSES.items() if loss.labels == kind)
         raise JobError([f"train.loss = {name!r}: the data set {has}; remove it, or use {fitting}"])

@@ -308,10 +308,13 @@ class Train(Options):
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
         Schedule(), description="How the learning rate changes: a name or a table."
     )
-    loss: Literal["softmax", "squared", "sigmoid"] | None = Field(
+    loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = Field(
         None,
-        description="Loss function: `sigmoid` for several labels a sample, the others for one class a sample. Default: "
-        "`softmax`, or `sigmoid` for several labels.",
+        description="Loss function: `softmax` and `squared` for one class a sample, `sigmoid` for several labels. "
+        "`reconstruction` compares the network's output with the image that it was given, by the mean squared "
+        "difference over pixels and channels (PyTorch's `MSELoss`); `sigmoid-reconstruction` by the cross-entropy of "
+        "the output's sigmoid and pixels in [0, 1] (`BCEWithLogitsLoss`). Both ignore the labels and have no accuracy. "
+        "Default: `softmax`, or `sigmoid` for several labels.",
     )
     label_smoothing: float = Field(
         0.0,
@@ -351,7 +354,10 @@ class Train(Options):
         "speeds alone (Marques et al., eq. 1), at the start and where kernels move; no link is measured.",
     )
     early_stopping: int | None = Field(
-        None, ge=1, description="Stop after this many evaluations without a better validation accuracy. Default: never."
+        None,
+        ge=1,
+        description="Stop after this many evaluations without a better validation accuracy, or without a lower "
+        "validation loss where the loss has no accuracy. Default: never.",
     )
 
 

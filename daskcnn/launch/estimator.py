@@ -18,6 +18,8 @@ from distributed import Client
 
 from daskcnn.cluster.given_client import checked_client
 from daskcnn.cluster.own_process import SHARED, apart_from_tasks
+from daskcnn.errors import JobError
+from daskcnn.job.network import reconstructs
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.estimator_data import (
@@ -175,7 +177,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         tables = merged(self._tables(samples, _seed(self.random_state)), places)
         if self.warm_start and hasattr(self, "model_"):
             tables["model"]["from"] = str(self.model_.kept_in(folder / "before"))
-        return resolve(merged(tables, self.job or {}))
+        job = resolve(merged(tables, self.job or {}))
+        if reconstructs(job):
+            raise JobError([f"train.loss = {job.train.loss!r}: a classifier has classes; use daskcnn.train"])
+        return job
 
     def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
         """The tables of the fit's job, but for its places."""

@@ -36,6 +36,7 @@ from daskcnn.training.trained_network import to_classifier
 ONE_PASS = 2 * MAX_CHUNK_BYTES
 """Bytes of chunks that are kept while all are read in their order."""
 COLUMNS = ("class", "samples", "precision", "recall", "auc")
+_NO_CLASSES: dict[str, Any] = {f"top{TOP}": None, "auc_samples": 0, "classes": [], "confusion": None}
 
 
 def evaluate(
@@ -52,10 +53,11 @@ def evaluate(
 
     The samples are read batch by batch. AUC: of each class against the rest, the mean over the classes; None where
     there is only one. With more than a million class scores it is that of every n-th sample; `auc_samples` says how
-    many that are. picture: a file for the confusion matrix to be drawn into, SVG or PNG. views: of each image, whose
-    scores are averaged; None for those of the job. keep: write the result into the run directory too, for the page of
-    its report. Raises UserError without matplotlib, for another ending, where there is no such matrix (several labels a
-    sample, or too many classes), and for views that the images do not have; DataError where the result cannot be kept.
+    many that are. A network that reconstructs images has a loss alone: `labels` is "image" then. picture: a file for
+    the confusion matrix to be drawn into, SVG or PNG. views: of each image, whose scores are averaged; None for those
+    of the job. keep: write the result into the run directory too, for the page of its report. Raises UserError without
+    matplotlib, for another ending, where there is no such matrix (several labels a sample, too many classes, or none),
+    and for views that the images do not have; DataError where the result cannot be kept.
     """
     if picture is not None:
         _check_picture(picture)
@@ -63,31 +65,34 @@ def evaluate(
     index = read_index(Path(run) / INDEX) if job.data.in_place else None
     dataset = open_dataset(path) if path else opened(job.data, index)
     classifier = to_classifier(checkpoint, job)
-    if _kind(dataset) != _kind(classifier.facts):
+    of_image = classifier.reconstructs
+    if dataset.shape != classifier.facts.shape or (not of_image and _kind(dataset) != _kind(classifier.facts)):
         raise DataError(
             dataset.path, f"other images or classes than {run} was trained on", "give a data set like its own"
         )
-    answers = _answers(dataset)
+    answers = None if of_image else _answers(dataset)
     if picture is not None and not _confuses(answers):
         reason = f"{dataset.path} has several labels a sample, or more than {MOST_CONFUSED:,} classes"
+        reason = f"{run} reconstructs images" if of_image else reason
         raise UserError(picture, f"{reason}, so there is no confusion matrix", "leave --picture out")
     device = Device.of("cpu", threads=cpu_count(), exact=job.train.exact)
     replica = Replica(job, _as_trained(dataset, classifier.facts), device, clock=time.perf_counter)
     replica.adopt(to_state(checkpoint, job).weights)
     samples, seen = len(dataset.test), views_of(classifier, views)
     with single_threaded_blas(), _small_cache():
-        score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=answers.add, views=seen)
+        look = None if answers is None else answers.add
+        score = replica.evaluate(dataset.test, 0, samples, whole=samples, look=look, views=seen)
     result = {
         "run": run,
         "checkpoint": str(checkpoint.path),
         "data": dataset.path,
         "samples": score.samples,
         "views": seen,
-        "labels": dataset.labels,
+        "labels": "image" if of_image else dataset.labels,
         "accuracy": score.accuracy,
         "loss": score.loss,
         "auc": score.judged.auc,
-        **_by_class(dataset.classes, answers, score.classes, score.samples),
+        **(_by_class(dataset.classes, answers, score.classes, score.samples) if answers else _NO_CLASSES),
     }
     if picture is not None:
         draw_confusion(dataset.classes, result["confusion"], Path(picture), title=f"{run}: {dataset.name}")
@@ -107,7 +112,7 @@ def _small_cache() -> Iterator[None]:
 
 
 def _kind(images: Described) -> tuple[Any, ...]:
-    return images.shape, images.classes, images.labels
+    return images.classes, images.labels
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ def _answers(dataset: Dataset) -> ClassAnswers | LabelAnswers:
     return ClassAnswers(classes) if dataset.labels == "classes" else LabelAnswers(classes)
 
 
-def _confuses(answers: ClassAnswers | LabelAnswers) -> bool:
+def _confuses(answers: ClassAnswers | LabelAnswers | None) -> bool:
     return isinstance(answers, ClassAnswers) and answers.confusion is not None
 
 
@@ -169,7 +174,12 @@ def _check_picture(picture: str) -> None:
 
 
 def evaluation_csv(result: Mapping[str, Any]) -> str:
-    """Return a line for each class: its figures, and how many of its samples were answered with each class."""
+    """Return a line for each class: its figures, and how many of its samples were answered with each class.
+
+    Raises UserError where there are no classes.
+    """
+    if not result["classes"]:
+        raise UserError("--csv", f"{result['run']} reconstructs images, so no class has figures", "leave it out")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [each["class"] for each in result["classes"]]

@@ -17,7 +17,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError, JobError
 from daskcnn.export.model_file import read_model
-from daskcnn.job.network import initial_weights, network_of
+from daskcnn.job.network import initial_weights, network_of, reconstructs
 from daskcnn.job.tables import Job, Model
 from daskcnn.job.whitening import whitened
 from daskcnn.launch.resume import kept_job
@@ -38,12 +38,16 @@ _GIVE = (
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A trained network: where its weights are from, its description, the images it saw, its arrays by name."""
+    """A trained network: where its weights are from, its description, the images it saw, its arrays by name.
+
+    reconstructs: whether it answers images with images.
+    """
 
     source: str
     model: Model
     images: Facts
     arrays: Arrays
+    reconstructs: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,13 +85,13 @@ def read_trained(place: str) -> Pretrained:
         checkpoint = load(path, check=check_of(job))
     else:
         raise DataError(path, "no trained network there (model.from)", _GIVE)
-    return Pretrained(str(checkpoint.path), job.model, facts_of(checkpoint), checkpoint.arrays)
+    return Pretrained(str(checkpoint.path), job.model, facts_of(checkpoint), checkpoint.arrays, reconstructs(job))
 
 
 def _exported(path: Path) -> Pretrained:
     found = read_model(path)
     arrays = {name: view for tree in found.layout.views(found.weights) for name, view in leaves(tree)}
-    return Pretrained(str(path), found.job.model, found.facts, arrays)
+    return Pretrained(str(path), found.job.model, found.facts, arrays, found.reconstructs)
 
 
 def _silent(_: str) -> None:
@@ -106,9 +110,12 @@ def with_network(job: Job, trained: Pretrained, images: Described) -> Job:
     """
     if names_network(job):
         return job
+    if trained.reconstructs != reconstructs(job):
+        answers = "images" if trained.reconstructs else "classes"
+        raise JobError([f"model.from: {trained.source} answers with {answers}, train.loss with others; give model"])
     given = trained.model
     update: dict[str, Any] = {"name": given.name, "relu": given.relu, "layers": given.layers}
-    if given.layers is not None and len(trained.images.classes) != len(images.classes):
+    if given.layers is not None and not trained.reconstructs and len(trained.images.classes) != len(images.classes):
         update["layers"] = _with_outputs(given.layers, trained, len(images.classes))
     return job.model_copy(update={"model": job.model.model_copy(update=update)})
 
@@ -128,8 +135,9 @@ def _with_outputs(layers: list[dict[str, Any]], trained: Pretrained, classes: in
 def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
     """The trained weights in the job's network, layer by layer of the same name; initial ones where there are none.
 
-    The last layer with weights starts anew where the classes differ. Raises JobError naming each layer whose shapes
-    differ, and where no layer is left; DataError for weights that are not finite.
+    The last layer with weights starts anew where the classes differ, or one of the two reconstructs images. Raises
+    JobError naming each layer whose shapes differ, and where no layer is left; DataError for weights that are not
+    finite.
     """
     layout, weights = initial_weights(job, images)
     ours: dict[str, dict[str, Array]] = {}
@@ -138,8 +146,9 @@ def start_of(job: Job, trained: Pretrained, images: Described) -> Start:
             ours.setdefault(name.rpartition("/")[0], {})[name] = view
     paths = [path for path, _, _ in walk(network_of(job, images), images.shape) if path in ours]
     new, problems = dict[str, str](), list[str]()
+    differs = _difference(trained, images, of_images=reconstructs(job))
     for layer, views in ours.items():
-        if layer == paths[-1] and (differs := _difference(trained.images, images)):
+        if layer == paths[-1] and differs:
             new[layer] = differs
         elif not any(name in trained.arrays for name in views):
             new[layer] = "there is none of this name"
@@ -166,8 +175,11 @@ def first_weights(job: Job, dataset: Dataset, start: Start | None) -> Array | No
     return start.weights if made is None else made
 
 
-def _difference(theirs: Described, own: Described) -> str:
-    """Why outputs for one of them mean nothing for the other; empty where they do."""
+def _difference(trained: Pretrained, own: Described, *, of_images: bool) -> str:
+    """Why outputs for one of them mean nothing for the other; empty where they do. of_images: what ours are."""
+    theirs = trained.images
+    if of_images or trained.reconstructs:
+        return "" if of_images == trained.reconstructs else "one of the two reconstructs images"
     if len(theirs.classes) != len(own.classes):
         return f"{len(own.classes)} classes instead of {len(theirs.classes)}"
     if theirs.labels != own.labels:

@@ -19,7 +19,7 @@ from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.listener import OnEvent
 from daskcnn.launch.own_data import with_own_data
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.resume import job_to_run
+from daskcnn.launch.resume import epochs_of, job_to_run
 from daskcnn.launch.trained_model import load
 from daskcnn.launch.training import Result, Silent, display, shown, train_job
 from daskcnn.markup import as_lines
@@ -36,17 +36,19 @@ def run(raw: dict[str, Any], *, resume: str | None, json_mode: bool, quiet: bool
     json_mode: stdout belongs to the summary. quiet: nothing but warnings is shown besides.
     """
     job, path = job_to_run(raw, resume)
-    if (summary := _done(path)) is not None:
-        say(f"{path}: this run is done; nothing to resume")
+    if (summary := _done(path, job)) is not None:
+        say(f"{path}: this run is done; nothing to resume. --epochs with a larger number trains it longer")
         return summary
     told = say_warnings if quiet else say
     result = train_job(job, resume=path, progress=display(json_mode, quiet), handle_signals=True, say=told)
     return result.summary
 
 
-def _done(run: Path | None) -> dict[str, Any] | None:
-    """The summary of a run that has trained to its end; None where there is more to do."""
+def _done(run: Path | None, job: Job) -> dict[str, Any] | None:
+    """The summary of a run that has trained to its end; None where there is more to do, by this job."""
     if run is None or not (summary := RunDirectory.open(run).summary()) or summary.get("status") != "done":
+        return None
+    if epochs_of(RunDirectory.open(run)) != job.train.epochs:
         return None
     return checked_summary(summary, run / "summary.json")
 
@@ -81,7 +83,8 @@ def train(
     on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
         `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
         and is raised here; the run can be resumed.
-    resume : a run directory to go on with, or "auto", as for `daskcnn run --resume`. A run that is done is returned.
+    resume : a run directory to go on with, or "auto", as for `daskcnn run --resume`. A run that is done is returned,
+        unless the job has more epochs: then it is trained longer.
     init : a run directory or file whose trained weights to start from: the job's `model.from`.
 
     Raises
@@ -110,7 +113,7 @@ def train(
         if resume is not None and data is not None:  # all but the place of the data is as it was
             tables["data"] = {"path": tables["data"]["path"]}
         resolved, path = job_to_run(tables, None if resume is None else str(resume))
-        if path is not None and (summary := _done(path)) is not None:
+        if path is not None and (summary := _done(path, resolved)) is not None:
             return _finished(path, summary)
         return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
 

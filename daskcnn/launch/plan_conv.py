@@ -15,8 +15,8 @@ from daskcnn.conv.planner import Candidate, candidates
 from daskcnn.conv.tuner import tune
 from daskcnn.errors import UserError, nearest
 from daskcnn.job.network import convolutions
-from daskcnn.nn import Sequential, build_model, model_problem, sequential_from_spec
-from daskcnn.nn.models import MODELS
+from daskcnn.nn import Sequential, model_problem, sequential_from_spec
+from daskcnn.nn.models import MODELS, model_spec
 from daskcnn.store import DATASETS, open_dataset
 
 MEASURING = 60.0
@@ -45,6 +45,8 @@ def plan_conv(
     try:
         network = _network(model, image_shape(images), layer or {})
         specs = convolutions(network, image_shape(images), batch, dtype)
+        if not specs:
+            raise ValueError(f"model {model!r}: has no convolutions; name another network")
         if measure:
             with single_threaded_blas():
                 tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
@@ -66,7 +68,7 @@ def _network(model: str, image: tuple[int, int, int], layer: Mapping[str, Any]) 
     if model_problem(model):
         known = [*MODELS, SINGLE]
         raise ValueError(f"model {model!r}: no name, nor C1:C2 such as 50:500{nearest(model, known)}")
-    return build_model(model, None, image, 10)
+    return sequential_from_spec(model_spec(model, image, 10))
 
 
 def image_shape(images: str) -> tuple[int, int, int]:

@@ -30,13 +30,15 @@ def predict(
 ) -> list[dict[str, Any]]:
     """The likeliest classes of each image file, resized to what the network saw in training, or array file.
 
-    views: as `load_classifier` has them.
+    A network that reconstructs images has a loss for each. views: as `load_classifier` has them.
     """
     classifier = load_classifier(run, which, say, views=views)
     for path in images:
         if os.path.isdir(path):
             raise DataError(path, "a folder or a data set, not an image file", "say where to write: --out p.csv")
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    if classifier.reconstructs:
+        return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
     return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
 
 

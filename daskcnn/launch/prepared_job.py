@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.files import local_path
 from daskcnn.job.dataset import scaled
-from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, training_samples
+from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
 from daskcnn.job.resolve import on_data, resolved_data
 from daskcnn.job.tables import LAYER, Data, Job
 from daskcnn.launch.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout, walk
-from daskcnn.nn.layers import Auxiliary, BatchNorm
+from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
 from daskcnn.nn.losses import USUAL
 from daskcnn.nn.optimizers.descent import layers_of, unmet
 from daskcnn.nn.views import views_problem
@@ -30,6 +32,8 @@ from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]
 Warn = Callable[[str], None]
+
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
     try:
         layout, weights = initial_weights(job, dataset)
         problems += [*_uncuttable(job, dataset, weights.size), *_too_little_workspace(job, dataset)]
+        problems += _pixels_misfit(job, dataset)
         start = start_of(job, trained, dataset) if trained is not None and begins else None
     except JobError as error:
         problems += error.problems
@@ -206,10 +211,10 @@ def _labels_misfit(job: Job, dataset: Dataset) -> Sequence[str]:
 
 
 def _images_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
-    """Steps of augmentation and views that the data set's images do not have."""
+    """Steps of augmentation that the data set's images do not have, and views that the network cannot look at."""
     for problem in image_problems(job.data.augment or "none", dataset):
         yield f"data.augment.{problem}"
-    if unfit := views_problem(job.data.views, dataset.shape):
+    if unfit := views_problem(job.data.views, dataset.shape, reconstructs=reconstructs(job)):
         yield f"data.views = {unfit}"
 
 
@@ -225,6 +230,31 @@ def _unmet_rates(job: Job, dataset: Dataset) -> Iterator[str]:
     layers = ", ".join(dict.fromkeys(layers_of(path)[-1] for path, _ in layout.places()))
     for pattern in unmet(job.train.rates, layout):
         yield f"train.rates: {pattern!r} matches no layer with weights; there are {layers}"
+
+
+def _pixels_misfit(job: Job, dataset: Dataset) -> Iterator[str]:
+    """What a network or a loss whose pixels lie between 0 and 1 cannot make of the data set's."""
+    loss, (last, layer) = job.train.loss, network_of(job, dataset).layers[-1]
+    if not reconstructs(job):
+        return
+    own = loss == "sigmoid-reconstruction"
+    if own and isinstance(layer, Sigmoid):
+        yield f"train.loss = {loss!r}: it takes the sigmoid itself; leave out {last}, or use 'reconstruction'"
+    low, high = _span_of_pixels(dataset)
+    if (own or isinstance(layer, Sigmoid)) and (low < -_ROUNDING or high > 1 + _ROUNDING):
+        lies = f"{f'the loss {loss!r} wants' if own else f'layer {last} makes'} pixels between 0 and 1"
+        C, most = dataset.shape[-1], np.iinfo(dataset.dtype).max
+        remedy = f"set data.scale to mean = {[0.0] * C} and deviation = {[float(most)] * C}"
+        yield f"train.loss = {loss!r}: {lies}, and those of the data set become {low:.3g} to {high:.3g}; {remedy}"
+
+
+def _span_of_pixels(dataset: Dataset) -> tuple[float, float]:
+    """The least and the greatest pixel that the network may be given. Of real numbers, which may be any: 0 and 1."""
+    if dataset.dtype.kind not in "iu":
+        return 0.0, 1.0
+    info = np.iinfo(dataset.dtype)
+    edges = [(edge - dataset.mean) / dataset.deviation for edge in (info.min, info.max)]
+    return float(np.min(edges)), float(np.max(edges))
 
 
 def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
@@ -245,6 +275,13 @@ def _uncuttable(job: Job, dataset: Dataset, numbers: int) -> Iterator[str]:
             f"train.sub_batches = {job.train.sub_batches}: {', '.join(names)} takes the mean of a whole minibatch; "
             "use 1, or a network without batch normalising"
         )
+    if job.train.strategy == LAYER or job.train.replica_size > 1:
+        try:
+            stages_of(network)
+        except ValueError as reason:
+            remedy = "use another strategy without groups, or layers that are not tied"
+            yield f"train.strategy = {job.train.strategy!r}: {reason}, so kernels cannot be sharded; {remedy}"
+            return
     if job.train.first_conv == "samples":
         try:
             samples_first(stages_of(network))

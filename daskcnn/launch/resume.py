@@ -11,11 +11,16 @@ from typing import Any
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Job
+from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, find_latest
+from daskcnn.runs.record import parse_record
+from daskcnn.runs.state import check_of
 from daskcnn.show.stderr import say
 
 _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 """Keys of `[data]` that may change when a run is resumed."""
+_EPOCHS = "train.epochs"
+"""The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 
 
 def kept_job(run: RunDirectory) -> Job:
@@ -35,22 +40,45 @@ def has_checkpoint(run: Path | None) -> bool:
 
 
 def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
-    """The job, and the run to go on with if any. A resumed run keeps its job but for where it runs and its data lie."""
+    """The job, and the run to go on with if any.
+
+    A resumed run keeps its job but for where it runs and its data lie. Its epochs may change where the run is named.
+    """
     path = run_to_resume(raw, resume)
     if path is None:
         return resolve(raw), None
-    if resume != "auto" and (others := sorted(_keys(raw))):
+    if resume != "auto" and (others := sorted(_keys(raw) - {_EPOCHS})):
         raise JobError(
             [
-                f"{key}: a resumed run keeps its job, only [cluster] and data.path may change; remove it"
+                f"{key}: a resumed run keeps its job, only {_EPOCHS}, [cluster] and data.path may change; remove it"
                 for key in others
             ]
         )
     kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
+    if resume != "auto" and _EPOCHS in _keys(raw):
+        kept = _of_epochs(kept, asked.train.epochs, path)
     for key in sorted(_keys(raw)):
         _say_if_ignored(key, kept, asked, path)
     data = kept.data.model_copy(update={key: getattr(asked.data, key) for key in _PLACES if key in raw.get("data", {})})
     return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
+
+
+def epochs_of(run: RunDirectory) -> int:
+    """The epochs that a run was to train when it went on last."""
+    return kept_job(run).train.epochs
+
+
+def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
+    """The run's job with this number of epochs in all. Raises JobError where they are trained already, or misfit."""
+    if epochs == kept.train.epochs:
+        return kept
+    found = latest(RunDirectory.open(path).checkpoints, warn=say, check=check_of(kept))
+    done = 0.0 if found is None else parse_record(found.state, found.path).epoch
+    if epochs <= done:
+        reason = f"the run has trained {done:.4g} epochs already; give more, or use its checkpoint {path} as it is"
+        raise JobError([f"{_EPOCHS} = {epochs}: {reason}"])
+    tables = kept.model_dump(mode="json")
+    return resolve({**tables, "train": {**tables["train"], "epochs": epochs}})
 
 
 def _say_if_ignored(key: str, kept: Job, asked: Job, path: Path) -> None:

@@ -25,7 +25,7 @@ def named_models() -> list[dict[str, Any]]:
     """All named models with their usual images: name, image, classes, parameters, operations, origin."""
     rows = []
     for name, model in MODELS.items():
-        layers = summarise(build_model(name, None, model.image, model.classes), model.image)
+        layers = summarise(_named(name, model.image, model.classes), model.image)
         rows.append(
             {
                 "name": name,
@@ -83,4 +83,10 @@ def _network(model: str, images: str | None, classes: int | None) -> tuple[Seque
     known = MODELS.get(name)
     image, usual = (known.image, known.classes) if known else _USUAL
     shape = image_shape(images) if images else image
-    return build_model(name, None, shape, classes or usual, relu), shape, dtype
+    return _named(name, shape, classes or usual, relu), shape, dtype
+
+
+def _named(name: str, shape: Shape, classes: int, relu: bool = True) -> Sequential:
+    """The network of this name, with the outputs that it is for."""
+    reconstructs = name in MODELS and MODELS[name].reconstructs
+    return build_model(name, None, shape, classes, relu, reconstructs=reconstructs)

@@ -83,7 +83,7 @@ class TrainedModel:
         return map_leaves(_read_only, found)
 
     def predict(self, images: Any) -> Any:
-        """Probability of each class, (N, classes).
+        """Probability of each class, (N, classes); of a network that reconstructs images, images (N, H, W, C).
 
         Parameters
         ----------
@@ -102,9 +102,12 @@ class TrainedModel:
         self.classifier.check_images(images)
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = np.dtype(self.classifier.job.model.dtype)
+        model = delayed(self.classifier, name=f"classifier-{self.token}")
+        if self.classifier.reconstructs:
+            return whole.map_blocks(_probabilities, model, dtype=dtype, meta=np.empty((0, 0, 0, 0), dtype), name=None)
         return whole.map_blocks(
             _probabilities,
-            delayed(self.classifier, name=f"classifier-{self.token}"),
+            model,
             dtype=dtype,
             drop_axis=[1, 2, 3],
             new_axis=[1],
@@ -131,7 +134,8 @@ class TrainedModel:
     def __repr__(self) -> str:
         H, W, C = self.shape
         count = f"{self.classifier.layout.size:,} weights"
-        return f"<TrainedModel: images {H}x{W}x{C}, {len(self.classes)} classes, {count}>"
+        answers = "reconstructed" if self.classifier.reconstructs else f"{len(self.classes)} classes"
+        return f"<TrainedModel: images {H}x{W}x{C}, {answers}, {count}>"
 
     def _repr_html_(self) -> str:
         rows = summarise(self.classifier.model, self.shape)

@@ -44,8 +44,9 @@ def load_classifier(path: str, which: Which, say: Callable[[str], None], *, view
 
 
 def views_of(classifier: Classifier, views: Views | None) -> Views:
-    """Return these views, or those of the network's job. Raises UserError where its images do not have them."""
-    if views is not None and (problem := views_problem(views, classifier.facts.shape)):
+    """Return these views, or those of the network's job. Raises UserError where it cannot look at them."""
+    shape, reconstructs = classifier.facts.shape, classifier.reconstructs
+    if views is not None and (problem := views_problem(views, shape, reconstructs=reconstructs)):
         raise UserError(f"views = {problem}")
     return classifier.views if views is None else views
 

@@ -34,7 +34,7 @@ from daskcnn.launch.indexing import forget, indexed, outlined
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset, must_be_made
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resume import has_checkpoint
+from daskcnn.launch.resume import epochs_of, has_checkpoint
 from daskcnn.launch.trained_model import TrainedModel
 from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
@@ -263,6 +263,8 @@ def _recorded(
             write_index(directory.path / INDEX, index)
     else:
         directory = RunDirectory.open(resume, writable=True)
+        if epochs_of(directory) != job.train.epochs:
+            directory.lengthen(job.model_dump(mode="json"))
     with directory, progress:
         directory.write_environment(sys.argv)
         recorder = Recorder(directory, progress, prepared)

@@ -3,7 +3,7 @@
 from daskcnn.nn.freezing import freeze
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS
-from daskcnn.nn.losses import LOSSES, Loss, correct
+from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import init_network, loss_and_gradients, predict
 from daskcnn.nn.optimizers import OPTIMIZERS, SGD, Descent, Optimizer, OptimizerState
@@ -41,6 +41,7 @@ __all__ = [
     "freeze",
     "init_network",
     "inside",
+    "labels_for",
     "leaves",
     "loss_and_gradients",
     "map_leaves",

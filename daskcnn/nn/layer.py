@@ -4,7 +4,8 @@ Shapes: a *map* is (H, W, N, C), a *vector* (N, F), float32 or float64; `in_shap
 A layer never writes to the arrays it is given, and returns arrays of the dtype it received.
 
 Layers with inner structure, such as `Sequential` and `Residual`, are layers too: their params, state and gradients are
-nested by child name. A layer's path is the names from the network down to it: "residual1/path/conv2".
+nested by child name. A layer's path is the names from the network down to it: "residual1/path/conv2". A layer may use
+the weights of an earlier one beside it (`nn.tying`).
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ class Layer(ABC):
     def mixes_samples(self) -> bool:
         """Whether an output depends on other samples of the minibatch too, so that a minibatch cannot be cut."""
         return False
+
+    @property
+    def tied_to(self) -> str | None:
+        """Name of the earlier layer beside it whose weights it uses, transposed; None: it has its own, or none."""
+        return None
 
     def initial_before(self, after: Initializer) -> Initializer:
         """Return the initializer for weights in front of this layer; `after` is the one that the next layer asks for.

@@ -2,6 +2,9 @@
 
 A data set has one label a sample (`labels` is "classes"), or several: a row of 0 and 1, one for each class. The losses
 say which of the two they are for. Networks with several labels a sample answer each by itself: a score above 0 is yes.
+
+A loss may also compare the network's output with the image that it was given. It needs no labels, and nothing that the
+network answers is right or wrong: such a network has a loss and no accuracy.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import numpy as np
 from daskcnn.arrays import NUMPY, Array
 
 LabelKind = Literal["classes", "several"]
+Target = Literal["classes", "several", "image"]
 
 
 class Loss(Protocol):
@@ -24,17 +28,21 @@ class Loss(Protocol):
     Attributes
     ----------
     labels
-        What the labels are: "classes" (N,), or "several" (N, classes) of 0 and 1.
+        What it takes for labels: "classes" (N,), "several" (N, classes) of 0 and 1, or "image": the images
+        (H, W, N, C) as the network was given them. The scores are then (N, H·W·C) or a map (H, W, N, C).
     """
 
-    labels: ClassVar[LabelKind]
+    labels: ClassVar[Target]
 
     def __call__(
         self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None
     ) -> tuple[Any, Array]: ...
 
     def probabilities(self, scores: Array) -> Array:
-        """Return what scores (N, classes) on the host mean, as probabilities of the same shape."""
+        """Return what scores (N, classes) on the host mean, as probabilities of the same shape.
+
+        Where the labels are images: the pixels that the scores stand for, as the network is given them.
+        """
         ...
 
 
@@ -46,7 +54,7 @@ class SoftmaxCrossEntropy:
     """
 
     smoothing: float = 0.0
-    labels: ClassVar[LabelKind] = "classes"
+    labels: ClassVar[Target] = "classes"
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing <= 1:
@@ -74,7 +82,7 @@ class SoftmaxCrossEntropy:
 class SquaredError:
     """Half the squared distance of the scores from the right class's unit vector, averaged over the batch."""
 
-    labels: ClassVar[LabelKind] = "classes"
+    labels: ClassVar[Target] = "classes"
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         dscores = scores.copy()
@@ -94,7 +102,7 @@ class SigmoidCrossEntropy:
     are. It is -log of the probability of the sample's whole row, if its labels do not depend on one another.
     """
 
-    labels: ClassVar[LabelKind] = "several"
+    labels: ClassVar[Target] = "several"
 
     def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
         yes = labels > 0
@@ -109,10 +117,51 @@ class SigmoidCrossEntropy:
         return sigmoid(scores)
 
 
+@dataclass(frozen=True)
+class Reconstruction:
+    """Squared difference of output and image, averaged over pixels, channels and batch: PyTorch's MSELoss, times 1."""
+
+    labels: ClassVar[Target] = "image"
+
+    def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
+        dscores = scores - _like(labels, scores)
+        each = _mean_of_sample(dscores * dscores)
+        dscores *= 2 * len(each) / dscores.size
+        return _mean(each, dscores, weights)
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the scores: they are pixels."""
+        return scores
+
+
+@dataclass(frozen=True)
+class SigmoidReconstruction:
+    """Cross-entropy of the sigmoid of the output and an image of pixels in [0, 1], averaged like `Reconstruction`.
+
+    It is PyTorch's BCEWithLogitsLoss, in nats. The sigmoid belongs to the loss: the network ends in scores.
+    """
+
+    labels: ClassVar[Target] = "image"
+
+    def __call__(self, scores: Array, labels: Array, xp: Any = np, weights: Array | None = None) -> tuple[Any, Array]:
+        pixels = _like(labels, scores)
+        small = xp.exp(-xp.abs(scores))  # as in `SigmoidCrossEntropy`
+        each = _mean_of_sample(xp.log1p(small) + xp.maximum(scores, 0) - scores * pixels)
+        dscores = xp.where(scores >= 0, xp.ones_like(small), small) / (1 + small) - pixels
+        dscores *= len(each) / dscores.size
+        return _mean(each, dscores, weights)
+
+    def probabilities(self, scores: Array) -> Array:
+        """Return the sigmoid of the scores: pixels in [0, 1]."""
+        return sigmoid(scores)
+
+
 LOSSES: dict[str, Loss] = {
     "softmax": SoftmaxCrossEntropy(),
     "squared": SquaredError(),
     "sigmoid": SigmoidCrossEntropy(),
+    "reconstruction": Reconstruction(),
+    "sigmoid-reconstruction": SigmoidReconstruction(),
 }
 
 USUAL: dict[LabelKind, str] = {"classes": "softmax", "several": "sigmoid"}
@@ -147,6 +196,17 @@ def _mean(each: Array, dscores: Array, weights: Array | None) -> tuple[Any, Arra
     return each.mean(), dscores
 
 
+def _like(images: Array, scores: Array) -> Array:
+    """Return images (H, W, N, C) in the scores' dtype and shape: a map, or vectors in the order of `Flatten`."""
+    images = images.astype(scores.dtype, copy=False)
+    return images if scores.ndim == 4 else images.transpose(2, 0, 1, 3).reshape(images.shape[2], -1)
+
+
+def _mean_of_sample(values: Array) -> Array:
+    """Return the mean of each sample's values, (N,), of vectors (N, F) or of a map (H, W, N, C)."""
+    return values.mean(axis=1 if values.ndim == 2 else (0, 1, 3))
+
+
 def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None, smoothing: float) -> tuple[Any, Array]:
     """Return the mean loss and its gradient from the compiled loop."""
     from daskcnn.compiled import softmax
@@ -157,12 +217,19 @@ def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None, 
     return scores.dtype.type(softmax.cross_entropy(given, classes, own, smoothing, dscores)), dscores
 
 
-def correct(scores: Array, labels: Array) -> Any:
-    """Return the number of right answers: 0-d.
+def labels_for(loss: Loss, x: Array, labels: Array) -> Array:
+    """Return what the loss takes for labels of a batch: its images x (H, W, N, C), or its labels."""
+    return x if loss.labels == "image" else labels
+
+
+def correct(scores: Array, labels: Array) -> Any | None:
+    """Return the number of right answers: 0-d. None where the labels are images (H, W, N, C): there are no answers.
 
     An answer is a sample's highest score, which is to be at its label, or each score of several labels (N, L), which is
     to be above 0 where the label is 1.
     """
+    if labels.ndim == 4:
+        return None
     if labels.ndim == 2:
         return ((scores > 0) == (labels > 0)).sum()
     return (scores.argmax(axis=1) == labels).sum()

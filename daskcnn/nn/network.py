@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from daskcnn.arrays import Array, Backend
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
-from daskcnn.nn.losses import Loss, Targets, correct, mixed_loss
+from daskcnn.nn.losses import Loss, Targets, correct, labels_for, mixed_loss
 from daskcnn.nn.tree import map_leaves
 
 
@@ -38,12 +38,15 @@ def loss_and_gradients(
     (N,): of the samples, as `Loss` has them. partners: labels and weights that the samples have besides, where images
     are mixed.
 
-    Loss and number of right answers are 0-d arrays of the device, so that the pass does not wait for the device;
-    `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no warnings.
+    Loss and number of right answers (None where there are none) are 0-d arrays of the device, so that the pass does not
+    wait for the device; `backend.scalar` fetches them. A network that diverges gives a loss that is not finite, and no
+    warnings.
     """
     backend, ctx = ctx.device.backend, replace(ctx, training=True, need_dx=False, heads={})
-    scores, new_state, residual = model.forward(params, state, backend.from_host(x), ctx)
-    targets, others = on_device((labels, weights), backend), partners and on_device(partners, backend)
+    images, others = backend.from_host(x), partners and on_device(partners, backend)
+    scores, new_state, residual = model.forward(params, state, images, ctx)
+    own_labels, counts = on_device((labels, weights), backend)
+    targets = labels_for(loss, images, own_labels), counts
     value, dscores = mixed_loss(loss, scores, targets, others, backend.xp)
     for head in (ctx.heads or {}).values():
         own, gradient = mixed_loss(loss, head.scores, targets, others, backend.xp)
@@ -60,6 +63,6 @@ def on_device(targets: Targets, backend: Backend) -> Targets:
 
 @np.errstate(over="ignore", invalid="ignore")
 def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) -> Array:
-    """Return the scores (N, classes), on the device, of a host batch x (H, W, N, C)."""
+    """Return the scores, (N, classes) of a classifier, on the device, of a host batch x (H, W, N, C)."""
     scores, _, _ = model.forward(params, state, ctx.device.backend.from_host(x), replace(ctx, training=False))
     return scores

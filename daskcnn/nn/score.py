@@ -14,24 +14,28 @@ from daskcnn.nn.auc import ClassScores
 class Score:
     """Summed loss and right answers over `samples`; adds up over parts of a split.
 
-    classes: what the AUC is made of, where it was asked for; a sum has it where every part has. answers: how many a
-    sample has that may be right: 1, or as many as it has labels.
+    correct: right answers; None where the loss knows none. classes: what the AUC is made of, where it was asked for; a
+    sum has it where every part has. answers: how many a sample has that may be right: 1, or as many as it has labels.
     """
 
     loss_sum: float
-    correct: int
+    correct: int | None
     samples: int
     classes: ClassScores | None = field(default=None, compare=False, repr=False)
     answers: int = 1
 
     @classmethod
-    def of_batch(cls, loss: float, right: int, labels: Any) -> Score:
-        """The score of a batch with these labels, (N,) or (N, L), from its mean loss and number of right answers."""
-        return cls(loss * len(labels), right, len(labels), answers=labels.shape[1] if labels.ndim == 2 else 1)
+    def of_batch(cls, loss: float, right: int | None, labels: Any) -> Score:
+        """The score of a batch with these labels, as `Loss` has them, from its mean loss and its right answers."""
+        samples = labels.shape[2] if labels.ndim == 4 else len(labels)
+        return cls(loss * samples, right, samples, answers=labels.shape[1] if labels.ndim == 2 else 1)
 
     def __add__(self, other: Score) -> Score:
-        total = self.loss_sum + other.loss_sum, self.correct + other.correct, self.samples + other.samples
+        total = self.loss_sum + other.loss_sum, self._correct_with(other), self.samples + other.samples
         return Score(*total, self._classes_with(other), max(self.answers, other.answers))
+
+    def _correct_with(self, other: Score) -> int | None:
+        return None if self.correct is None or other.correct is None else self.correct + other.correct
 
     def _classes_with(self, other: Score) -> ClassScores | None:
         if not (self.samples and other.samples):
@@ -44,9 +48,21 @@ class Score:
         return self.loss_sum / self.samples if self.samples else math.nan
 
     @property
-    def accuracy(self) -> float:
-        """Share of right answers; 0 without samples."""
+    def accuracy(self) -> float | None:
+        """Share of right answers; 0 without samples, None where the loss knows no right answers."""
+        if self.correct is None:
+            return None
         return self.correct / (self.samples * self.answers) if self.samples else 0.0
+
+    @property
+    def quality(self) -> float:
+        """How good the network is, 0 to 1, higher is better: the accuracy, or without one 1 / (1 + loss).
+
+        Rules weigh by it, checkpoints and early stopping go by it. A loss that is no number counts as 0.
+        """
+        if (accuracy := self.accuracy) is not None:
+            return accuracy
+        return 0.0 if math.isnan(self.loss) else 1 / (1 + max(0.0, self.loss))
 
     @property
     def judged(self) -> Judged:

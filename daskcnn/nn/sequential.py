@@ -16,6 +16,7 @@ from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, LayerError, Params, Residual, Shape, State
 from daskcnn.nn.local import Chain
 from daskcnn.nn.tree import map_leaves
+from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Sequential(Layer):
     with one entry for each child or chain of children; outside training it is None and nothing is kept. Neighbouring
     local layers run as one chain on processors. Weights before a ReLU (pooling, normalisation and dropout may lie
     between) start He normal, others Glorot uniform. The gradients of layers inside it whose paths are `frozen` are 0.
-    Without `ctx.need_dx` the way back ends at the first child that is trained.
+    Without `ctx.need_dx` the way back ends at the first child that is trained. Children may use the weights of earlier
+    ones (`nn.tying`).
     """
 
     layers: tuple[tuple[str, Layer], ...]
@@ -38,12 +40,22 @@ class Sequential(Layer):
             raise ValueError(f"layer names {', '.join(twice)}: given more than once; each layer needs its own")
         if not names:
             raise ValueError("layers=(): a network needs at least one layer")
+        ties_of(self.layers)
+
+    @cached_property
+    def ties(self) -> Ties:
+        """The owner of the weights that a tied child uses, by the child's name."""
+        return ties_of(self.layers)
 
     def children(self, in_shape: Shape) -> Iterator[tuple[str, Layer, Shape]]:
         """Yield every child with its input's shape, in order. Raises LayerError naming the layer that does not fit."""
+        ins: dict[str, Shape] = {}
+        outs: dict[str, Shape] = {}
         for name, layer in self.layers:
-            yield name, layer, in_shape
-            in_shape = self._out_shape(name, layer, in_shape)
+            ins[name] = in_shape
+            in_shape = outs[name] = self._out_shape(name, layer, in_shape)
+            check_tie(self.ties, name, ins, outs)
+            yield name, layer, ins[name]
 
     def mapped(self, function: Callable[[str, Layer], Layer]) -> Sequential:
         """Return the same layers in turn, each changed by `function`."""
@@ -98,9 +110,9 @@ class Sequential(Layer):
         """Return (y, new state, residuals). Chains run in one go."""
         new_state: State = {}
         residuals: list[Residual] = []
-        first = self._first_with(params)
+        first, given = self._first_with(params), lent(params, self.ties)
         for run in self._runs(ctx):
-            own = params.get(run.name, {}), state.get(run.name, {})
+            own = given.get(run.name, {}), state.get(run.name, {})
             x, kept, residual = run.forward(*own, x, run.contexts(ctx, first))
             new_state |= {run.name: kept} if kept else {}
             residuals.append(residual)
@@ -108,14 +120,14 @@ class Sequential(Layer):
 
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
-        first = self._first_with(params)
+        first, given = self._first_with(params), lent(params, self.ties)
         grads: Params = {}
         for run, kept in zip(reversed(self._runs(ctx)), reversed(residual), strict=True):
             if run.start < first and not ctx.need_dx:
                 break
-            dy, own = run.backward(params.get(run.name, {}), kept, dy, run.contexts(ctx, first))
+            dy, own = run.backward(given.get(run.name, {}), kept, dy, run.contexts(ctx, first))
             grads |= {run.name: own} if own else {}
-        return dy if ctx.need_dx else None, self._complete(grads, params, ctx.device.xp)
+        return dy if ctx.need_dx else None, self._complete(given_back(grads, self.ties), params, ctx.device.xp)
 
     def _complete(self, grads: Params, params: Params, xp: Any) -> Params:
         """Return the gradients, with 0 for children that are frozen or were not reached."""

@@ -12,6 +12,7 @@ from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.sequential import Sequential
+from daskcnn.nn.tying import tie_problems
 
 _MOST = 1 << 31
 """The largest number that a layer takes: sizes beyond it fit no machine, and no real number needs more."""
@@ -39,6 +40,9 @@ def _sequential(spec: Sequence[Mapping[str, Any]], key: str) -> Sequential:
         else:
             seen[kind] += 1
             layers.append((f"{kind}{seen[kind]}", layer))
+    if not problems:
+        wrong = tie_problems(layers)
+        problems = [f"{key}[{i}]: {wrong[name]}" for i, (name, _) in enumerate(layers) if name in wrong]
     if problems:
         raise SpecError(problems)
     return Sequential(tuple(layers))

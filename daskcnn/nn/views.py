@@ -47,9 +47,14 @@ def _both_ways(x: Array, weight: float) -> Iterator[tuple[Array, float]]:
     yield np.ascontiguousarray(x[:, ::-1]), weight
 
 
-def views_problem(views: Views, in_shape: Shape) -> str | None:
-    """Return why images (H, W, C) do not have these views, None if they do."""
+def views_problem(views: Views, in_shape: Shape, *, reconstructs: bool = False) -> str | None:
+    """Return why a network for images (H, W, C) cannot look at these views of them, None if it can.
+
+    reconstructs: whether it answers an image with an image; the answers to two views show different things.
+    """
     H, W = in_shape[:2]
+    if reconstructs and views != "none":
+        return f"{views!r}: views average scores of classes, and this network reconstructs images; use 'none'"
     if views == "mirror-translate" and min(H, W) < 2:
         return f"{views!r}: images of {H}x{W} have no pixel beside the outermost one to shift by; use 'mirror'"
     return None

@@ -175,13 +175,17 @@ class Rounds:
             "numbers": {w: n - (w in self.running) for w, n in self.numbers.items()},
         }
 
-    def restore(self, state: Mapping[str, Any], workers: Iterable[str]) -> None:
-        """Continue from a checkpoint with these workers. Known workers keep their samples; others leave or join."""
+    def restore(self, state: Mapping[str, Any], workers: Iterable[str], *, done: int | None = None) -> None:
+        """Continue from a checkpoint with these workers. Known workers keep their samples; others leave or join.
+
+        done: presentations made, where the run has another number of epochs now. None: those left are as they were.
+        """
         now = {w: self.seconds[w] for w in workers}
         self._before = self.allocation = Allocation.from_dict(state["allocation"])
         self.seconds = {w: float(s) for w, s in state["seconds"].items()}
         self.numbers = {w: int(n) for w, n in state["numbers"].items()}
-        self.budget, self.running = Budget(int(state["left"])), {}
+        left = int(state["left"]) if done is None else max(0, self.presentations - done)
+        self.budget, self.running = Budget(left), {}
         self._idle, self._under_way = dict.fromkeys(self.seconds), 0
         for worker, seconds in now.items():
             if worker in self.seconds:

@@ -196,7 +196,7 @@ class UpdateRule(BaseModel, ABC):
 
 
 class AccuracyWeighted(UpdateRule):
-    """A rule that goes by Q, the accuracy of the local weights.
+    """A rule that goes by Q, the accuracy of the local weights; of a loss without accuracy Q = 1 / (1 + loss).
 
     accuracy_on: Q is measured on the validation slice, the same for every replica, or is the round's training accuracy.
     """

@@ -46,7 +46,7 @@ _NAME = re.compile(r"step-(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """What resuming needs. Later steps come later; the score is the validation accuracy, higher is better.
+    """What resuming needs. Later steps come later; the score is that on validation samples, higher is better.
 
     `state` is JSON: NaN is kept as None, tuples as lists, keys as strings. `path` is where it was loaded from.
     """

@@ -107,6 +107,11 @@ class RunDirectory:
         """Keep the resolved job. Raises DataError: a run must be able to write at its start."""
         self._write_at_start("job.json", job)
 
+    def lengthen(self, job: Mapping[str, Any]) -> None:
+        """Keep a job of another number of epochs: the run is not done any more. Raises DataError."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+        self.write_job(job)
+
     def write_environment(self, command: Sequence[str]) -> None:
         """Keep what the run runs on and the command line that started it. Raises DataError."""
         self._write_at_start("environment.json", environment(command))

@@ -36,8 +36,8 @@ class KeptEvaluation(BaseModel):
     checkpoint: str
     data: str
     samples: NonNegativeInt
-    labels: Literal["classes", "several"]
-    accuracy: float
+    labels: Literal["classes", "several", "image"]
+    accuracy: float | None
     loss: float | None
     auc: float | None
     auc_samples: NonNegativeInt
@@ -47,7 +47,9 @@ class KeptEvaluation(BaseModel):
     confusion: tuple[tuple[NonNegativeInt, ...], ...] | None
 
     @model_validator(mode="after")
-    def _square(self) -> Self:
+    def _whole(self) -> Self:
+        if self.accuracy is None and self.labels != "image":
+            raise ValueError(f"there is no accuracy, and labels = {self.labels!r} have one")
         n = len(self.classes)
         if self.confusion is not None and [len(row) for row in self.confusion] != [n] * n:
             raise ValueError(f"confusion has not {n} rows of {n} numbers")

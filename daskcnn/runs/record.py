@@ -38,6 +38,7 @@ class _Book(_StateFields):
     server_epoch: Count = 0
     best: float = 0.0
     worse: Count = 0
+    epochs: Count | None = None
 
 
 class Record(_StateFields):
@@ -49,8 +50,8 @@ class Record(_StateFields):
     seconds : trained so far
     book : what the coordinator goes on from
     optimizer_steps : that the optimizer of each replica has made
-    validation : summed loss, right answers and samples of the last look, and the answers a sample has if it has
-        several; None where there was none
+    validation : summed loss, right answers (None where the loss knows none) and samples of the last look, and the
+        answers a sample has if it has several; None where there was none
     """
 
     epoch: NonNegativeFloat
@@ -66,7 +67,8 @@ class Record(_StateFields):
             return None
         loss, correct, samples, *more = self.validation
         answers = max(1, int(more[0] or 1)) if more else 1
-        return Score(math.nan if loss is None else loss, int(correct or 0), int(samples or 0), answers=answers)
+        right = None if correct is None else int(correct)
+        return Score(math.nan if loss is None else loss, right, int(samples or 0), answers=answers)
 
     @property
     def allocation(self) -> Allocation | None:

@@ -70,11 +70,11 @@ def to_checkpoint(
         "validation": validation and _kept(validation),
         "optimizer_steps": {replica: own.count for replica, own in state.optimizers.items()},
     }
-    score = validation.accuracy if validation else None
+    score = validation.quality if validation else None
     return Checkpoint({**arrays, **kept, **rule_state}, record, state.step, score)
 
 
-def _kept(score: Score) -> list[float]:
+def _kept(score: Score) -> list[float | None]:
     """The score as versions before several labels wrote it, with the answers a sample has where it has several."""
     return [score.loss_sum, score.correct, score.samples, *([score.answers] if score.answers > 1 else [])]
 

@@ -245,10 +245,12 @@ def loss_of(
 ) -> tuple[Array, Score]:
     """The gradient of the scores, and the batch's score. part: how much of the whole minibatch the batch is.
 
-    weights (N,): of the samples, as `Loss` has them. partners: labels and weights that they have besides.
+    labels, and weights (N,) of the samples, are as `Loss` has them. partners: labels and weights that the samples have
+    besides.
     """
     backend = device.backend
     own, targets = backend.from_host(scores), on_device((labels, weights), backend)
     value, dscores = mixed_loss(loss, own, targets, partners and on_device(partners, backend), backend.xp)
-    score = Score.of_batch(backend.scalar(value), int(backend.scalar(correct(own, targets[0]))), labels)
+    right = correct(own, targets[0])
+    score = Score.of_batch(backend.scalar(value), None if right is None else int(backend.scalar(right)), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score

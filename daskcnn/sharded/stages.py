@@ -102,9 +102,15 @@ def _twice(kernels: Sequence[int], reach: int) -> int:
 
 
 def stages_of(model: Sequential) -> tuple[Stage, ...]:
-    """The network in stages. Convolutions inside composite layers stay whole: they belong to what is put together."""
+    """The network in stages. Convolutions inside composite layers stay whole: they belong to what is put together.
+
+    Raises ValueError where a layer uses the weights of one in another stage: they lie on other workers.
+    """
     cuts = [i for i, (_, layer) in enumerate(model.layers) if isinstance(layer, Conv)]
     edges = [*([0] if not cuts or cuts[0] > 0 else []), *cuts, len(model.layers)]
+    stage_of = {name: i for i, ends in enumerate(pairwise(edges)) for name, _ in model.layers[slice(*ends)]}
+    if apart := [f"{name} and {owner}" for name, owner in model.ties.items() if stage_of[name] != stage_of[owner]]:
+        raise ValueError(f"layers {', '.join(apart)} share weights, and a convolution lies between them")
     return tuple(_stage(model.layers[a:b]) for a, b in pairwise(edges))
 
 
@@ -136,7 +142,8 @@ def _stage_of(
 ) -> Stage:
     """whole: all that can be spread is, so what follows may be summed."""
     summed: tuple[str, Dense] | None = None
-    if whole and behind and isinstance(dense := behind[0][1], Dense):
+    owners = {layer.tied_to for _, layer in behind}  # whose weights are needed whole, where all is put together
+    if whole and behind and behind[0][0] not in owners and isinstance(dense := behind[0][1], Dense):
         summed = behind[0][0], replace(dense, bias=False)
         behind = (*([(summed[0], Bias())] if dense.bias else []), *behind[1:])
     return Stage(name, conv, _sequential(spread), _sequential(behind), summed)

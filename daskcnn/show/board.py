@@ -71,6 +71,8 @@ class Board:
     accuracy: float | None = None
     validation_accuracy: float | None = None
     best_validation: float | None = None
+    validation_loss: float | None = None
+    least_validation_loss: float | None = None
     samples_per_second: float | None = None
     seconds_per_step: float | None = None
     lr: float | None = None
@@ -162,8 +164,10 @@ class Board:
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
         self.epochs = event.epochs or self.epochs
         if event.validation:
-            self.validation_accuracy = event.validation.accuracy
-            self.best_validation = max(self.best_validation or 0.0, self.validation_accuracy or 0.0)
+            accuracy, loss = event.validation.accuracy, event.validation.loss
+            self.validation_accuracy, self.validation_loss = accuracy, loss
+            self.best_validation = _best(max, self.best_validation, accuracy)
+            self.least_validation_loss = _best(min, self.least_validation_loss, loss)
         self._advance(event.epoch)
 
     def _steps(self, event: StepsEnded) -> None:
@@ -219,3 +223,8 @@ class Board:
         WorkerIgnored: _worker_ignored,
         RunEnded: _ended,
     }
+
+
+def _best(choose: Callable[..., float], *found: float | None) -> float | None:
+    """Return the best of the numbers that are known."""
+    return choose((each for each in found if each is not None), default=None)

@@ -79,8 +79,11 @@ class _Figure:
 def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = ()) -> Comparison:
     """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
-    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean.
+    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where no
+    run has an accuracy there is no line for the targets.
     """
+    if not any(_validation(report) is not None for report in reports):
+        targets = ()
     figures = [*_SETUP, *_RESULTS, *(figure for target in targets for figure in _to(target)), *_COSTS]
     runs = tuple(clean(report.start.run) for report in reports)
     return Comparison(runs, tuple(figure.line(reports) for figure in figures), tuple(_differences(reports)))
@@ -153,7 +156,22 @@ def _validation(report: RunReport) -> Value:
 
 
 def _best_validation(report: RunReport) -> Value:
-    return max((look.validation_accuracy or 0.0 for look in report.looks), default=None)
+    known = (look.validation_accuracy for look in report.looks)
+    return max((accuracy for accuracy in known if accuracy is not None), default=None)
+
+
+def _test_loss(report: RunReport) -> Value:
+    """Of a run whose loss has no accuracy; losses of others are of different kinds."""
+    return report.test.loss if report.test and report.test.accuracy is None else None
+
+
+def _losses(report: RunReport) -> list[float]:
+    """The validation losses of a run whose loss has no accuracy."""
+    return [
+        look.validation_loss
+        for look in report.looks
+        if look.validation_loss is not None and look.validation_accuracy is None
+    ]
 
 
 def _auc(report: RunReport) -> Value:
@@ -199,6 +217,9 @@ _RESULTS = [
     _Figure("test AUC", _auc, _figures, "more"),
     _Figure("validation accuracy", _validation, percent, "more"),
     _Figure("best of the run", _best_validation, percent, "more"),
+    _Figure("test loss", _test_loss, number, "less"),
+    _Figure("validation loss", lambda r: next(reversed(_losses(r)), None), number, "less"),
+    _Figure("least of the run", lambda r: min(_losses(r), default=None), number, "less"),
 ]
 _COSTS = [
     _Figure("workers busy", lambda r: r.utilisation, percent, "more"),

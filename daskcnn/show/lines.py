@@ -13,6 +13,7 @@ from daskcnn.events import (
     EpochEnded,
     Event,
     GroupsFormed,
+    Judged,
     LinkSpeeds,
     RunEnded,
     RunResumed,
@@ -68,19 +69,25 @@ def _groups(e: GroupsFormed) -> list[str]:
 
 
 def _epoch(e: EpochEnded) -> list[str]:
-    epochs, judged = "-" if e.epochs is None else f"{e.epochs:g}", e.validation
-    auc = "" if judged is None or judged.auc is None else f", AUC {judged.auc:.4f}"
+    epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     parts = [
         f"epoch {e.epoch:.4g}/{epochs}",
         f"step {count(e.step)}",
         f"loss {number(e.loss)}",
-        f"accuracy {percent(e.accuracy)}",
-        f"validation {percent(judged.accuracy)} (loss {number(judged.loss)}{auc})" if judged else "",
+        "" if e.accuracy is None and e.loss is not None else f"accuracy {percent(e.accuracy)}",
+        _validation(e.validation) if e.validation else "",
         f"{count(e.samples_per_second)} images/s",
         f"lr {number(e.lr)}",
         duration(e.seconds),
     ]
     return ["  ".join(part for part in parts if part)]
+
+
+def _validation(found: Judged) -> str:
+    if found.accuracy is None and found.loss is not None:
+        return f"validation loss {number(found.loss)}"
+    auc = "" if found.auc is None else f", AUC {found.auc:.4f}"
+    return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{auc})"
 
 
 def _steps(e: StepsEnded) -> list[str]:

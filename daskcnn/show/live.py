@@ -121,6 +121,9 @@ def _figures(board: Board, *, wide: bool) -> Columns:
         figures.append(("accuracy", percent(board.accuracy)))
     if board.validation_accuracy is not None:
         figures.append(("validation", f"{percent(board.validation_accuracy)}{best}"))
+    elif board.validation_loss is not None:
+        least = f" (least {number(board.least_validation_loss)})"
+        figures.append(("validation loss", f"{number(board.validation_loss)}{least}"))
     if board.seconds_per_step is not None:
         figures += [("step", count(board.step)), ("", f"{number(board.seconds_per_step)} s/step")]
     if board.samples_per_second is not None:

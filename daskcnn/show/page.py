@@ -133,14 +133,14 @@ def _asset(name: str) -> str:
 
 
 def _evaluated(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page shows of an evaluation: a line, a table by class, and the confusion matrix.
+    """What a page shows of an evaluation: a line and, where there are classes, a table by class and their confusion.
 
     shades: the share of each cell in the samples of its class, in per cent.
     """
     counts = evaluation["confusion"] if len(evaluation["classes"]) <= MOST_CLASSES else None
     return {
         "line": judged_line(evaluation),
-        "classes": class_table(evaluation),
+        "classes": class_table(evaluation) if evaluation["classes"] else None,
         "matrix": None if counts is None else confusion_table(evaluation),
         "caption": CONFUSION,
         "shades": [[round(100 * n / max(sum(row), 1)) for n in row] for row in counts or ()],

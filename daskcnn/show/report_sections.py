@@ -10,7 +10,7 @@ from typing import Any
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import clean, count, duration, number, percent, plural, size
+from daskcnn.show.text import clean, count, duration, judged, number, percent, plural, size
 from daskcnn.show.text_table import Column, Section, TextTable, spread, text_table
 
 Lines = tuple[tuple[str, str], ...]
@@ -39,11 +39,16 @@ def sections(
         Section("balance", "balance", table=_balance_table(report)),
         Section("costs", "", facts=(*_waiting(report), *_traffic(report.traffic), *_server(report.server))),
         Section("sharding", "sharding", table=_sharding(report)),
-        Section("accuracy", "accuracy", table=text_table(report.looks, _LOOKS, left=0, most=most)),
+        Section("accuracy", _title_of_looks(report), table=text_table(report.looks, _LOOKS, left=0, most=most)),
         *([Section("rounds", "rounds", table=made)] if rounds else []),
         Section("troubles", "troubles", table=_notes(report.notes, troubles)),
     )
     return tuple(part for part in found if part.facts or (part.table and part.table.rows))
+
+
+def _title_of_looks(report: RunReport) -> str:
+    has_loss_alone = all(look.accuracy is None and look.validation_accuracy is None for look in report.looks)
+    return "loss" if has_loss_alone else "accuracy"
 
 
 def _of_each(rounds: Sequence[RoundRow], most: int | None) -> list[RoundRow]:
@@ -110,10 +115,7 @@ def _network(start: RunStarted) -> str:
 
 
 def _judged(result: Judged | None) -> str:
-    if result is None:
-        return ""
-    auc = "" if result.auc is None else f", AUC {result.auc:.4f}"
-    return f"accuracy {percent(result.accuracy)}, loss {number(result.loss)}{auc}"
+    return "" if result is None else judged(result.accuracy, result.loss, result.auc)
 
 
 # --- tables ---

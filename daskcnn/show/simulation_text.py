@@ -44,7 +44,7 @@ def _step_dict(sharding: Sharding) -> dict[str, Any]:
 def format_simulation(source: str, cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> str:
     """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
     more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
-    if all(look.validation_accuracy is None for look in report.looks):  # nothing was learnt
+    if all(look.validation_loss is None for look in report.looks):  # nothing was learnt
         report = replace(report, looks=())
     return "\n\n".join([_cluster_lines(source, cluster), format_report(report), more])
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daskcnn.show.text import aligned, clean, count, duration, number, percent, plural, size
+from daskcnn.show.text import aligned, clean, count, duration, judged, percent, plural, size
 
 Parts = Mapping[str, Any]
 
@@ -76,8 +76,7 @@ def _resumable(summary: Parts) -> bool:
 
 
 def _result(result: Parts) -> str:
-    auc = "" if result.get("auc") is None else f", AUC {result['auc']:.4f}"
-    return f"accuracy {percent(result['accuracy'])}, loss {number(result['loss'])}{auc}"
+    return judged(result["accuracy"], result["loss"], result.get("auc"))
 
 
 def _worker_lines(workers: Sequence[Parts]) -> list[str]:

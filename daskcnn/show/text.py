@@ -37,6 +37,12 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def judged(accuracy: float | None, loss: float | None, auc: float | None) -> str:
+    """How good a network is: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone."""
+    found = [] if accuracy is None and loss is not None else [f"accuracy {percent(accuracy)}"]
+    return ", ".join([*found, f"loss {number(loss)}", *([] if auc is None else [f"AUC {auc:.4f}"])])
+
+
 def count(value: float | None) -> str:
     """A whole number with separators, or one decimal below ten: '48,000', '2.5'; '-' where there is none."""
     if value is None or not math.isfinite(value):

@@ -14,20 +14,27 @@ CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 
 def readable_evaluation(result: Mapping[str, Any]) -> str:
-    """The figures in two lines, a table by class, and the confusion matrix."""
+    """The figures in two lines, a table by class, and the confusion matrix. A network without classes has its loss."""
     seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
-    lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}", ""]
-    lines += [*_by_class(result), *_confusion(result)]
+    lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}"]
+    if result["classes"]:
+        lines += ["", *_by_class(result), *_confusion(result)]
     return plain("\n".join(lines))
 
 
 def judged_line(result: Mapping[str, Any]) -> str:
-    """The figures of all samples together."""
+    """The figures of all samples together; of a network that reconstructs images, its loss."""
+    samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
+    if result["labels"] == "image":
+        return f"loss {_loss(result['loss'])} on {samples}"
     top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
     accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
     figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
-    samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
     return f"{figures}, AUC {_four(result['auc'])} on {samples}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
 
 
 def _four(value: float | None) -> str:
@@ -73,12 +80,17 @@ def confusion_table(result: Mapping[str, Any]) -> TextTable:
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
-    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas."""
-    return "\n".join(
-        f"{clean(r['image'])}: "
-        + "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in r["classes"])
-        for r in results
-    )
+    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas.
+
+    A network that reconstructs images has a loss for each.
+    """
+    return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
+
+
+def _told(result: Mapping[str, Any]) -> str:
+    if "loss" in result:
+        return f"loss {_loss(result['loss'])}"
+    return "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result["classes"])
 
 
 def readable_table(done: Mapping[str, Any]) -> str:

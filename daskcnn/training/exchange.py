@@ -269,7 +269,7 @@ class ReplicaExchange:
         assert tally is not None and self._phase is _JUDGING_LOCAL, self._not_now("own weights are judged")  # noqa: PT018
         tally.evaluation += at - begun
         tally.since = at
-        return self._send(tally, None if score is None else score.accuracy)
+        return self._send(tally, None if score is None else score.quality)
 
     def judged_center(self, score: Score | None, *, begun: float, at: float) -> Report:
         """The center has this score; None: it is not known."""
@@ -346,7 +346,7 @@ class ReplicaExchange:
             self._phase = _JUDGING_LOCAL
             return stop.judge
         if stop.push or stop.pull:
-            return self._send(tally, None if tally.score is None else tally.score.accuracy)
+            return self._send(tally, None if tally.score is None else tally.score.quality)
         tally.told += 1
         return self._go_on(tally)
 

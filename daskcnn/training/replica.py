@@ -30,6 +30,7 @@ from daskcnn.nn import (
     OptimizerState,
     Sequential,
     correct,
+    labels_for,
     leaves,
     loss_and_gradients,
 )
@@ -51,6 +52,13 @@ Look = Callable[[Array, Array], None]
 
 def _unchanged(grads: Array) -> Array:
     return grads
+
+
+def _partners(batch: Batch) -> Batch:
+    """Labels and weights of the samples that those of a mixed batch are mixed with."""
+    assert batch.mixture is not None
+    of = batch.mixture.partners
+    return replace(batch, labels=batch.labels[of], weights=None if batch.weights is None else batch.weights[of])
 
 
 class Stopped(Exception):
@@ -130,17 +138,26 @@ class Replica:
         return weighting_of(self.job, self.dataset)
 
     def sample_weights(self, batch: Batch) -> Array | None:
-        """What each sample of a training batch counts for by its own label, (N,) on the host; None: all alike."""
+        """What each sample of a training batch counts for by its own label, (N,) on the host; None: all alike.
+
+        A mixed image that is its own label counts for both that it is mixed of.
+        """
         shares = None if batch.mixture is None else batch.mixture.shares
-        return weights_of(self.weighting, batch, shares, self.job.model.dtype)
+        if shares is None or self.loss.labels != "image":
+            return weights_of(self.weighting, batch, shares, self.job.model.dtype)
+        if self.weighting is None:
+            return None
+        own, others = self.weighting.of(batch, shares.dtype), self.weighting.of(_partners(batch), shares.dtype)
+        return (shares * own + (1 - shares) * others).astype(self.job.model.dtype)
 
     def partners(self, batch: Batch) -> Targets | None:
-        """The labels that the samples of a training batch are mixed with, and what they count for; None: with none."""
-        if batch.mixture is None:
+        """The labels that the samples of a training batch are mixed with, and what they count for; None: with none.
+
+        Where images are the labels there are none: the mixed image is the label.
+        """
+        if batch.mixture is None or self.loss.labels == "image":
             return None
-        of = batch.mixture.partners
-        own = None if batch.weights is None else batch.weights[of]
-        others = replace(batch, labels=batch.labels[of], weights=own)
+        others = _partners(batch)
         return others.labels, weights_of(self.weighting, others, 1 - batch.mixture.shares, self.job.model.dtype)
 
     def adopt(self, weights: Array) -> None:
@@ -173,8 +190,8 @@ class Replica:
         return self.optimizer_state.moved(lambda vectors: np.array(self.device.backend.to_host(vectors)))
 
     @_QUIET
-    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int]:
-        """One minibatch: mean loss, each sample times its weight, and right answers before the step.
+    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int | None]:
+        """One minibatch: mean loss, each sample times its weight, and right answers, if it has any, before the step.
 
         `adjust` is given the gradients (parameter_size,) and returns those to descend by.
         Raises Diverged where the loss is not finite, with weights and the optimizer's state as they were.
@@ -199,7 +216,7 @@ class Replica:
         self.optimizer_state = self.descent.step(*args)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
-        return value, int(self.device.backend.scalar(right))
+        return value, None if right is None else int(self.device.backend.scalar(right))
 
     def train(
         self,
@@ -274,27 +291,28 @@ class Replica:
         """Loss and right answers on samples lo…hi of a split, of the present weights or of these on the device.
 
         All samples count alike. whole: samples that are judged, if lo…hi is a part of them; the score then has what
-        their AUC is made of. look: called with the scores and labels of each batch, on the host. views: of each image,
-        whose scores are averaged.
+        their AUC is made of, if the loss is for labels. look: called with the scores and labels of each batch, on the
+        host. views: of each image, whose scores are averaged.
         """
         params, state = (self._params, self._state) if weights is None else self.layout.views(weights)
         dtype = self.job.model.dtype
         size = evaluation_batch(self.model, self.dataset.shape, dtype, self.device, EVALUATION_BATCH)
         plan = BatchPlan(((lo, hi),), size, seed=0, shuffle=False)
         total, backend = Score(0.0, 0, 0), self.device.backend
-        collected = None if whole is None else Collected(lo, whole)
+        collected = None if whole is None or self.loss.labels == "image" else Collected(lo, whole)
         ctx = Context(self.device, kept={})
         with batches(self.dataset, split, plan, self.job.model.dtype) as ready:
             for batch in ready:
                 if stop():
                     raise Stopped
                 scores = predict_views(self.model, params, state, batch.x, ctx, views)
-                labels = backend.from_host(batch.labels)
+                labels = backend.from_host(labels_for(self.loss, batch.x, batch.labels))
                 if collected is not None:
                     collected.add(self.loss.probabilities(backend.to_host(scores)), batch.labels)
                 if look is not None:
                     look(backend.to_host(scores), batch.labels)
                 loss, _ = self.loss(scores, labels, self.device.xp)
-                right = int(backend.scalar(correct(scores, labels)))
+                right = correct(scores, labels)
+                right = None if right is None else int(backend.scalar(right))
                 total += Score.of_batch(backend.scalar(loss), right, batch.labels)
         return total if collected is None else replace(total, classes=collected.done())

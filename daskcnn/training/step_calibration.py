@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -51,13 +52,21 @@ def _random_batch(replica: Replica) -> Batch:
     rng, n = np.random.default_rng(replica.job.train.seed), replica.batch_size
     H, W, C = replica.dataset.shape
     x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
-    return Batch(x, random_labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
+    return Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
 
 
-def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
+def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[Any]:
+    """Labels of n samples such as the replica's loss takes."""
+    if replica.loss.labels == "image":
+        H, W, C = replica.dataset.shape
+        return rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    return _labels(replica, rng, n)
+
+
+def _labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
     """Labels of n samples such as the replica's data set has."""
     classes = len(replica.dataset.classes)
-    return rng.integers(0, classes, n) if replica.loss.labels == "classes" else rng.integers(0, 2, (n, classes))
+    return rng.integers(0, classes, n) if replica.dataset.labels == "classes" else rng.integers(0, 2, (n, classes))
 
 
 def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:

@@ -40,11 +40,24 @@ class Classifier:
         """Names of the classes, in the order of the probabilities."""
         return self.facts.classes
 
+    @property
+    def reconstructs(self) -> bool:
+        """Whether it answers an image with an image, and not with classes."""
+        return self.loss.labels == "image"
+
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Probability of each class, (N, classes). Raises ValueError for images of another shape or type."""
+        """Probability of each class, (N, classes). Raises ValueError for images of another shape or type.
+
+        A network that reconstructs images gives images (N, H, W, C), in the scale of those that it is given.
+        """
         self.check_images(images)
         train = self.job.train
         return self.on(Device(workspace_limit=train.workspace_mib << 20, exact=train.exact)).probabilities(images)
+
+    def losses(self, images: npt.NDArray[Any]) -> list[float]:
+        """Loss of each image (N, H, W, C), of a network that reconstructs images."""
+        self.check_images(images)
+        return self.on(Device(exact=self.job.train.exact)).losses(images)
 
     def check_images(self, images: Any) -> None:
         """Raise ValueError where an array of any kind is none of images as the network knows them."""
@@ -68,21 +81,42 @@ class Predictor:
     def probabilities(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the probability of each class, (N, classes), for images that the network takes.
 
-        Where a sample may have several labels, it is the probability of each label by itself.
+        Where a sample may have several labels, it is the probability of each label by itself. A network that
+        reconstructs images gives images (N, H, W, C), in the scale of those that it takes.
         """
         job, facts = self._classifier.job, self._classifier.facts
         size = evaluation_batch(self._classifier.model, facts.shape, job.model.dtype, self._ctx.device, BATCH)
         cuts = range(0, len(images), size)
-        none = np.zeros((0, len(facts.classes)), job.model.dtype)
+        of_one = facts.shape if self._classifier.reconstructs else (len(facts.classes),)
+        none = np.zeros((0, *of_one), job.model.dtype)
         with single_threaded_blas():
             return np.concatenate([none, *(self._probabilities(images[i : i + size]) for i in cuts)])
 
     def _probabilities(self, images: npt.NDArray[Any]) -> Array:
         x = normalise(self._classifier.facts, images, self._classifier.job.model.dtype)
+        found = self._classifier.loss.probabilities(self._scores(x))
+        return _as_images(found, self._classifier.facts) if self._classifier.reconstructs else found
+
+    def _scores(self, x: Array) -> Array:
+        """Return the scores of a batch x (H, W, N, C) on the host."""
         network = self._classifier.model, self._params, self._state
-        scores = predict_views(*network, x, self._ctx, self._classifier.views)
-        scores = self._ctx.device.backend.to_host(scores)
-        return self._classifier.loss.probabilities(scores)
+        return self._ctx.device.backend.to_host(predict_views(*network, x, self._ctx, self._classifier.views))
+
+    def losses(self, images: npt.NDArray[Any]) -> list[float]:
+        """Return the loss of each image, where the network reconstructs images."""
+        classifier, found = self._classifier, list[float]()
+        with single_threaded_blas():
+            for i in range(len(images)):
+                x = normalise(classifier.facts, images[i : i + 1], classifier.job.model.dtype)
+                found.append(float(classifier.loss(self._scores(x), x)[0]))
+        return found
+
+
+def _as_images(pixels: Array, facts: Facts) -> Array:
+    """Return what a network makes of images, maps (H, W, N, C) or vectors (N, H·W·C), as images at rest are scaled."""
+    images = pixels.transpose(2, 0, 1, 3) if pixels.ndim == 4 else pixels.reshape(-1, *facts.shape)
+    scaled: Array = images * facts.deviation.astype(images.dtype) + facts.mean.astype(images.dtype)
+    return scaled
 
 
 def to_classifier(checkpoint: Checkpoint, job: Job) -> Classifier:

@@ -213,7 +213,7 @@ def one_process(tables: dict[str, Any]) -> tuple[list[float], Replica]:
     losses: list[float] = []
     step = replica.step
 
-    def noted(*args: Any) -> tuple[float, int]:
+    def noted(*args: Any) -> tuple[float, int | None]:
         found = step(*args)
         losses.append(found[0])
         return found

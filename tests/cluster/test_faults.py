@@ -15,6 +15,8 @@ from distributed import Client
 from daskcnn.cluster.layers.balance import settings_of
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
+from daskcnn.launch.resume import job_to_run
+from daskcnn.launch.training import train_job
 from daskcnn.runs.checkpoint import Checkpoint, load
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
@@ -201,6 +203,28 @@ def test_resumed_run_ends_as_its_optimizer_alone_does(
         np.testing.assert_array_equal(result.model.vector, expected)
     else:
         np.testing.assert_allclose(result.model.vector, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["sgwu", pytest.param("layer", marks=pytest.mark.slow)])
+def test_a_run_that_is_done_is_trained_longer(three_workers: Client, synthetic: str, runs: str, strategy: str) -> None:
+    """At a constant rate it ends as a run that was to be that long from the start."""
+    train: dict[str, Any] = {"strategy": strategy, "epochs": 1, "schedule": "constant"}
+    train |= {"increments": 1} if strategy == "sgwu" else {}
+    more: dict[str, dict[str, Any]] = {"cluster": {"workers": {"cpu": 1}}, "run": {"name": "it"}}
+    model = {"dtype": "float64" if strategy == "layer" else "float32"}
+    job = small_job(synthetic, runs, train=train, model=model, data={"limit": 500}, **more)
+    short, watch = run(three_workers, job), Watch()
+    again, path = job_to_run({"train": {"epochs": 3}}, str(short.run))
+    longer = train_job(again, client=three_workers, resume=path, progress=watch)
+    assert (longer.summary["status"], longer.summary["epochs"]) == ("done", 3)
+    assert presented(watch) == (2 * 400 if strategy == "sgwu" else 0)
+    job["train"]["epochs"] = 3
+    expected = reference(job).weights
+    if strategy == "sgwu":
+        np.testing.assert_array_equal(longer.model.vector, expected)
+    else:
+        np.testing.assert_allclose(longer.model.vector, expected, rtol=1e-9, atol=1e-12)
+    assert [event["epochs"] for event in longer.history] == [1, 3, 3]
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_layer_sharding_follows_one_process(
     np.testing.assert_allclose(run.state.weights, expected.weights, rtol=1e-9, atol=1e-12)
     assert run.state.validation is not None
     assert run.state.validation.answers == (10 if "several" in kind else 1)
-    assert 0 < run.state.validation.accuracy < 1
+    assert 0 < run.state.validation.quality < 1
 
 
 @several

@@ -12,7 +12,7 @@ from daskcnn.arrays import Device
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded, SamplesAllocated, Warned
 from daskcnn.job.resolve import resolve
-from daskcnn.job.tables import Job
+from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
 from daskcnn.ps.half import cast
 from daskcnn.store import Dataset
@@ -290,6 +290,23 @@ def test_resumed_run_ends_as_the_undisturbed_one(dataset: Dataset, job: Job, wor
     assert 0 < first.saved[0].epoch < EPOCHS
     np.testing.assert_allclose(again.train(first.saved[0]), undisturbed, rtol=1e-12, atol=1e-14)
     assert presented(again) == (EPOCHS - 1) * SAMPLES
+
+
+@every_course
+def test_a_longer_run_ends_as_one_that_was_planned_so(dataset: Dataset, job: Job, workers: int) -> None:
+    """With a constant rate the schedule does not tell how long the run was to be."""
+    constant = job.train.model_copy(update={"schedule": Schedule(name="constant")})
+    planned = job.model_copy(update={"train": constant})
+    expected, _ = trained(planned, dataset, workers)
+    short = RunHere(with_epochs(planned, EPOCHS - 1), dataset, workers)
+    short.train()
+    longer = RunHere(planned, dataset, workers)
+    np.testing.assert_allclose(longer.train(short.saved[-1]), expected, rtol=1e-12, atol=1e-14)
+    assert presented(longer) == SAMPLES
+
+
+def with_epochs(job: Job, epochs: int) -> Job:
+    return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "easgd", "asa"])

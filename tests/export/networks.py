@@ -25,9 +25,12 @@ def facts(shape: tuple[int, int, int] = (9, 7, 3), **more: Any) -> Facts:
     return Facts(CLASSES, shape, np.linspace(90, 140, shape[2]), np.linspace(50, 70, shape[2]), **more)
 
 
-def classifier(model: dict[str, Any], images: Facts | None = None, seed: int = 0) -> Classifier:
+def classifier(
+    model: dict[str, Any], images: Facts | None = None, seed: int = 0, *, loss: str | None = None
+) -> Classifier:
     """A network whose parameters and running statistics are random."""
-    job, images = resolve({"model": model}), images or facts()
+    train = {} if loss is None else {"loss": loss}
+    job, images = resolve({"model": model, "train": train}), images or facts()
     layout, weights = initial_weights(job, images)
     rng = np.random.default_rng(seed)
     params, state = layout.views(weights)
@@ -118,3 +121,20 @@ NODATA = [
 """Number types with the value that stands for no data, which not every type has room for."""
 NAMES = ["quick", "lenet5", "case1", "resnet20", "5:7", "6:9"]
 SHAPES = [(32, 32, 3), (28, 28, 1), (33, 41, 5)]
+_SHORT: Spec = [
+    {"layer": "dense", "units": 6}, {"layer": "sigmoid"}, {"layer": "dense", "units": 5},
+    {"layer": "dense", "units": 6, "tied": "dense2"}, {"layer": "dense", "units": 24, "tied": "dense1", "bias": False},
+]  # fmt: skip
+_OF_MAPS: Spec = [
+    {"layer": "conv", "kernels": 3, "size": 3, "pad": 1}, {"layer": "maxpool", "size": 2},
+    {"layer": "dense", "units": 5}, {"layer": "dense", "units": 24, "tied": "dense1"},
+    {"layer": "reshape", "shape": [2, 4, 3]}, {"layer": "upsample", "mode": "bilinear"},
+    {"layer": "conv", "kernels": 2, "size": 3, "pad": 1},
+]  # fmt: skip
+AUTOENCODERS: list[tuple[str, dict[str, Any], tuple[int, int, int], str]] = [
+    ("sae", {"name": "sae"}, (6, 5, 1), "reconstruction"),
+    ("vectors", {"layers": _SHORT}, (3, 4, 2), "reconstruction"),
+    ("shares", {"layers": _SHORT}, (3, 4, 2), "sigmoid-reconstruction"),
+    ("maps", {"layers": _OF_MAPS}, (4, 8, 2), "sigmoid-reconstruction"),
+]
+"""Networks that reconstruct images: name, table, shape of the images, loss."""

@@ -22,6 +22,7 @@ from daskcnn.export.torch_module import write_torch
 from daskcnn.nn import LAYERS
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import (
+    AUTOENCODERS,
     CLASSES,
     MORE,
     NAMES,
@@ -54,8 +55,12 @@ def check(trained: Classifier, folder: Path, images: npt.NDArray[Any] | None = N
     file, _ = write_torch(trained, "a run", folder / "network.py")
     model = imported(file).load()
     images = pictures(trained.facts) if images is None else images
-    found = model.probabilities(torch.from_numpy(images.transpose(0, 3, 1, 2).copy())).numpy()
-    np.testing.assert_allclose(found, exactly(trained, images), rtol=1e-5, atol=1e-5)
+    given = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    if trained.reconstructs:
+        found = model.reconstructed(given).numpy().transpose(0, 2, 3, 1)
+        np.testing.assert_allclose(found, exactly(trained, images), rtol=1e-5, atol=1e-3)  # pixels go up to 255
+        return
+    np.testing.assert_allclose(model.probabilities(given).numpy(), exactly(trained, images), rtol=1e-5, atol=1e-5)
 
 
 def test_every_layer_has_a_converter() -> None:
@@ -65,6 +70,11 @@ def test_every_layer_has_a_converter() -> None:
 @pytest.mark.parametrize(("spec", "shape"), CASES)
 def test_layers(spec: Spec, shape: tuple[int, int, int], tmp_path: Path) -> None:
     check(classifier({"layers": spec}, facts(shape)), tmp_path)
+
+
+@pytest.mark.parametrize(("model", "shape", "loss"), [pytest.param(*rest, id=n) for n, *rest in AUTOENCODERS])
+def test_autoencoders(model: dict[str, Any], shape: tuple[int, int, int], loss: str, tmp_path: Path) -> None:
+    check(classifier(model, facts(shape), loss=loss), tmp_path)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -170,9 +180,8 @@ def _shapes(call: str) -> dict[str, tuple[int, ...]]:
         inputs, outputs = numbers
         return {"weight": (outputs, inputs)} | ({"bias": (outputs,)} if bias else {})
     if kind.startswith("nn.BatchNorm"):
-        values: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("weight", "bias", "running_mean", "running_var"), (*numbers,)
-        )
+        affine = () if any(k.arg == "affine" for k in node.keywords) else ("weight", "bias")
+        values: dict[str, tuple[int, ...]] = dict.fromkeys((*affine, "running_mean", "running_var"), (*numbers,))
         return values | {"num_batches_tracked": ()}
     assert kind == "nn.Dropout"
     return {}

@@ -138,7 +138,7 @@ def test_a_whole_number_will_do_where_a_fraction_may_be() -> None:
         ("train.schedule.power", 0, "greater than 0"),
         ("train.schedule.peak", 1.5, "less than or equal to 1"),
         ("train.schedule.warmup", -1, "greater than or equal to 0"),
-        ("train.loss", "hinge", "'softmax', 'squared' or 'sigmoid'"),
+        ("train.loss", "hinge", "'sigmoid', 'reconstruction' or 'sigmoid-reconstruction'"),
         ("train.class_weights", "even", 'write "balanced", or numbers of 0 to 1e30'),
         ("train.class_weights", [1.0, -1.0], "as a list or as a table by class"),
         ("train.class_weights", [1.0, 1e31], "as a list or as a table by class"),

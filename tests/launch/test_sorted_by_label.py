@@ -42,7 +42,7 @@ def accuracy(folder: Path, order: Any, seed: int) -> float:
         for epoch in range(EPOCHS):
             progress = epoch / EPOCHS, (epoch + 1) / EPOCHS
             replica.train(((0, samples),), samples, presentation=epoch, progress=progress)
-        return replica.evaluate(data.test, 0, TEST, whole=TEST).accuracy
+        return replica.evaluate(data.test, 0, TEST, whole=TEST).quality
 
 
 @pytest.mark.slow

@@ -25,12 +25,15 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     Pad,
     ReLU,
+    Reshape,
     Residual,
     Sigmoid,
     SiLU,
     Tanh,
+    Upsample,
 )
 
 MAP, VECTOR = (5, 4, 3), (7,)
@@ -44,6 +47,9 @@ def in_turn(*layers: Layer) -> Sequential:
 BASIC = Residual(in_turn(Conv(3, 3, pad=1), BatchNorm(), ReLU(), Conv(3, 3, pad=1), BatchNorm()))
 PROJECTED = Residual(in_turn(Conv(4, 3, stride=2, pad=1), Tanh()), in_turn(Conv(4, 1, stride=2, bias=False)))
 BASIC_VECTOR = Residual(in_turn(Dense(3), Sigmoid()))
+THERE_AND_BACK = Residual(
+    Sequential((("dense1", Dense(3)), ("sigmoid1", Sigmoid()), ("dense2", Dense(7, tied="dense1"))))
+)
 
 CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "conv": [
@@ -73,6 +79,9 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
         (BatchNorm(), MAP),
         (BatchNorm(momentum=0.3, epsilon=0.01), VECTOR),
         (BatchNorm(fixed=True), MAP),
+        (BatchNorm(scale=False), MAP),
+        (BatchNorm(shift=False), VECTOR),
+        (BatchNorm(scale=False, shift=False), MAP),
     ],
     "maxpool": [(MaxPool(2), MAP), (MaxPool(3, 2), (7, 6, 2)), (MaxPool(2, 3), MAP), (MaxPool(1), MAP)],
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
@@ -81,8 +90,22 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
+    "reshape": [(Reshape((3, 2, 4)), (24,)), (Reshape((1, 1, 7)), VECTOR)],
+    "upsample": [
+        (Upsample(), MAP),
+        (Upsample(3), (2, 1, 5)),
+        (Upsample(1), MAP),
+        (Upsample(2, "bilinear"), MAP),
+        (Upsample(3, "bilinear"), (2, 1, 5)),
+    ],
+    "scale": [(Multiply(0.125), MAP), (Multiply(-3), VECTOR)],
     "pad": [(Pad(1), MAP), (Pad(0, channels=2), MAP), (Pad(2, 3), (1, 2, 1))],
-    "residual": [(BASIC, MAP), (PROJECTED, MAP), (Residual(in_turn(Dense(7), Tanh())), VECTOR)],
+    "residual": [
+        (BASIC, MAP),
+        (PROJECTED, MAP),
+        (Residual(in_turn(Dense(7), Tanh())), VECTOR),
+        (THERE_AND_BACK, VECTOR),
+    ],
     "branches": [
         (Branches((in_turn(Conv(2, 1)), None, in_turn(MaxPool(1), Conv(4, 3, pad=1), ReLU()))), MAP),
         (Branches((in_turn(Flatten()), in_turn(GlobalPool(), BASIC_VECTOR))), MAP),
@@ -100,7 +123,17 @@ NESTED = Sequential(
     )
 )
 
-COMPOSITES = [(NESTED, MAP)]
+TIED = Sequential(
+    (
+        ("there", Dense(6)),
+        ("unit", Sigmoid()),
+        ("inner", Dense(4)),
+        ("back", Dense(6, tied="inner")),
+        ("out", Dense(60, bias=False, tied="there")),
+    )
+)
+
+COMPOSITES = [(NESTED, MAP), (TIED, MAP)]
 
 ALL: list[tuple[Layer, Shape]] = [
     *((layer, shape) for cases in CASES.values() for layer, shape in cases),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.nn import Context, Layer, Sequential, build_model
+from daskcnn.nn import Context, build_model
 from daskcnn.nn.initial import passing_through
-from daskcnn.nn.layers import LAYERS, Conv
+from daskcnn.nn.layers import Conv
 from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
 from tests.nn.nn_cases import values
 
@@ -93,23 +92,7 @@ def test_a_black_data_set_gives_finite_kernels() -> None:
     assert np.isfinite(whitening_kernels(np.zeros((4, 4)), 2)).all()
 
 
-@dataclass(frozen=True)
-class Beside(Layer):
-    """A layer made of others, which only has to have a shape."""
-
-    branches: tuple[tuple[str, Layer], ...]
-
-    def out_shape(self, in_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return in_shape
-
-    def forward(self, *_: Any) -> Any:
-        raise NotImplementedError
-
-    def backward(self, *_: Any) -> Any:
-        raise NotImplementedError
-
-
-def test_it_is_for_the_first_layer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_for_the_first_layer_alone() -> None:
     whitening, shape = conv(kernels=24, size=2, initial="whitening"), (8, 8, 3)
     found = whitened_layer(build_model(None, [whitening, HEAD], shape, 4))
     assert found is not None
@@ -118,11 +101,9 @@ def test_it_is_for_the_first_layer_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     for layers in ([{"layer": "relu"}, whitening], [whitening, whitening]):
         with pytest.raises(ValueError, match="is for the network's first layer"):
             build_model(None, [*layers, HEAD], shape, 4)
-    inner = Beside((("a", Sequential((("conv", Conv(24, 2, initial="whitening")),))),))
-    monkeypatch.setitem(LAYERS, "beside", lambda: inner)
-    monkeypatch.setattr("daskcnn.nn.spec._layer", lambda entry: ("beside", inner))
-    with pytest.raises(ValueError, match="layer beside1: initial = 'whitening' is for the network's first layer"):
-        build_model(None, [{"layer": "beside"}], shape, 4)
+    inside = {"layer": "residual", "path": [whitening], "shortcut": [conv(kernels=24, size=2)]}
+    with pytest.raises(ValueError, match="layer residual1/path/conv1: initial = 'whitening' is for"):
+        build_model(None, [inside, HEAD], shape, 4)
 
 
 @pytest.mark.parametrize(

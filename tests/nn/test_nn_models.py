@@ -136,6 +136,19 @@ def test_a_model_that_does_not_end_in_the_classes_is_refused() -> None:
         build_model(None, [{"layer": "dense", "units": 4}], MNIST, 3)
 
 
+@pytest.mark.parametrize("reconstructs", [False, True])
+def test_a_head_in_the_middle_has_the_outputs_of_the_end(reconstructs: bool) -> None:
+    units, others = (784, 3) if reconstructs else (3, 784)
+
+    def layers(of_head: int) -> list[dict[str, Any]]:
+        head = {"layer": "auxiliary", "path": [{"layer": "dense", "units": of_head}]}
+        return [{"layer": "dense", "units": 4}, head, {"layer": "dense", "units": units}]
+
+    assert build_model(None, layers(units), MNIST, 3, reconstructs=reconstructs).out_shape(MNIST) == (units,)
+    with pytest.raises(ValueError, match=rf"layer auxiliary1: its path's output is \({others},\)"):
+        build_model(None, layers(others), MNIST, 3, reconstructs=reconstructs)
+
+
 def test_a_model_that_does_not_fit_the_images_is_refused() -> None:
     with pytest.raises(ValueError, match="layer maxpool2: size=2"):
         build_model("8:8", None, (3, 3, 1), 10)
@@ -147,9 +160,22 @@ def test_name_or_layers_exactly_one(layers: list[dict[str, Any]] | None) -> None
         build_model(None if layers is None else "quick", layers, CIFAR, 10)
 
 
+def test_the_autoencoder_goes_back_by_the_weights_of_its_encoder() -> None:
+    model = build_model("sae", None, MNIST, 10, reconstructs=True)
+    params, _ = init_network(model, 0, MNIST, "float32")
+    shapes = {name: a.shape for name, a in leaves(params)}
+    assert {name: shape for name, shape in shapes.items() if name.endswith("w")} == {
+        "dense1/w": (28, 28, 1, 500),
+        "dense2/w": (500, 250),
+        "dense3/w": (250, 10),
+    }
+    assert [shapes[f"dense{i}/b"] for i in range(1, 7)] == [(500,), (250,), (10,), (250,), (500,), (784,)]
+    assert count(model, MNIST) == model.numbers(MNIST) == sum(a.size for _, a in leaves(params))
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_seed_and_dtype_decide_the_weights(name: str) -> None:
-    model = build_model(name, None, CIFAR, 10)
+    model = build_model(name, None, CIFAR, 10, reconstructs=MODELS[name].reconstructs)
     single, double = (init_network(model, 3, CIFAR, dtype)[0] for dtype in ("float32", "float64"))
     other = init_network(model, 4, CIFAR, "float32")[0]
     for (path, a), (_, b), (_, c) in zip(leaves(single), leaves(double), leaves(other), strict=True):

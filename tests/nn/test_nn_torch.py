@@ -20,15 +20,17 @@ from daskcnn.nn.layers import (
     L2Pool,
     LeakyReLU,
     MaxPool,
+    Multiply,
     ReLU,
     Sigmoid,
     SiLU,
     Tanh,
+    Upsample,
 )
 from daskcnn.nn.losses import SoftmaxCrossEntropy
 from daskcnn.nn.optimizers import AdamW
 from daskcnn.nn.optimizers.norms import clip
-from tests.nn.nn_cases import cast, values
+from tests.nn.nn_cases import MAP, TIED, cast, values
 
 torch = pytest.importorskip("torch")
 Tensor: TypeAlias = Any  # of PyTorch, which few environments have
@@ -66,6 +68,10 @@ ON_MAPS = [
     (AveragePool(3, 2), lambda x: F.avg_pool2d(x, 3, 2)),
     (L2Pool(2), lambda x: F.lp_pool2d(x, 2.0, 2)),
     (L2Pool(3, 2), lambda x: F.lp_pool2d(x, 2.0, 3, 2)),
+    (Multiply(0.125), lambda x: 0.125 * x),
+    (Upsample(3), lambda x: F.interpolate(x, scale_factor=3)),
+    (Upsample(2, "bilinear"), lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)),
+    (Upsample(5, "bilinear"), lambda x: F.interpolate(x, scale_factor=5, mode="bilinear", align_corners=False)),
 ]
 
 
@@ -114,9 +120,15 @@ def test_convolution(layer: Conv, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(grads["b"], b_t.grad.numpy(), rtol=1e-9)
 
 
-def test_batch_norm_over_two_steps_and_an_evaluation(rng: np.random.Generator) -> None:
-    layer, reference = BatchNorm(), torch.nn.BatchNorm2d(3, dtype=torch.float64)
+@pytest.mark.parametrize("scale", [True, False])
+@pytest.mark.parametrize("shift", [True, False])
+def test_batch_norm_over_two_steps_and_an_evaluation(scale: bool, shift: bool, rng: np.random.Generator) -> None:
+    layer, reference = BatchNorm(scale=scale, shift=shift), torch.nn.BatchNorm2d(3, dtype=torch.float64)
     params, state, _ = layer.init(rng, (4, 5, 3))
+    for name, own in params.items():  # what is left out stays 1 or 0 there
+        own[...] = values(rng, 3)
+        with torch.no_grad():
+            {"scale": reference.weight, "shift": reference.bias}[name].copy_(torch.tensor(own))
     for _ in range(2):
         x = 2 + 3 * values(rng, (4, 5, 6, 3))
         y, state, residual = layer.forward(params, state, x, CTX)
@@ -129,8 +141,10 @@ def test_batch_norm_over_two_steps_and_an_evaluation(rng: np.random.Generator) -
         y_t.backward(nchw(dy).detach())
         np.testing.assert_allclose(y, hwnc(y_t), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(dx, hwnc(x_t.grad), rtol=1e-8, atol=1e-12)
-        np.testing.assert_allclose(grads["scale"], reference.weight.grad.numpy(), rtol=1e-9)
-        np.testing.assert_allclose(grads["shift"], reference.bias.grad.numpy(), rtol=1e-9)
+        assert grads.keys() == params.keys()
+        theirs = {"scale": reference.weight.grad, "shift": reference.bias.grad}
+        for name, found in grads.items():
+            np.testing.assert_allclose(found, theirs[name].numpy(), rtol=1e-9)
     np.testing.assert_allclose(state["mean"], reference.running_mean.numpy(), rtol=1e-9)
     np.testing.assert_allclose(state["variance"], reference.running_var.numpy(), rtol=1e-9)
     y, _, _ = layer.forward(params, state, x, Context(Device()))
@@ -173,6 +187,48 @@ def test_sigmoid_cross_entropy(weights: np.ndarray | None, rng: np.random.Genera
     loss_t.backward()
     np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
     np.testing.assert_allclose(dscores, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("weights", [None, np.array([0.5, 2.0, 0.0, 1.0])])
+@pytest.mark.parametrize("of_maps", [True, False], ids=["maps", "vectors"])
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [("reconstruction", F.mse_loss), ("sigmoid-reconstruction", F.binary_cross_entropy_with_logits)],
+)
+def test_reconstruction(
+    name: str, reference: Any, of_maps: bool, weights: np.ndarray | None, rng: np.random.Generator
+) -> None:
+    images, scores = rng.random((3, 2, 4, 5)), 3 * values(rng, (3, 2, 4, 5))
+    given = scores if of_maps else scores.transpose(2, 0, 1, 3).reshape(4, -1)
+    loss, dscores = LOSSES[name](given, images, np, weights)
+    scores_t, images_t = (torch.tensor(a.transpose(2, 0, 1, 3).reshape(4, -1).copy()) for a in (scores, images))
+    scores_t.requires_grad_()
+    each = reference(scores_t, images_t, reduction="none").mean(dim=1)
+    loss_t = (each * torch.tensor(np.ones(4) if weights is None else weights)).mean()
+    loss_t.backward()
+    if weights is None:
+        np.testing.assert_allclose(loss, reference(scores_t, images_t).item(), rtol=1e-12)
+    np.testing.assert_allclose(loss, loss_t.item(), rtol=1e-12)
+    found = dscores.transpose(2, 0, 1, 3).reshape(4, -1) if of_maps else dscores
+    np.testing.assert_allclose(found, scores_t.grad.numpy(), rtol=1e-9, atol=1e-15)
+
+
+def test_tied_weights(rng: np.random.Generator) -> None:
+    params, state, _ = TIED.init(rng, MAP)
+    x, dy = values(rng, (5, 4, 2, 3)), values(rng, (2, 60))
+    y, _, residual = TIED.forward(params, state, x, CTX)
+    dx, grads = TIED.backward(params, residual, dy, CTX)
+    assert dx is not None
+    p = {name: torch.tensor(a, requires_grad=True) for name, a in leaves(params)}
+    x_t = torch.tensor(x.transpose(2, 0, 1, 3).reshape(2, -1), requires_grad=True)
+    there = p["there/w"].reshape(60, 6)
+    code = torch.sigmoid(x_t @ there + p["there/b"]) @ p["inner/w"] + p["inner/b"]
+    y_t = (code @ p["inner/w"].T + p["back/b"]) @ there.T
+    y_t.backward(torch.tensor(dy))
+    np.testing.assert_allclose(y, y_t.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(dx.transpose(2, 0, 1, 3).reshape(2, -1), x_t.grad.numpy(), rtol=1e-9, atol=1e-12)
+    for name, found in leaves(grads):
+        np.testing.assert_allclose(found, p[name].grad.numpy(), rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])

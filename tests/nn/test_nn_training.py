@@ -37,13 +37,19 @@ from daskcnn.nn.score import Score
 from tests.nn.nn_cases import MAP, NESTED, cast, example, values
 
 CLASSES = np.array([0, 4, 2, 2])
+IMAGES = np.linspace(0, 1, 20).reshape(5, 1, 4, 1)
 SEVERAL = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 1]], np.uint8)
 WEIGHTS = np.array([0.5, 2.0, 0.0, 1.25])
 
 
 def _labels(name: str) -> np.ndarray:
-    """Four samples' labels of the kind that the loss is for, five classes."""
-    return CLASSES if LOSSES[name].labels == "classes" else SEVERAL
+    """Four samples' labels of the kind that the loss is for, five classes or pixels."""
+    return {"classes": CLASSES, "several": SEVERAL, "image": IMAGES}[LOSSES[name].labels]
+
+
+def _some(name: str, which: Any) -> np.ndarray:
+    """Some samples' labels."""
+    return _labels(name)[:, :, which] if LOSSES[name].labels == "image" else _labels(name)[which]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -75,7 +81,7 @@ def test_losses_keep_dtype_and_scores(name: str, dtype: str, device: Device, rng
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_weighted_loss_is_the_mean_of_weight_times_each_samples_loss(name: str, rng: np.random.Generator) -> None:
     loss, scores, labels = LOSSES[name], values(rng, (4, 5)), _labels(name)
-    each = [loss(scores[i : i + 1], labels[i : i + 1])[0] for i in range(4)]
+    each = [loss(scores[i : i + 1], _some(name, slice(i, i + 1)))[0] for i in range(4)]
     assert loss(scores, labels, np, WEIGHTS)[0] == pytest.approx(np.mean(WEIGHTS * each), rel=1e-13)
 
 
@@ -84,7 +90,7 @@ def test_whole_weights_repeat_samples(name: str, rng: np.random.Generator) -> No
     loss, scores, labels, times = LOSSES[name], values(rng, (4, 5)), _labels(name), np.array([3, 0, 1, 2])
     again = np.repeat(np.arange(4), times)
     weighted, dscores = loss(scores, labels, np, times / times.mean())
-    repeated, dagain = loss(scores[again], labels[again])
+    repeated, dagain = loss(scores[again], _some(name, again))
     assert weighted == pytest.approx(repeated, rel=1e-13)
     summed = np.zeros_like(scores)
     np.add.at(summed, again, dagain)

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.job.tables import Job
-from daskcnn.nn import LOSSES, Layout, OptimizerState, Params, State, init_network, leaves, sequential_from_spec
+from daskcnn.nn import (
+    LOSSES,
+    Layout,
+    OptimizerState,
+    Params,
+    State,
+    init_network,
+    labels_for,
+    leaves,
+    sequential_from_spec,
+)
 from daskcnn.nn.layers import BatchNorm, Conv, Dense, MaxPool, ReLU, Tanh
 from daskcnn.nn.layers.dense import Bias
 from daskcnn.nn.score import Score
@@ -104,6 +114,15 @@ NETWORKS: dict[str, dict[str, Any]] = {
             *(_conv(24, groups=12, stride=2, pad="same"), "tanh", "dense"),
         )
     },
+    "decoder": {
+        "layers": _spec(
+            *(_conv(5), {"layer": "batchnorm", "scale": False, "shift": False}, "tanh", "averagepool"),
+            *({"layer": "dense", "units": 7}, {"layer": "dense", "units": 245, "tied": "dense1"}),
+            *({"layer": "reshape", "shape": [7, 7, 5]}, {"layer": "conv", "kernels": 4, "size": 1}),
+            *({"layer": "upsample"}, {"layer": "scale", "factor": 0.5}, {**_conv(3), "pad": 2}),
+        ),
+        "train": {"loss": "reconstruction"},
+    },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
 # seconds of each worker; the last worker of `idle` is too slow to get any kernel, `sliver`'s second gets one of forty
@@ -132,10 +151,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def _job(network: str, dtype: str, **train: Any) -> Job:
+    own = NETWORKS[network]
+    train = own.get("train", {}) | train
     return Job.model_validate(
         {
             "data": {"validation": 27},
-            "model": {"dtype": dtype, **NETWORKS[network]},
+            "model": {"dtype": dtype} | {key: value for key, value in own.items() if key != "train"},
             "train": {"batch_size": BATCH, "epochs": 2, "lr": RATE[dtype], **train},
         }
     )
@@ -215,7 +236,8 @@ class Workers:
 
     def step(self, at: Shards, batch: Batch, lr: float) -> tuple[Score, Shards]:
         passed = self._forward(at, batch)
-        dscores, score = loss_of(self.replica.loss, passed[-1].y, batch.labels, self.home)
+        labels = labels_for(self.replica.loss, batch.x, batch.labels)
+        dscores, score = loss_of(self.replica.loss, passed[-1].y, labels, self.home)
         new = Shards(at.kernels, [{} for _ in self.stages], [None for _ in self.stages])
         dxs = [_sent(dscores)]
         for i in reversed(range(len(self.stages))):
@@ -629,6 +651,8 @@ def test_a_shard_of_a_loss_is_the_loss(device: Device, weights: np.ndarray | Non
     scores, classes = rng.standard_normal((5, 10)), np.array([1, 0, 9, 3, 3])
     rows = rng.integers(0, 2, (5, 10)).astype(np.uint8)
     for loss in LOSSES.values():
+        if loss.labels == "image":
+            continue
         labels = classes if loss.labels == "classes" else rows
         right = scores.argmax(axis=1) == classes if loss.labels == "classes" else (scores > 0) == rows
         dscores, score = loss_of(loss, _sent(scores), labels, device, 0.25, weights)
@@ -637,3 +661,27 @@ def test_a_shard_of_a_loss_is_the_loss(device: Device, weights: np.ndarray | Non
         np.testing.assert_allclose(dscores, expected * 0.25)
         assert score.loss == pytest.approx(float(value))
         assert (score.correct, score.samples, score.answers) == (right.sum(), 5, right.size // 5)
+
+
+def test_a_shard_of_a_reconstruction_is_the_loss_and_nothing_is_right(device: Device) -> None:
+    rng = np.random.default_rng(0)
+    scores, images = rng.standard_normal((5, 12)), rng.random((2, 3, 5, 2))
+    for loss in (loss for loss in LOSSES.values() if loss.labels == "image"):
+        dscores, score = loss_of(loss, _sent(scores), images, device, 0.25)
+        value, expected = loss(scores, images)
+        np.testing.assert_allclose(dscores, expected * 0.25)
+        assert score.loss == pytest.approx(float(value))
+        assert (score.correct, score.samples, score.accuracy) == (None, 5, None)
+
+
+def test_layers_that_share_weights_across_a_convolution_are_not_cut() -> None:
+    tied = ({"layer": "dense", "units": 4}, {"layer": "reshape", "shape": [2, 2, 1]}, _conv(3), "globalpool")
+    back = (
+        {"layer": "dense", "units": 3},
+        {"layer": "dense", "units": 4},
+        {"layer": "dense", "units": 3, "tied": "dense3"},
+    )
+    assert len(stages_of(sequential_from_spec(_spec(*tied, *back)))) == 2
+    across = {"layer": "dense", "units": 4}, {"layer": "dense", "units": 3, "tied": "dense1"}
+    with pytest.raises(ValueError, match="layers dense3 and dense1 share weights, and a convolution lies between them"):
+        stages_of(sequential_from_spec(_spec(*tied, *across)))

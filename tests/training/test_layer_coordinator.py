@@ -30,7 +30,7 @@ from daskcnn.training.coordinator.phase import LayerPhase
 from daskcnn.training.coordinator.shares import REPORTS
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
-BOOK = {"best": 0.0, "worse": 0}
+BOOK = {"best": 0.0, "worse": 0, "epochs": 2}
 
 
 def kinds(out: list[Order]) -> list[type]:
@@ -90,7 +90,7 @@ def test_an_epoch_ends_with_a_judged_snapshot() -> None:
     assert shell.steps(9) == []
     assert shell.step() == [orders.Collect(2, 10)]
     assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(80, 100)]
-    book, score = {"best": 0.05, "worse": 0}, Score(10.0, 1, 20)
+    book, score = {"best": 0.05, "worse": 0, "epochs": 2}, Score(10.0, 1, 20)
     assert shell.judged() == [orders.Keep(10, 1.0, book, score), orders.AskCounters(1)]
     epoch, save, place, run = shell.counted()
     assert save == orders.Save(1.0, book, ("layer",), score)
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_from_its_snapshot() -> None:
     assert (shell.trained, shell.end) == (12, 17)
     shell.go_on()
     assert shell.saved == 20
-    assert shell.coordinator.snapshot.book == {"best": 0.4, "worse": 2}
+    assert shell.coordinator.snapshot.book == {"best": 0.4, "worse": 2, "epochs": 2}
 
 
 @pytest.mark.parametrize("snapshot", [LayerSnapshot(20, 2.0), LayerSnapshot(10, 1.0, {"best": 0.4, "worse": 2})])

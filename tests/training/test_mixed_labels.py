@@ -22,13 +22,14 @@ MIXUP = [{"step": "mirror"}, {"step": "mixup", "alpha": 1.0}]
 N, CLASSES = 6, 5
 SHARES = np.array([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 PARTNERS = np.roll(np.arange(N), -1)
+OF_LABELS = [name for name, loss in LOSSES.items() if loss.labels != "image"]
 
 
 def one_hot(labels: np.ndarray) -> np.ndarray:
     return np.eye(CLASSES)[labels] if labels.ndim == 1 else labels.astype(float)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", OF_LABELS)
 def test_the_gradient_is_that_of_the_mixed_label(name: str, device: Device, rng: np.random.Generator) -> None:
     loss, scores = LOSSES[name], rng.standard_normal((N, CLASSES))
     several = loss.labels == "several"
@@ -46,7 +47,7 @@ def test_the_gradient_is_that_of_the_mixed_label(name: str, device: Device, rng:
         assert device.backend.scalar(value) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", OF_LABELS)
 def test_a_sample_that_is_mixed_with_itself_is_itself(name: str, rng: np.random.Generator) -> None:
     loss, scores = LOSSES[name], rng.standard_normal((N, CLASSES))
     labels = rng.integers(0, 2, (N, CLASSES)) if loss.labels == "several" else rng.integers(0, CLASSES, N)
@@ -83,8 +84,8 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(4)
 
 
-def job_of(*, augment: Any = MIXUP, views: str = "none", **train: Any) -> Job:
-    layers = [{"layer": "conv", "kernels": 3, "size": 3}, {"layer": "relu"}, {"layer": "dense", "units": 10}]
+def job_of(*, augment: Any = MIXUP, views: str = "none", units: int = 10, **train: Any) -> Job:
+    layers = [{"layer": "conv", "kernels": 3, "size": 3}, {"layer": "relu"}, {"layer": "dense", "units": units}]
     usual = {"batch_size": 16, "epochs": 2, "lr": 0.05}
     return Job.model_validate(
         {
@@ -139,6 +140,31 @@ def test_a_step_counts_labels_by_their_shares(tmp_path: Path, several: bool, wei
     assert loss == pytest.approx(float(value))
     assert (replica.host_weights() != before).any()
     assert grads["conv1"]["w"].shape == (3, 3, 3, 3)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_mixed_image_that_is_reconstructed_is_its_own_label(tmp_path: Path, weighted: bool) -> None:
+    dataset = toy_dataset(tmp_path, size=6, weighted=weighted)
+    replica = replica_of(dataset, units=6 * 6 * 3, loss="reconstruction")
+    batch = mixed_batch(replica)
+    assert batch.mixture is not None
+    assert replica.partners(batch) is None
+    weights, given = replica.sample_weights(batch), np.ones(16)
+    if weighted:
+        alone = replica.sample_weights(Batch(batch.x, batch.labels, batch.keys, batch.weights))
+        shares, of = batch.mixture.shares, batch.mixture.partners
+        assert weights is not None
+        assert alone is not None
+        given = shares * alone + (1 - shares) * alone[of]
+        np.testing.assert_allclose(weights, given, rtol=1e-12)
+    else:
+        assert weights is None
+    params, state = replica.layout.views(replica.weights)
+    scores, _, _ = replica.model.forward(params, state, batch.x, Context(Device()))
+    errors = ((scores - batch.x.transpose(2, 0, 1, 3).reshape(16, -1)) ** 2).mean(axis=1)
+    loss, right = replica.step(batch, 0.1)
+    assert loss == pytest.approx((given * errors).mean(), rel=1e-9)
+    assert right is None
 
 
 def test_images_that_are_not_mixed_have_no_partners(tmp_path: Path) -> None:

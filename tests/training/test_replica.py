@@ -128,7 +128,7 @@ def test_the_reported_loss_is_the_mean_over_samples(dataset: Dataset) -> None:
     assert [n for _, n in losses] == [32] * 6 + [8]  # the last batch is a partial one
     trained = _round(replica)
     assert trained.score.loss == pytest.approx(sum(loss * n for (loss, _), n in losses) / 200, rel=1e-9)
-    assert trained.score.correct == sum(right for (_, right), _ in losses)
+    assert trained.score.correct == sum(right or 0 for (_, right), _ in losses)
 
 
 def test_a_limit_shows_the_beginning_of_the_presentation(dataset: Dataset) -> None:
@@ -203,7 +203,7 @@ def test_several_passes_are_presentations_one_after_the_other(dataset: Dataset) 
         for number, samples in ((4, 90), (5, 90), (6, 70))
     ]
     np.testing.assert_array_equal(once.host_weights(), one_by_one.host_weights())
-    assert trained.score.correct == sum(score.correct for score in scores)
+    assert trained.score.correct == sum(score.correct or 0 for score in scores)
 
 
 def test_progress_runs_on_through_all_passes(dataset: Dataset) -> None:

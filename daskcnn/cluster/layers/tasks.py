@@ -27,7 +27,7 @@ from daskcnn.cluster.layers.task_context import (
 )
 from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent
 from daskcnn.cluster.session.session import Counters
-from daskcnn.nn import Params, State
+from daskcnn.nn import Params, State, labels_for
 from daskcnn.nn.score import Score
 from daskcnn.sharded import (
     ALL,
@@ -250,7 +250,8 @@ def _judged(
         piece = _piece(context, part)
         scores, residual, state = merged_forward(stage, ys, piece, batch.keys, device)
         of_minibatch, weights = len(batch.labels) / context.samples, replica.sample_weights(batch)
-        targets = batch.labels, device, of_minibatch, weights, replica.partners(batch)
+        labels = labels_for(replica.training_loss, batch.x, batch.labels)
+        targets = labels, device, of_minibatch, weights, replica.partners(batch)
         dscores, score = loss_of(replica.training_loss, scores, *targets)
         dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=need_dy)
         if piece is not None:

@@ -53,6 +53,9 @@ def predict_whole(
     target = Path(out)
     check_table(target)
     classifier = load_classifier(run, which, say, views=views)
+    if classifier.reconstructs:
+        reason = "a table has the probabilities of classes, and this network reconstructs images"
+        raise UserError(run, reason, f"use daskcnn.load({run!r}).predict(images) in Python, which takes Dask arrays")
     source = source_of(data, part, classifier.facts, skip_bad=skip_bad)
     parts = source.parts()
     kept = KeptParts(target, identity(classifier, source), len(classifier.classes))

@@ -12,6 +12,9 @@ from daskcnn.nn.layers.normalise import LRN, BatchNorm
 from daskcnn.nn.layers.padding import Pad
 from daskcnn.nn.layers.parallel import Add, Branches, Residual
 from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
+from daskcnn.nn.layers.reshape import Reshape
+from daskcnn.nn.layers.scale import Multiply
+from daskcnn.nn.layers.upsample import Upsample
 
 LAYERS: dict[str, type[Layer]] = {
     "conv": Conv,
@@ -30,6 +33,9 @@ LAYERS: dict[str, type[Layer]] = {
     "dense": Dense,
     "dropout": Dropout,
     "flatten": Flatten,
+    "reshape": Reshape,
+    "upsample": Upsample,
+    "scale": Multiply,
     "pad": Pad,
     "residual": Residual,
     "branches": Branches,
@@ -54,10 +60,13 @@ __all__ = [
     "L2Pool",
     "LeakyReLU",
     "MaxPool",
+    "Multiply",
     "Pad",
     "ReLU",
+    "Reshape",
     "Residual",
     "SiLU",
     "Sigmoid",
     "Tanh",
+    "Upsample",
 ]

@@ -22,10 +22,14 @@ class Dense(Layer):
 
     Parameters: w (H, W, C, units) or (F, units), and b (units,) unless `bias` is off. A map takes one GEMM per pixel,
     added up, without a copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
+
+    tied: name of an earlier dense layer of the same `Sequential`. Its w, transposed, stands for a w of this layer,
+    which has a bias only. The network lends it, as `nn.tying` says.
     """
 
     units: int
     bias: bool = True
+    tied: str | None = None
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "units")
@@ -35,8 +39,13 @@ class Dense(Layer):
         return (self.units,)
 
     def numbers(self, in_shape: Shape) -> int:
-        """Return the size of w and b."""
-        return (prod(in_shape) + self.bias) * self.units
+        """Return the size of w, if it is its own, and b."""
+        return ((prod(in_shape) if self.tied is None else 0) + self.bias) * self.units
+
+    @property
+    def tied_to(self) -> str | None:
+        """The owner of w, if it is another layer's."""
+        return self.tied
 
     def operations(self, in_shape: Shape) -> int:
         """Return those of one product."""
@@ -45,9 +54,13 @@ class Dense(Layer):
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
-        """Return weights w (*in_shape, units) and, with `bias`, zeros b (units,)."""
-        w = initial(rng, (*in_shape, self.units), prod(in_shape), self.units)
-        return {"w": w} | ({"b": np.zeros(self.units)} if self.bias else {}), {}, (self.units,)
+        """Return weights w (*in_shape, units), unless they are another layer's, and, with `bias`, zeros b (units,)."""
+        params: Params = {}
+        if self.tied is None:
+            params["w"] = initial(rng, (*in_shape, self.units), prod(in_shape), self.units)
+        if self.bias:
+            params["b"] = np.zeros(self.units)
+        return params, {}, (self.units,)
 
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return y = x·w + b, the products of blocks of pixels added up in a fixed order; the residual is x."""

@@ -77,12 +77,15 @@ class BatchNorm(ScalingLayer):
 
     Parameters: scale and shift (C,). State: running mean and (unbiased) variance (C,). A training batch contributes
     `momentum` of its own values to them; outside training they replace the batch's. Ioffe and Szegedy 2015, Alg. 1, 2.
-    A `fixed` layer normalises by the running values in training too, and leaves them as they are.
+    A `fixed` layer normalises by the running values in training too, and leaves them as they are. Without `scale` or
+    `shift` it has no such parameter: it scales by 1, shifts by 0.
     """
 
     momentum: float = 0.1
     epsilon: float = 1e-5
     fixed: bool = False
+    scale: bool = True
+    shift: bool = True
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "momentum")
@@ -104,15 +107,15 @@ class BatchNorm(ScalingLayer):
         return not self.fixed
 
     def numbers(self, in_shape: Shape) -> int:
-        """Return the size of scale, shift, mean and variance."""
-        return 4 * in_shape[-1]
+        """Return the size of scale and shift, as far as it has them, mean and variance."""
+        return (2 + self.scale + self.shift) * in_shape[-1]
 
     def init(
         self, rng: np.random.Generator, in_shape: Shape, *, initial: Initializer = glorot_uniform
     ) -> tuple[Params, State, Shape]:
-        """Return scale 1 and shift 0, running mean 0 and variance 1, each (C,)."""
+        """Return scale 1 and shift 0, as far as it has them, running mean 0 and variance 1, each (C,)."""
         C = in_shape[-1]
-        params = {"scale": np.ones(C), "shift": np.zeros(C)}
+        params = ({"scale": np.ones(C)} if self.scale else {}) | ({"shift": np.zeros(C)} if self.shift else {})
         return params, {"mean": np.zeros(C), "variance": np.ones(C)}, in_shape
 
     def scaling(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Scaling, State]:
@@ -125,8 +128,9 @@ class BatchNorm(ScalingLayer):
             state = self._moved(state, mean, variance * (count / max(1, count - 1)))
         # Merging replicas' statistics out of order may leave a running variance below 0.
         deviation = 1 / xp.sqrt(xp.maximum(variance, 0) + self.epsilon)
-        factor = params["scale"] * deviation
-        return Scaling(mean, rest, deviation, factor, params["shift"] - rest * factor), state
+        factor = params["scale"] * deviation if self.scale else deviation
+        shift = params["shift"] - rest * factor if self.shift else -rest * factor
+        return Scaling(mean, rest, deviation, factor, shift), state
 
     def _moved(self, state: State, mean: Array, variance: Array) -> State:
         kept = 1 - self.momentum
@@ -145,7 +149,8 @@ class BatchNorm(ScalingLayer):
         """
         s, dtype = scaling, scaling.mean.dtype
         moment = (product - s.rest * total) * s.deviation
-        grads = {"scale": moment.astype(dtype, copy=False), "shift": total.astype(dtype, copy=False)}
+        grads = {"scale": moment.astype(dtype, copy=False)} if self.scale else {}
+        grads |= {"shift": total.astype(dtype, copy=False)} if self.shift else {}
         share = 0 if self.fixed else -1 / count
         by_x = share * s.factor * s.deviation * moment
         shift = share * s.factor * total - by_x * s.rest

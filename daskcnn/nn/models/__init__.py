@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from daskcnn.nn.layer import LayerError, Shape, walk
 from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.models import resnet
+from daskcnn.nn.models.autoencoder import sae
 from daskcnn.nn.models.classic import alexnet, lenet5, quick
 from daskcnn.nn.models.googlenet import googlenet
 from daskcnn.nn.models.papers import CASES, two_convolutions
@@ -25,6 +27,7 @@ MODELS: Mapping[str, Model] = {
     "quick": Model(quick, "cuda-convnet and Caffe, CIFAR-10"),
     "lenet5": Model(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
     **CASES,
+    "sae": Model(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
     "resnet20": Model(resnet.for_small_images(3), "He et al. 2016, section 4.2"),
     "resnet32": Model(resnet.for_small_images(5), "He et al. 2016, section 4.2"),
     "resnet56": Model(resnet.for_small_images(9), "He et al. 2016, section 4.2"),
@@ -67,21 +70,37 @@ def build_model(
     in_shape: Shape,
     classes: int,
     relu: bool = True,
+    *,
+    reconstructs: bool = False,
 ) -> Sequential:
     """Return the network of this name, or of these layers, for images (H, W, C) and this number of classes.
 
     Raises ValueError for an unknown name, a wrong layer, a layer that does not fit the images, or a number of
-    outputs that differs from the number of classes. `relu` matters to C1:C2 only.
+    outputs that differs from the number of classes; of a network that `reconstructs` images, from theirs. `relu`
+    matters to C1:C2 only.
     """
     if (name is None) == (layers is None):
         raise ValueError(f"model name={name!r} and layers={layers!r}: give one of the two")
     model = sequential_from_spec(model_spec(name, in_shape, classes, relu=relu) if name is not None else layers or [])
     check_whitening(model, in_shape)
-    if (out := model.out_shape(in_shape)) != (classes,):
-        raise ValueError(
-            f"the model's output is {out}, of {classes} classes: end it with a dense layer of {classes} units"
-        )
+    if problem := _of_output(model.out_shape(in_shape), in_shape, classes, reconstructs):
+        raise ValueError(f"the model's output is {problem}")
     for path, layer, shape in walk(model, in_shape, composite=True):
-        if isinstance(layer, Auxiliary) and (out := layer.scores_shape(shape)) != (classes,):
-            raise LayerError(path, f"its path's output is {out}, of {classes} classes: end it with a dense layer")
+        if isinstance(layer, Auxiliary) and (
+            problem := _of_output(layer.scores_shape(shape), in_shape, classes, reconstructs)
+        ):
+            raise LayerError(path, f"its path's output is {problem}")
     return model
+
+
+def _of_output(out: Shape, image: Shape, classes: int, reconstructs: bool) -> str | None:
+    """Return what is wrong with scores of this shape, and the remedy."""
+    values = prod(image)
+    of_image = out in (image, (values,))
+    if reconstructs:
+        ending = f"end it with a map of that shape, or with a dense layer of {values} units"
+        return None if of_image else f"{out}, and the loss compares it with images {image}: {ending}"
+    if out == (classes,):
+        return None
+    other = "; or set train.loss = 'reconstruction'" if of_image else ""
+    return f"{out}, of {classes} classes: end it with a dense layer of {classes} units{other}"

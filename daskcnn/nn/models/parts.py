@@ -25,12 +25,14 @@ class Model:
     layers : makes its list of layers
     origin : where it is from
     image, classes : what it was described for: the usual shape (H, W, C) and number of classes
+    reconstructs : whether it answers images with images
     """
 
     layers: Builder
     origin: str
     image: tuple[int, int, int] = (32, 32, 3)
     classes: int = 10
+    reconstructs: bool = False
 
 
 def conv(kernels: int, size: int, **options: Any) -> dict[str, Any]:

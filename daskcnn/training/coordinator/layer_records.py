@@ -10,7 +10,7 @@ from daskcnn.events import StepsEnded
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.costs import StepCosts
-from daskcnn.training.coordinator.looks import Look, Looks
+from daskcnn.training.coordinator.looks import Look, looks_from
 from daskcnn.training.coordinator.outbox import Outbox
 from daskcnn.training.coordinator.settings import LayerSettings
 from daskcnn.training.coordinator.shares import Shares
@@ -44,8 +44,7 @@ class LayerRecords:
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot, out: Outbox) -> None:
         self._settings, self._out = settings, out
         self.snapshot, self.saved = snapshot, snapshot.step
-        best, worse = float(snapshot.book.get("best", 0.0)), int(snapshot.book.get("worse", 0))
-        self.looks = Looks(patience=settings.patience, epoch=snapshot.epoch, best=best, worse=worse, now=0.0)
+        self.looks = looks_from(snapshot.book, settings.patience, settings.epochs, snapshot.epoch, 0.0)
         self.costs = StepCosts()
         self.look: tuple[Look, bool] | None = None
         self._lr: float | None = None  # of the last step
@@ -87,7 +86,7 @@ class LayerRecords:
 
     def keep(self, step: int, validation: Score | None) -> None:
         """Make the pieces that were collected last the snapshot."""
-        book = {"best": self.looks.best, "worse": self.looks.worse}
+        book = self.looks.book(self._settings.epochs)
         self.snapshot = LayerSnapshot(step, self._epoch_of(step), book, validation)
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 

@@ -57,8 +57,10 @@ class Life:
             swaps=rule.swaps,
             batch_size=settings.batch_size if settings.meets_within_rounds else None,
         )
-        if book := self._records.kept.book:
-            rounds.restore(book["rounds"], tuple(seconds))
+        kept = self._records.kept
+        if book := kept.book:
+            # by what was done, and not by what was left: the run may have been given more epochs since
+            rounds.restore(book["rounds"], tuple(seconds), done=round(kept.epoch * settings.samples))
         return rounds
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from daskcnn.events import EpochEnded
 from daskcnn.nn.score import Score
@@ -48,7 +50,7 @@ class Looks:
 
     Attributes
     ----------
-    best : the best validation accuracy so far.
+    best : the best quality on the validation samples so far (`Score.quality`).
     worse : looks since.
     mark : the next whole epoch; an asynchronous run judges its center when rounds up to there are given out.
     """
@@ -57,6 +59,10 @@ class Looks:
         self.patience, self.best, self.worse = patience, best, worse
         self.mark = math.floor(epoch) + 1
         self._begin(now)
+
+    def book(self, epochs: int) -> dict[str, Any]:
+        """What a checkpoint keeps of the looks. epochs: those to train."""
+        return {"best": self.best, "worse": self.worse, "epochs": epochs}
 
     def _begin(self, now: float) -> None:
         self._begun, self._samples, self.judged = now, 0, False
@@ -100,8 +106,19 @@ class Looks:
     def look(self, now: float) -> tuple[Look, bool]:
         """End the interval: what came of it, and whether the center is better than all before."""
         found = Look(self._trained, self._center, self._samples, now - self._begun)
-        better = found.center.samples > 0 and found.center.accuracy > self.best
+        better = found.center.samples > 0 and found.center.quality > self.best
         if found.center.samples:
-            self.best, self.worse = max(self.best, found.center.accuracy), 0 if better else self.worse + 1
+            self.best, self.worse = max(self.best, found.center.quality), 0 if better else self.worse + 1
         self._begin(now)
         return found, better
+
+
+def looks_from(book: Mapping[str, Any], patience: int | None, epochs: int, epoch: float, now: float) -> Looks:
+    """Return the looks that go on from a checkpoint's book, at this epoch of a run of `epochs` epochs.
+
+    A run that was given another number of epochs since is patient anew.
+    """
+    best, worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
+    if book.get("epochs", epochs) != epochs:
+        worse = 0
+    return Looks(patience=patience, epoch=epoch, best=best, worse=worse, now=now)

@@ -9,7 +9,7 @@ from typing import Any
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.looks import Looks
+from daskcnn.training.coordinator.looks import looks_from
 from daskcnn.training.coordinator.outbox import Outbox
 from daskcnn.training.coordinator.settings import Settings
 
@@ -21,7 +21,7 @@ class Kept:
     Attributes
     ----------
     step, epoch : merges, and presentations a sample.
-    book : rounds, server epoch, best and worse looks; empty before the first save.
+    book : rounds, server epoch, best and worse looks, and the epochs to train; empty before the first save.
     judged : whether its center was scored.
     """
 
@@ -56,8 +56,7 @@ class Records:
         self.saving.clear()
         self.version = self.kept.step
         book = self.kept.book or {}
-        best, worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
-        self.looks = Looks(patience=self._settings.patience, epoch=self.kept.epoch, best=best, worse=worse, now=now)
+        self.looks = looks_from(book, self._settings.patience, self._settings.epochs, self.kept.epoch, now)
 
     def epoch(self, rounds: Rounds) -> float:
         """Presentations a sample so far."""
@@ -87,5 +86,4 @@ class Records:
         self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
 
     def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
-        looks = self.looks
-        return {"rounds": rounds.to_dict(), "server_epoch": life, "best": looks.best, "worse": looks.worse}
+        return {"rounds": rounds.to_dict(), "server_epoch": life, **self.looks.book(self._settings.epochs)}
