@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.cli import main as daskcnn
+from daskcnn.cluster.protocol import Calibration
 from daskcnn.cluster.session import tasks as worker
 from daskcnn.cluster.session.session import forget_run, session_of
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
@@ -217,6 +218,7 @@ def test_calibration_goes_through_it(tmp_path: Path, cache: Path, all_are_close:
         device = session_of("run").replica.device
     finally:
         forget_run("run")
+    assert isinstance(measured, Calibration)
     assert measured.conv_seconds.keys() == {"conv1"}
     assert (device.pool.threads, device.workspace_limit, device.exact) == (2, 96 << 20, True)
     (file,) = cache.glob("*.json")

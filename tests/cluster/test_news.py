@@ -34,7 +34,7 @@ def as_sent(said: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_driver_hears_what_a_worker_of_the_run_tells(told: list[tuple[str, dict[str, Any]]]) -> None:
     heard, topics = News(), dict[str, Any]()
-    heard.subscribe(SimpleNamespace(subscribe_topic=topics.__setitem__), "run-1")  # type: ignore[arg-type]
+    heard.subscribe(SimpleNamespace(subscribe_topic=topics.__setitem__), "run-1")
     teller = Teller("run-1")
     teller.tell("a convolution", 1, 3)
     teller.tell("a step of training")
