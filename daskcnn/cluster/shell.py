@@ -6,10 +6,11 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from distributed import Future
+from distributed.client import ClosedClientError
 
 from daskcnn.cluster.calibration import lost_while_calibrated
 from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
@@ -164,4 +165,5 @@ class Shell:
     def give_up(self, name: str) -> None:
         """Stop waiting for what this worker or replica has under way."""
         if (work := self._work.pop(name, None)) is not None:
-            work.cancel()
+            with suppress(ClosedClientError):  # the scheduler is gone, and all that was under way
+                work.cancel()

@@ -22,7 +22,7 @@ MOST_REPEATS, MOST_LAYERS = 1000, 2000
 """The most times that an entry is repeated, and the most layers of a network."""
 
 
-class Block(Protocol):
+class BlockOfLayers(Protocol):
     """Layers in which "$name" stands for a parameter; `defaults` are the values of those that are not given."""
 
     @property
@@ -36,7 +36,7 @@ class Block(Protocol):
         ...
 
 
-def expand(layers: Sequence[Mapping[str, Any]], blocks: Mapping[str, Block]) -> tuple[Spec, list[str]]:
+def expand(layers: Sequence[Mapping[str, Any]], blocks: Mapping[str, BlockOfLayers]) -> tuple[Spec, list[str]]:
     """Return the list of layers with blocks and repetitions written out, and all that is wrong with it, with places."""
     work = _Expansion(blocks)
     for name in blocks:
@@ -47,7 +47,7 @@ def expand(layers: Sequence[Mapping[str, Any]], blocks: Mapping[str, Block]) -> 
 class _Expansion:
     """One list's expansion. A problem is noted, and its entry left out."""
 
-    def __init__(self, blocks: Mapping[str, Block]) -> None:
+    def __init__(self, blocks: Mapping[str, BlockOfLayers]) -> None:
         self.blocks, self.problems, self._made = blocks, list[str](), 0
 
     def check_uses(self, name: str) -> None:

@@ -76,12 +76,13 @@ def test_job_waits_for_a_scheduler_and_workers_that_come_late(tmp_path: Path, sy
         wait_for_line(run, f"waiting for scheduler file {file} (there is no such file)")
         stack.enter_context(process(*scheduler(file)))
         wait_for_line(run, "waiting for workers: 2 more with CPU=1 (found 0 cpu, 0 gpu, 0 ps)")
-        stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1")))
+        stack.enter_context(process(*worker(file, tmp_path / "w0", "CPU=1"), "--name", "desk 1"))
         wait_for_line(run, "waiting for workers: 1 more with CPU=1 (found 1 cpu, 0 gpu, 0 ps)")
         stack.enter_context(process(*worker(file, tmp_path / "w1", "CPU=1"), "--no-nanny"))
         out, told = run.communicate(timeout=100)
     assert run.returncode == 0, told
-    assert len(json.loads(out)["workers"]) == 2
+    assert [w["name"] for w in json.loads(out)["workers"]] == ["desk-1", "cpu-0"]
+    assert "worker desk-1: cpu" in told, "the log has the same names"
 
 
 def test_doctor_looks_at_a_cluster(tmp_path: Path, synthetic: str, by_hand: str) -> None:

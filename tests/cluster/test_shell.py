@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed.client import ClosedClientError
 
 from daskcnn.cluster.lost import WorkersLost
-from daskcnn.cluster.shell import look_round
+from daskcnn.cluster.shell import Shell, look_round
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts
 
@@ -39,6 +40,18 @@ def context(*broken: Exception) -> Any:
 )
 def test_who_is_gone_is_told(broken: Exception, told: facts.Fact) -> None:
     assert look_round(context(broken), 3.0) == [told]
+
+
+def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
+    """Dask's client refuses to cancel then. The loss itself is found by the next look."""
+
+    def cancel() -> None:
+        raise ClosedClientError("Client is closed. Can't send cancel-keys message.")
+
+    shell = Shell(context(), SimpleNamespace())
+    shell._work["a"] = SimpleNamespace(cancel=cancel)
+    shell.give_up("a")
+    assert shell._work == {}
 
 
 def test_a_signal_is_told_once() -> None:

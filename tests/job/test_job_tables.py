@@ -226,7 +226,10 @@ def test_a_section_is_a_table(section: str) -> None:
         ({"train": {"clip": 1.0, "replica_size": 2}}, "train.clip = 1: needs norms"),
         *(({"train": {"ema": 0.9, "strategy": name}}, "train.ema = 0.9: strategy") for name in RULES),
         *(({"train": {"lookahead": {}, "strategy": name}}, "train.lookahead: ") for name in ("easgd", "downpour")),
-        ({"train": {"lookahead": {}, "strategy": "bsp"}, "rule": {"combine": "sum"}}, "train.lookahead: strategy 'bsp'"),
+        (
+            {"train": {"lookahead": {}, "strategy": "bsp"}, "rule": {"combine": "sum"}},
+            "train.lookahead: strategy 'bsp'",
+        ),
         ({"train": {"lookahead": {}, "replica_size": 2}}, "train.lookahead: groups"),
         ({"train": {"schedule": {"every": 3}}}, "train.schedule.every"),
         ({"train": {"schedule": {"name": "step", "power": 2}}}, "train.schedule.power"),

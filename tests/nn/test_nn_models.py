@@ -50,6 +50,7 @@ def test_numbers_of_parameters(name: str, in_shape: Shape, parameters: int) -> N
     [
         # to the digits that the papers print, in their units
         ("resnet20", "0.27 M"),
+        ("fast", "1.97 M"),
         ("resnet32", "0.46 M"),
         ("resnet56", "0.85 M"),
         ("vgg11", "133 M"),

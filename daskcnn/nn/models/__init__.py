@@ -12,9 +12,10 @@ from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.models import resnet
 from daskcnn.nn.models.autoencoder import sae
 from daskcnn.nn.models.classic import alexnet, lenet5, quick
+from daskcnn.nn.models.fast import fast
 from daskcnn.nn.models.googlenet import googlenet
 from daskcnn.nn.models.papers import CASES, two_convolutions
-from daskcnn.nn.models.parts import Model, Spec
+from daskcnn.nn.models.parts import NamedModel, Spec
 from daskcnn.nn.models.vgg import vgg
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
@@ -23,22 +24,23 @@ from daskcnn.nn.whitening import check_whitening
 PHOTOGRAPHS = (224, 224, 3), 1000
 """Images and classes of ImageNet."""
 
-MODELS: Mapping[str, Model] = {
-    "quick": Model(quick, "cuda-convnet and Caffe, CIFAR-10"),
-    "lenet5": Model(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
+MODELS: Mapping[str, NamedModel] = {
+    "quick": NamedModel(quick, "cuda-convnet and Caffe, CIFAR-10"),
+    "lenet5": NamedModel(lenet5, "LeCun et al. 1998, Fig. 2", (28, 28, 1)),
+    "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
     **CASES,
-    "sae": Model(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
-    "resnet20": Model(resnet.for_small_images(3), "He et al. 2016, section 4.2"),
-    "resnet32": Model(resnet.for_small_images(5), "He et al. 2016, section 4.2"),
-    "resnet56": Model(resnet.for_small_images(9), "He et al. 2016, section 4.2"),
-    "resnet18": Model(resnet.for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
-    "resnet34": Model(resnet.for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
-    "vgg11": Model(vgg("A"), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
-    "vgg11-bn": Model(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
-    "vgg16": Model(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
-    "vgg16-bn": Model(vgg("D", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
-    "alexnet": Model(alexnet, "Krizhevsky et al. 2012, Fig. 2", *PHOTOGRAPHS),
-    "googlenet": Model(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
+    "sae": NamedModel(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
+    "resnet20": NamedModel(resnet.for_small_images(3), "He et al. 2016, section 4.2"),
+    "resnet32": NamedModel(resnet.for_small_images(5), "He et al. 2016, section 4.2"),
+    "resnet56": NamedModel(resnet.for_small_images(9), "He et al. 2016, section 4.2"),
+    "resnet18": NamedModel(resnet.for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "resnet34": NamedModel(resnet.for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "vgg11": NamedModel(vgg("A"), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
+    "vgg11-bn": NamedModel(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
+    "vgg16": NamedModel(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),
+    "vgg16-bn": NamedModel(vgg("D", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
+    "alexnet": NamedModel(alexnet, "Krizhevsky et al. 2012, Fig. 2", *PHOTOGRAPHS),
+    "googlenet": NamedModel(googlenet, "Szegedy et al. 2015, Table 1", *PHOTOGRAPHS),
 }
 """A new network is a function in a file here, and a line of this."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from daskcnn.nn.layer import Shape
-from daskcnn.nn.models.parts import Builder, Model, Spec, conv, dense, only, pool
+from daskcnn.nn.models.parts import Builder, NamedModel, Spec, conv, dense, only, pool
 
 _CASES = (
     (2, 4, 3, 500),
@@ -54,4 +54,4 @@ def _case(scale: tuple[int, int, int, int], in_shape: Shape, classes: int) -> Sp
     return [*layers, dense(classes)]
 
 
-CASES = {f"case{i}": Model(case(i), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}") for i in range(1, 8)}
+CASES = {f"case{i}": NamedModel(case(i), f"BPT-CNN (Chen et al. 2019), Table 2, case {i}") for i in range(1, 8)}

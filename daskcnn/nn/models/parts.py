@@ -17,7 +17,7 @@ LARGE = 64
 
 
 @dataclass(frozen=True)
-class Model:
+class NamedModel:
     """A network that has a name.
 
     Attributes
