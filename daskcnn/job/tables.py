@@ -431,6 +431,9 @@ class Run(Options):
     checkpoint_every: float = Field(1.0, gt=0, description="Epochs between two checkpoints.")
     report_every: int = Field(25, ge=1, description="Steps between two reports of steps in the log (strategy `layer`).")
     keep: int = Field(3, ge=1, description="Newest checkpoints that are kept; the best one is kept besides.")
+    dashboard: bool = Field(
+        True, description="Whether the scheduler's dashboard shows the run while it goes on, on its page /daskcnn."
+    )
 
 
 class NoRule(Options):

@@ -25,9 +25,10 @@ from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.lent_client import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
+from daskcnn.dashboard.feed import fed
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
-from daskcnn.job.network import at_rest
+from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.fine_tuning import first_weights
 from daskcnn.launch.indexing import forget, indexed, outlined
@@ -38,6 +39,7 @@ from daskcnn.launch.resume import epochs_of, has_checkpoint
 from daskcnn.launch.trained_model import TrainedModel
 from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
+from daskcnn.nn.summary import LayerSummary, summarise
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.record import parse_record
@@ -172,7 +174,8 @@ def train_job(
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
         if in_place:
             prepared = replace(prepared, dataset=_indexed(job, there, resume, signals.check, say))
-        listener = Listener(progress or Silent(), on_event)
+        display = fed(progress or Silent(), there, _layers(prepared), say, wanted=job.run.dashboard)
+        listener = Listener(display, on_event)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
         for warning in warnings:
             recorder.warn(warning)
@@ -188,6 +191,10 @@ def train_job(
             interrupted=lambda: listener.signal if signals.first is None else signals.first,
         )
         return _train(context, recorder, checkpoint, listener, heard)
+
+
+def _layers(prepared: Prepared) -> tuple[LayerSummary, ...]:
+    return summarise(network_of(prepared.job, prepared.dataset), prepared.dataset.shape)
 
 
 def _found(job: Job, say: Callable[[str], None]) -> Dataset:

@@ -178,9 +178,27 @@ class History:
         """Take in one event; those that a report has no use for change nothing."""
         if type(event) not in self._HANDLERS:
             return
-        if event.at is not None and self._begun is not None and not isinstance(event, RunEnded):
-            self.now = self._before + event.at - self._begun
+        if not isinstance(event, RunEnded):
+            self.now = self.seconds_at(event.at)
         self._HANDLERS[type(event)](self, event)
+
+    def seconds_at(self, at: float | None) -> float:
+        """Seconds of the run at this time of the events' clock; those of now where it is not known."""
+        return self.now if at is None or self._begun is None else self._before + at - self._begun
+
+    def forget(self, most: int) -> None:
+        """Keep about the last `most` rounds and troubles, and as many looks over the whole run: for a view of a run
+        that goes on, whose memory must not grow. Sums, such as bytes moved, stay what they are.
+        """
+        del self.rows[:-most], self.notes[:-most]
+        while len(self.looks) > most:
+            self.looks = self.looks[-1::-2][::-1]
+        rounds = {(row.life, row.number) for row in self.rows}
+        lives = {self._life, *(row.life for row in self.rows)}
+        self.there = {key: names for key, names in self.there.items() if key in rounds}
+        self.began = {life: at for life, at in self.began.items() if life in lives}
+        self.servers = dict(list(self.servers.items())[-most:])
+        self._kept = dict(list(self._kept.items())[-most:])
 
     def _on_start(self, event: RunStarted) -> None:
         """The driver starts. Unless a resume follows, it starts at the beginning."""

@@ -193,6 +193,11 @@ def tables(events: Iterable[Event]) -> RunReport:
     run = History()
     for event in events:
         run.take(event)
+    return report_of(run)
+
+
+def report_of(run: History) -> RunReport:
+    """The report of a run's course so far."""
     by_round = tuple(_balances(run))
     ended = run.end
     seconds = run.now if ended is None or ended.seconds is None else ended.seconds

@@ -1,0 +1,220 @@
+"""The page, with Bokeh: writes down what `live_figures` says, once a second where something has changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bokeh.document import Document
+from bokeh.layouts import column, row
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    DataTable,
+    Div,
+    FactorRange,
+    Legend,
+    LegendItem,
+    Select,
+    TableColumn,
+)
+from bokeh.plotting import figure as plot
+from distributed.dashboard.components import DashboardComponent, add_periodic_callback
+from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+from distributed.dashboard.utils import update
+
+from daskcnn.dashboard.live_figures import TITLES, Box, Part, Shown, heading, shown
+from daskcnn.dashboard.live_run import Runs
+from daskcnn.show.drawing import COLOURS
+from daskcnn.show.figure import Figure
+from daskcnn.show.run_figures import COLOUR_OF
+
+EVERY = 1000
+"""Milliseconds between two looks at whether there is news."""
+LANE, HEIGHT = 26, 260
+"""Pixels of a lane and of a figure."""
+UNDIVIDED = "#dddddd"
+NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
+LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
+Columns = dict[str, list[Any]]
+
+
+class Curves:
+    """A figure with any number of curves, or of points by themselves."""
+
+    def __init__(self, name: str) -> None:
+        title, x, y = TITLES[name]
+        self.lines = ColumnDataSource(_no("xs", "ys", "name", "colour"), name=f"{name}-curves")
+        self.points = ColumnDataSource(_no("x", "y", "name", "colour"), name=f"{name}-points")
+        self.root = plot(
+            title=title,
+            x_axis_label=x,
+            y_axis_label=y,
+            y_range=DataRange1d(start=0),
+            height=HEIGHT,
+            sizing_mode="stretch_width",
+            tools="pan,wheel_zoom,box_zoom,reset",
+            toolbar_location="above",
+        )
+        drawn = (
+            self.root.multi_line("xs", "ys", source=self.lines, line_color="colour", line_width=2),
+            self.root.scatter("x", "y", source=self.points, color="colour", size=5),
+        )
+        items = [LegendItem(label={"field": "name"}, renderers=[each]) for each in drawn]
+        self.root.add_layout(Legend(items=items, background_fill_alpha=0.7))
+
+    def show(self, figure: Figure | None) -> None:
+        """Show the figure; hide the place of one that there is none of."""
+        self.root.visible = figure is not None
+        if figure is None:
+            return
+        curves = [(name, list(xs), list(ys)) for name, (xs, ys) in figure.curves.items()]
+        if curves:  # a line across, as long as the longest curve
+            begin, end = min(xs[0] for _, xs, _ in curves), max(xs[-1] for _, xs, _ in curves)
+            curves += [(name, [begin, end], [level, level]) for name, level in figure.levels.items()]
+        single = [(name, x, y) for name, xs, ys in curves if len(xs) == 1 for x, y in zip(xs, ys, strict=True)]
+        single += [(name, x, y) for name, (xs, ys) in figure.points.items() for x, y in zip(xs, ys, strict=True)]
+        colours = _colours([name for name, *_ in curves] + list(figure.points))
+        lined = [(xs, ys, name, colours[name]) for name, xs, ys in curves if len(xs) > 1]
+        update(self.lines, _columns(("xs", "ys", "name", "colour"), lined))
+        update(self.points, _columns(("x", "y", "name", "colour"), [(x, y, n, colours[n]) for n, x, y in single]))
+
+
+class Bars:
+    """Bars from left to right, in rows with labels: lanes of workers, layers of a network."""
+
+    def __init__(self, name: str, title: str, x: str) -> None:
+        self.source = ColumnDataSource(_no("row", "left", "right", "colour", "name", "text"), name=name)
+        self.root = plot(
+            title=title,
+            x_axis_label=x,
+            y_range=FactorRange(),
+            height=HEIGHT,
+            sizing_mode="stretch_width",
+            tools="xpan,xwheel_zoom,reset,hover",
+            tooltips=[("", "@name @text")],
+            toolbar_location="above",
+        )
+        self.root.add_layout(Legend(), "right")
+        bars = {"y": "row", "left": "left", "right": "right", "height": 0.8, "source": self.source}
+        self.root.hbar(**bars, color="colour", line_color=None, legend_field="name")
+        self.root.text("left", "row", "text", source=self.source, x_offset=4, text_baseline="middle", **_SMALL)
+        self.root.ygrid.visible = False
+
+    def show(self, rows: Sequence[str], bars: Columns) -> None:
+        """Show these bars, in these rows from the top down; hide the place where there are no rows."""
+        self.root.visible = bool(rows)
+        if (factors := list(dict.fromkeys(reversed(rows)))) != self.root.y_range.factors:
+            self.root.y_range.factors = factors
+            self.root.height = 90 + LANE * max(3, len(factors))
+        update(self.source, bars)
+
+
+_SMALL = {"text_font_size": "11px", "text_color": "#000000"}
+
+
+class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not typed
+    """The page for one reader, who chooses a run; the latest one until then."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs, self._chosen, self._seen = runs, False, ("", -1)
+        self._choosing = False  # by this page, not by the reader
+        self.choice = Select(title="Run", options=[], width=260)
+        self.choice.on_change("value", self._on_choice)
+        self.heading = Div(text=NOTHING, render_as_text=True, name="heading", styles={"white-space": "pre-line"})
+        self.heading.sizing_mode = "stretch_width"
+        self.curves = {name: Curves(name) for name in TITLES}
+        self.lanes = Bars("lanes", "What the workers did in the last rounds", "seconds of the run")
+        self.network = Bars("network", "Who has which kernels", "part of the layer")
+        self.network.root.xaxis.visible = False
+        self.layers = _table("layers", LAYER_COLUMNS)
+        self.lines = _table("events", ("time", "event"), widths=(80, 1000))
+        plots = [each.root for each in self.curves.values()]
+        self.root = column(
+            row(self.choice, self.heading, sizing_mode="stretch_width"),
+            row(*plots[:2], sizing_mode="stretch_width"),
+            self.lanes.root,
+            *(row(*plots[i : i + 2], sizing_mode="stretch_width") for i in range(2, len(plots), 2)),
+            self.network.root,
+            self.layers,
+            self.lines,
+            sizing_mode="stretch_width",
+        )
+        self.source = self.lines.source
+
+    def _on_choice(self, attr: str, old: str, new: str) -> None:
+        self._chosen |= not self._choosing
+        self.update()
+
+    def update(self) -> None:
+        """Show what is new."""
+        if not (labels := self._runs.labels()):
+            return
+        if self.choice.options != labels:
+            self.choice.options = labels
+        run = self._runs.runs.get(self.choice.value) if self._chosen else None
+        if run is None:
+            run = self._runs.runs[labels[0][0]]
+            self._choosing = True
+            self.choice.value = run.key
+            self._choosing = False
+        self.heading.text = heading(run, time.time())
+        if (seen := (run.key, run.version)) != self._seen:
+            self._seen = seen
+            self._show(shown(run))
+
+    def _show(self, now: Shown) -> None:
+        for name, curves in self.curves.items():
+            curves.show(now.figures.get(name))
+        self.lanes.show(now.lanes, _lane_columns(now.parts))
+        self.network.show(now.layers, _box_columns(now.boxes))
+        update(self.layers.source, _columns(LAYER_COLUMNS, now.table))
+        self.layers.visible = bool(now.table)
+        update(self.lines.source, _columns(("time", "event"), now.lines))
+
+
+def show_runs(runs: Runs, _scheduler: Any, extra: Mapping[str, Any], document: Document) -> None:
+    """Fill a reader's document with the page, as Dask's own pages are made. extra: variables of its template."""
+    page = RunPage(runs)
+    page.update()
+    add_periodic_callback(document, page, EVERY)
+    document.add_root(page.root)
+    document.title = "Dask: daskcnn"
+    document.template = env.get_template("simple.html")
+    document.template_variables.update(extra)
+    document.theme = BOKEH_THEME
+
+
+def _table(name: str, heads: Sequence[str], widths: Sequence[int] = ()) -> DataTable:
+    columns = [TableColumn(field=head, title=head) for head in heads]
+    for each, width in zip(columns, widths, strict=False):
+        each.width = width
+    source = ColumnDataSource(_no(*heads), name=name)
+    return DataTable(
+        source=source, columns=columns, index_position=None, height=HEIGHT, sizing_mode="stretch_width", sortable=False
+    )
+
+
+def _no(*names: str) -> Columns:
+    return {name: [] for name in names}
+
+
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
+    return {name: [each[i] for each in rows] for i, name in enumerate(names)}
+
+
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(dict.fromkeys(names))}
+
+
+_BAR = ("row", "left", "right", "colour", "name", "text")
+
+
+def _lane_columns(parts: Sequence[Part]) -> Columns:
+    return _columns(_BAR, [(p.lane, p.begin, p.end, COLOURS[COLOUR_OF[p.kind]], p.kind, "") for p in parts])
+
+
+def _box_columns(boxes: Sequence[Box]) -> Columns:
+    colours = _colours([box.worker for box in boxes if box.worker]) | {"": UNDIVIDED}
+    return _columns(_BAR, [(b.layer, b.left, b.right, colours[b.worker], b.worker or "home", b.text) for b in boxes])

@@ -1,0 +1,63 @@
+"""The scheduler's side: hears the events that drivers send, and adds the page `/daskcnn` to Dask's dashboard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from tornado.ioloop import IOLoop
+
+from daskcnn.dashboard.live_run import Message, Runs
+
+NAME = "daskcnn"
+"""The page's path, its name in the navigation bar, and the scheduler's extension."""
+HANDLER = "daskcnn_events"
+"""The scheduler's operation that takes a message."""
+
+
+class Site:
+    """What the scheduler has heard of runs; an extension of the scheduler, of which drivers call `hear`."""
+
+    def __init__(self) -> None:
+        self.runs = Runs()
+
+    def hear(self, key: str, feed: str, first: int, records: Sequence[Any], layers: Sequence[Any]) -> None:
+        """Take in a message of a driver."""
+        self.runs.hear(Message(key, feed, first, records, layers), time.time())
+
+
+def add_page(dask_scheduler: Any) -> str:
+    """Add the page to the dashboard of this scheduler, in whose process it is called; once, however often.
+
+    Returns why there is no page, for people; empty where there is one.
+    """
+    if NAME in dask_scheduler.extensions:
+        return ""
+    try:
+        from bokeh.server.tornado import BokehTornado
+        from distributed.dashboard.core import BokehApplication
+        from distributed.dashboard.scheduler import template_variables
+
+        from daskcnn.dashboard.page import show_runs
+    except ImportError as error:
+        return f"{error} in the scheduler's environment (pip install 'daskcnn[dashboard]' there)"
+    web = dask_scheduler.http_application
+    own = next((each for each in web.applications if isinstance(each, BokehTornado)), None)
+    if own is None:
+        return "the scheduler was started without its dashboard"
+    site, variables = Site(), template_variables(dask_scheduler)
+    application = BokehApplication(
+        {f"/{NAME}": partial(show_runs, site.runs)},
+        dask_scheduler,
+        prefix=own.prefix,
+        template_variables=variables,
+    )
+    web.add_application(application)
+    application.initialize(IOLoop.current())
+    application.start()
+    variables["pages"].append(NAME)  # the list that every page of the dashboard makes its navigation bar of
+    dask_scheduler.extensions[NAME] = site
+    dask_scheduler.handlers[HANDLER] = site.hear
+    return ""
