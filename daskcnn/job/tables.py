@@ -425,6 +425,20 @@ class Run(Options):
     checkpoint_every: float = Field(1.0, gt=0, description="Epochs between two checkpoints.")
     report_every: int = Field(25, ge=1, description="Steps between two reports of steps in the log (strategy `layer`).")
     keep: int = Field(3, ge=1, description="Newest checkpoints that are kept; the best one is kept besides.")
+    tensorboard: bool = Field(
+        False, description="Whether event files for TensorBoard are written into the run directory (`tensorboard/`)."
+    )
+    mlflow: str | None = Field(
+        None,
+        min_length=1,
+        description="Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is "
+        "logged. Default: nowhere.",
+    )
+    prometheus: bool = Field(
+        False,
+        description="Whether scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their "
+        "ports for HTTP.",
+    )
 
 
 class NoRule(Options):
