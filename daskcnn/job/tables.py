@@ -434,6 +434,20 @@ class Run(Options):
     dashboard: bool = Field(
         True, description="Whether the scheduler's dashboard shows the run while it goes on, on its page /daskcnn."
     )
+    tensorboard: bool = Field(
+        False, description="Whether event files for TensorBoard are written into the run directory (`tensorboard/`)."
+    )
+    mlflow: str | None = Field(
+        None,
+        min_length=1,
+        description="Tracking URI of MLflow, such as `http://host:5000` or `sqlite:///mlflow.db`, where the run is "
+        "logged. Default: nowhere.",
+    )
+    prometheus: bool = Field(
+        False,
+        description="Whether scheduler and workers serve the run's figures to Prometheus, at `/metrics` of their "
+        "ports for HTTP.",
+    )
 
 
 class NoRule(Options):

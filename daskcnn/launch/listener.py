@@ -7,6 +7,7 @@ from typing import Self
 
 from daskcnn.errors import Interrupted, Stop
 from daskcnn.events import Event, WorkersCalibrated
+from daskcnn.launch.followers import Feeds
 from daskcnn.show.progress import Progress
 
 OnEvent = Callable[[Event], object]
@@ -15,7 +16,7 @@ ENDED_BY_LISTENER = 0
 
 
 class Listener:
-    """A display that also tells the function every event. What the function raises is kept, and ends the run.
+    """A display that also tells tools and the function every event. What the function raises is kept, and ends the run.
 
     Attributes
     ----------
@@ -24,8 +25,8 @@ class Listener:
     training : whether the workers are calibrated. Before that, what is raised waits: nothing could judge the network.
     """
 
-    def __init__(self, display: Progress, function: OnEvent | None = None) -> None:
-        self._display, self._function = display, function
+    def __init__(self, display: Progress, function: OnEvent | None = None, tools: Feeds | None = None) -> None:
+        self._display, self._function, self._tools = display, function, tools
         self.stopped = self.training = False
         self.error: Exception | None = None
 
@@ -37,8 +38,10 @@ class Listener:
         self._display.__exit__(*exc)
 
     def handle(self, event: Event) -> None:
-        """Show the event, and tell the function."""
+        """Show the event, and tell the tools and the function."""
         self._display.handle(event)
+        if self._tools is not None:
+            self._tools.handle(event)
         self.training |= isinstance(event, WorkersCalibrated)
         if self._function is None or self.error is not None:
             return

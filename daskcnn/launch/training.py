@@ -31,6 +31,7 @@ from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.fine_tuning import first_weights
+from daskcnn.launch.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.launch.indexing import forget, indexed, outlined
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset, must_be_made
@@ -156,6 +157,7 @@ def train_job(
         if handle_signals:
             stack.enter_context(signals.installed())
         check_place(job, resume)
+        check_tools(job)
         in_place = job.data.in_place
         stack.enter_context(_forgetting_what_changed(job))
         if client is None and must_be_made(job.data):
@@ -174,9 +176,13 @@ def train_job(
         members, warnings = admit(there, job, fingerprint, signals.check, say, settle=settle, index=index)
         if in_place:
             prepared = replace(prepared, dataset=_indexed(job, there, resume, signals.check, say))
+        check_tools_there(job, there)
+        feeds = Feeds(job)
         display = fed(progress or Silent(), there, _layers(prepared), say, wanted=job.run.dashboard)
-        listener = Listener(display, on_event)
+        listener = Listener(display, on_event, feeds)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
+        followed = FollowedRun(prepared, there, lambda: recorder.directory.path)
+        stack.enter_context(feeds.following(followed, recorder.emit))
         for warning in warnings:
             recorder.warn(warning)
         name = _task_name(recorder.directory.path)

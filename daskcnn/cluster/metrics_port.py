@@ -1,0 +1,110 @@
+"""Figures of runs on the ports where Dask serves `/metrics`: in the scheduler's process and in the workers'.
+
+Dask writes out prometheus_client's registry there. A collector in it shows what the driver of each run has sent last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
+
+PACKAGE = "prometheus_client"
+KEPT = 20
+"""Runs whose last figures a process keeps."""
+RUNS = "daskcnn_runs"
+"""The only metric that is made here: runs by status, of all drivers."""
+RUNS_MEANING = "Runs whose figures are kept here, by status."
+
+
+class Metric(NamedTuple):
+    """A metric of Prometheus: its name, without `_total` for a counter, its meaning, and the labels besides `run`."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    meaning: str
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """The figures of a run, as a driver sends them.
+
+    Attributes
+    ----------
+    figures : of each metric the values by its labels' values, in the order of `Metric.labels`.
+    worker : the worker whose figures these are; empty for all of the run's.
+    """
+
+    run: str
+    status: str
+    figures: Mapping[Metric, Mapping[tuple[str, ...], float]]
+    worker: str = ""
+
+
+class RunsCollector:
+    """What the registry asks for the figures of all runs in this process.
+
+    The process may be scheduler and workers at once: a worker's figures are among all of its run's, and shown once.
+    """
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[str, RunFigures]] = {}  # by run and worker
+        self._lock = threading.Lock()
+
+    def keep(self, figures: RunFigures) -> None:
+        """Keep these figures in place of older ones; of too many runs the oldest go."""
+        with self._lock:
+            self._runs[figures.run] = {**self._runs.pop(figures.run, {}), figures.worker: figures}
+            while len(self._runs) > KEPT:
+                del self._runs[next(iter(self._runs))]
+
+    def _shown(self) -> list[RunFigures]:
+        with self._lock:
+            runs = [dict(parts) for parts in self._runs.values()]
+        return [part for parts in runs for part in ([parts[""]] if "" in parts else parts.values())]
+
+    def collect(self) -> Iterator[Any]:
+        """Every metric as a family of prometheus_client's."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        runs = self._shown()
+        by_status = GaugeMetricFamily(RUNS, RUNS_MEANING, labels=["status"])
+        for status, count in Counter({run.run: run.status for run in runs}.values()).items():
+            by_status.add_metric([status], count)
+        yield by_status
+        families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
+        for metric in dict.fromkeys(metric for run in runs for metric in run.figures):
+            family = families[metric.kind](metric.name, metric.meaning, labels=["run", *metric.labels])
+            for run in runs:
+                for labels, value in run.figures.get(metric, {}).items():
+                    family.add_metric([run.run, *labels], value)
+            yield family
+
+    def describe(self) -> Iterable[Any]:
+        """Nothing is known before a run: the registry then does not ask for figures to find the names."""
+        return ()
+
+
+@cache
+def _here() -> RunsCollector:
+    """The collector of this process, in prometheus_client's registry."""
+    from prometheus_client import REGISTRY
+
+    collector = RunsCollector()
+    REGISTRY.register(collector)  # type: ignore[arg-type] # a collector by its methods
+    return collector
+
+
+def show_figures(figures: RunFigures) -> None:
+    """Show the figures on this process's port. Called in the scheduler's process and in the workers'."""
+    _here().keep(figures)
+
+
+def serves_metrics() -> bool:
+    """Whether this process has what `/metrics` needs."""
+    return find_spec(PACKAGE) is not None
