@@ -25,6 +25,8 @@ from daskcnn.launch.training import Result, Silent, display, shown, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
+from daskcnn.show.notebook import in_notebook
+from daskcnn.show.progress import Progress
 from daskcnn.show.stderr import say, say_warnings, warn
 
 JobTables = Job | Mapping[str, Any] | str | Path
@@ -60,6 +62,11 @@ class Warnings(Silent):
         """Show a warning."""
         if isinstance(event, Warned):
             warn(event.text)
+
+
+def progress_from_python() -> Progress:
+    """What a run that Python code starts shows: a live display in a notebook, elsewhere warnings alone."""
+    return in_notebook() or Warnings()
 
 
 def train(
@@ -115,7 +122,7 @@ def train(
         resolved, path = job_to_run(tables, None if resume is None else str(resume))
         if path is not None and (summary := _done(path, resolved)) is not None:
             return _finished(path, summary)
-        return train_job(resolved, client=client, resume=path, progress=Warnings(), on_event=on_event)
+        return train_job(resolved, client=client, resume=path, progress=progress_from_python(), on_event=on_event)
 
 
 def _no_job(client: object) -> object:

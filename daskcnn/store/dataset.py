@@ -254,6 +254,18 @@ class Dataset:
         images = f"{len(self.train):,} training and {len(self.test):,} test images of {H}x{W}x{C} {self.dtype}"
         return f"<Dataset {self.name!r} at {self.path}: {images}, {len(self.classes):,} classes>"
 
+    def _repr_html_(self) -> str:
+        H, W, C = self.shape
+        classes = ", ".join(self.classes[:_CLASSES_SHOWN]) + (" …" if len(self.classes) > _CLASSES_SHOWN else "")
+        rows = [
+            ("path", self.path),
+            ("images", f"{H}×{W}×{C} {self.dtype}"),
+            ("training images", f"{len(self.train):,}"),
+            ("test images", f"{len(self.test):,}"),
+            (f"{len(self.classes):,} classes", classes),
+        ]
+        return as_table(f"Data set {self.name}", rows)
+
     @property
     def name(self) -> str:
         """Name of the data set."""
