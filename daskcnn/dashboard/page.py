@@ -17,8 +17,8 @@ from bokeh.models import (
     Legend,
     LegendItem,
     Select,
-    TableColumn,
 )
+from bokeh.models.widgets import TableColumn
 from bokeh.plotting import figure as plot
 from distributed.dashboard.components import DashboardComponent, add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
@@ -62,7 +62,7 @@ class Curves:
             self.root.scatter("x", "y", source=self.points, color="colour", size=5),
         )
         items = [LegendItem(label={"field": "name"}, renderers=[each]) for each in drawn]
-        self.root.add_layout(Legend(items=items, background_fill_alpha=0.7))
+        self.root.add_layout(Legend(items=items), "right")
 
     def show(self, figure: Figure | None) -> None:
         """Show the figure; hide the place of one that there is none of."""
@@ -86,10 +86,11 @@ class Bars:
 
     def __init__(self, name: str, title: str, x: str) -> None:
         self.source = ColumnDataSource(_no("row", "left", "right", "colour", "name", "text"), name=name)
+        self._rows = FactorRange()
         self.root = plot(
             title=title,
             x_axis_label=x,
-            y_range=FactorRange(),
+            y_range=self._rows,
             height=HEIGHT,
             sizing_mode="stretch_width",
             tools="xpan,xwheel_zoom,reset,hover",
@@ -97,21 +98,19 @@ class Bars:
             toolbar_location="above",
         )
         self.root.add_layout(Legend(), "right")
-        bars = {"y": "row", "left": "left", "right": "right", "height": 0.8, "source": self.source}
-        self.root.hbar(**bars, color="colour", line_color=None, legend_field="name")
-        self.root.text("left", "row", "text", source=self.source, x_offset=4, text_baseline="middle", **_SMALL)
+        look: dict[str, Any] = {"source": self.source, "fill_color": "colour", "line_color": None}
+        self.root.hbar("row", left="left", right="right", height=0.8, legend_field="name", **look)
+        look = {"source": self.source, "text_baseline": "middle", "text_font_size": "11px", "text_color": "#000000"}
+        self.root.text("left", "row", "text", x_offset=4, **look)
         self.root.ygrid.visible = False
 
     def show(self, rows: Sequence[str], bars: Columns) -> None:
         """Show these bars, in these rows from the top down; hide the place where there are no rows."""
         self.root.visible = bool(rows)
-        if (factors := list(dict.fromkeys(reversed(rows)))) != self.root.y_range.factors:
-            self.root.y_range.factors = factors
+        if (factors := list(dict.fromkeys(reversed(rows)))) != self._rows.factors:
+            self._rows.factors = factors
             self.root.height = 90 + LANE * max(3, len(factors))
         update(self.source, bars)
-
-
-_SMALL = {"text_font_size": "11px", "text_color": "#000000"}
 
 
 class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not typed
@@ -191,9 +190,8 @@ def _table(name: str, heads: Sequence[str], widths: Sequence[int] = ()) -> DataT
     for each, width in zip(columns, widths, strict=False):
         each.width = width
     source = ColumnDataSource(_no(*heads), name=name)
-    return DataTable(
-        source=source, columns=columns, index_position=None, height=HEIGHT, sizing_mode="stretch_width", sortable=False
-    )
+    as_it_is: dict[str, Any] = {"index_position": None, "sortable": False, "reorderable": False}
+    return DataTable(source=source, columns=columns, height=HEIGHT, sizing_mode="stretch_width", **as_it_is)
 
 
 def _no(*names: str) -> Columns:
