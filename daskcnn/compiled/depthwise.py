@@ -12,7 +12,7 @@ from daskcnn.compiled.copies import copy
 from daskcnn.compiled.loop import boolean, float64, inner, integers, intp, loop, uintp
 
 
-class Step(NamedTuple):
+class KernelSteps(NamedTuple):
     """The kernels' height and width, their stride, where the first one begins on the map (row and column), and how many
     rows and columns lie from one tap to the next.
     """
@@ -27,10 +27,10 @@ class Step(NamedTuple):
     columns_apart: int
 
 
-_STEP = integers(Step)
+_KERNEL_STEPS = integers(KernelSteps)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], _STEP, boolean, intp, intp))
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], _KERNEL_STEPS, boolean, intp, intp))
 def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, last: int) -> None:
     """Write the rows of runs first … last of y (out_H, out_W, N, C) = x ⋆ w + bias; x (H, W, N, C).
 
@@ -56,7 +56,7 @@ def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, l
                         _add_products(source, at, factors, (r * step.width + s) * run, target, to, n)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], _STEP, intp, intp, T[:, ::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], _KERNEL_STEPS, intp, intp, T[:, ::1]))
 def correlate_filter(x: Any, dy: Any, sums: Any, step: Any, first: int, last: int, scratch: Any) -> None:
     """Write the sums first … last (R·S, C) of x · dy, each over an equal share of the rows of runs.
 

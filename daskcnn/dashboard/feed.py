@@ -52,10 +52,10 @@ def fed(
         say(told("dashboard", f"no page of this run ({clean(reason)})", "training goes on"))
         return display
     say(f"page of this run: {client.dashboard_link.removesuffix('/status')}/{NAME}")
-    return Feed(display, client, layers)
+    return LiveFeed(display, client, layers)
 
 
-class Feed:
+class LiveFeed:
     """A display that also sends every event; a context manager around the run."""
 
     def __init__(self, display: Progress, client: Client, layers: Iterable[LayerSummary]) -> None:

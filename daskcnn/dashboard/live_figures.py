@@ -40,7 +40,7 @@ TITLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LanePart:
     """A part of a lane: the lane's label, what the worker did, and from when to when, in seconds of the run."""
 
     lane: str
@@ -50,7 +50,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class LayerBox:
     """A worker's part of a layer, from left to right, 0 to 1. worker: empty where the layer is not divided."""
 
     layer: str
@@ -66,9 +66,9 @@ class Shown:
 
     figures: Mapping[str, Figure]
     lanes: tuple[str, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[LanePart, ...]
     layers: tuple[str, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[LayerBox, ...]
     table: tuple[tuple[str, ...], ...]
     lines: tuple[tuple[str, str], ...]
 
@@ -191,7 +191,7 @@ def _moved(rows: Iterable[RoundRow]) -> Iterator[Stretch]:
 # --- lanes ---
 
 
-def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[Part]]:
+def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[LanePart]]:
     """Labels, and parts one after the other. A worker that is not calibrated yet has a label only."""
     drawn = timeline(report, most=MOST_PARTS, lanes=MOST_LANES)
     labels = {lane.worker: _label(run, lane.worker) for lane in drawn.lanes}
@@ -210,19 +210,19 @@ def _label(run: LiveRun, name: str) -> str:
     return clean(", ".join([name, *facts]))
 
 
-def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[Part]:
+def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[LanePart]:
     for each in stretches:
         begin = each.begin
         for kind, seconds in zip(SPENT, each.spent, strict=True):
             if seconds > 0:
-                yield Part(label, kind, begin, begin + seconds)
+                yield LanePart(label, kind, begin, begin + seconds)
                 begin += seconds
 
 
 # --- the network ---
 
 
-def _network(run: LiveRun) -> tuple[list[str], list[Box]]:
+def _network(run: LiveRun) -> tuple[list[str], list[LayerBox]]:
     """The layers, and who has how much of each. Nothing where the kernels are not divided."""
     kernels = run.history.kernels
     if not any(kernels.values()):
@@ -235,15 +235,15 @@ def _layer_label(row: LayerRow) -> str:
     return clean(f"{row.name}  {row.layer.partition('(')[0]}  {row.output}")
 
 
-def _boxes(run: LiveRun, row: LayerRow) -> Iterator[Box]:
+def _boxes(run: LiveRun, row: LayerRow) -> Iterator[LayerBox]:
     """Side by side, in proportion to the shards."""
     label, left = _layer_label(row), 0.0
     own = {worker: shards[row.name] for worker, shards in run.history.kernels.items() if shards.get(row.name)}
     if not own:
-        yield Box(label, "", 0.0, 1.0, "")
+        yield LayerBox(label, "", 0.0, 1.0, "")
     for worker, kernels in own.items():
         right = left + kernels / sum(own.values())
-        yield Box(label, clean(worker), left, min(1.0, right), run.history.shards[worker][row.name])
+        yield LayerBox(label, clean(worker), left, min(1.0, right), run.history.shards[worker][row.name])
         left = right
 
 

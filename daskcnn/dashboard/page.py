@@ -24,7 +24,7 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
-from daskcnn.dashboard.live_figures import TITLES, Box, Part, Shown, heading, shown
+from daskcnn.dashboard.live_figures import TITLES, LanePart, LayerBox, Shown, heading, shown
 from daskcnn.dashboard.live_run import Runs
 from daskcnn.show.drawing import COLOURS
 from daskcnn.show.figure import Figure
@@ -40,7 +40,7 @@ LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
 Columns = dict[str, list[Any]]
 
 
-class Curves:
+class CurveFigure:
     """A figure with any number of curves, or of points by themselves."""
 
     def __init__(self, name: str) -> None:
@@ -123,7 +123,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         self.choice.on_change("value", self._on_choice)
         self.heading = Div(text=NOTHING, render_as_text=True, name="heading", styles={"white-space": "pre-line"})
         self.heading.sizing_mode = "stretch_width"
-        self.curves = {name: Curves(name) for name in TITLES}
+        self.curves = {name: CurveFigure(name) for name in TITLES}
         self.lanes = Bars("lanes", "What the workers did in the last rounds", "seconds of the run")
         self.network = Bars("network", "Who has which kernels", "part of the layer")
         self.network.root.xaxis.visible = False
@@ -209,10 +209,10 @@ def _colours(names: Sequence[str]) -> dict[str, str]:
 _BAR = ("row", "left", "right", "colour", "name", "text")
 
 
-def _lane_columns(parts: Sequence[Part]) -> Columns:
+def _lane_columns(parts: Sequence[LanePart]) -> Columns:
     return _columns(_BAR, [(p.lane, p.begin, p.end, COLOURS[COLOUR_OF[p.kind]], p.kind, "") for p in parts])
 
 
-def _box_columns(boxes: Sequence[Box]) -> Columns:
+def _box_columns(boxes: Sequence[LayerBox]) -> Columns:
     colours = _colours([box.worker for box in boxes if box.worker]) | {"": UNDIVIDED}
     return _columns(_BAR, [(b.layer, b.left, b.right, colours[b.worker], b.worker or "home", b.text) for b in boxes])

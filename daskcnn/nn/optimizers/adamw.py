@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from daskcnn.arrays import Device
-from daskcnn.nn.optimizers.optimizer import Loop, Optimizer, Step
+from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class AdamW(Optimizer):
         """The moving means of the gradient and of its square."""
         return ("mean", "square")
 
-    def _factors(self, step: Step) -> tuple[float, float, float]:
+    def _factors(self, step: OneStep) -> tuple[float, float, float]:
         """Return what is left of the parameters, the mean's rate, and the factor of the root; both corrected."""
         made = step.count + 1
         kept = 1 - step.lr * self.weight_decay if step.decays else 1.0
         return kept, step.lr / (1 - self.beta1**made), 1 / sqrt(1 - self.beta2**made)
 
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """Move both means, then the parameters."""
         (mean, square), (new_mean, new_square) = step.rows, step.new_vectors
         kept, rate, root = self._factors(step)
@@ -51,7 +51,7 @@ class AdamW(Optimizer):
         down = rate * new_mean / (device.xp.sqrt(new_square) * root + self.epsilon)
         step.new_params[...] = kept * step.params - down
 
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the one loop."""
         from daskcnn.compiled.optimizer import adamw
 

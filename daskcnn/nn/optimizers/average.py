@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.optimizers.lookahead import Around
-from daskcnn.nn.optimizers.optimizer import Loop, OptimizerState, Step
+from daskcnn.nn.optimizers.optimizer import Loop, OneStep, OptimizerState
 
 
 @dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Averaged(Around):
         other[:n], vectors[-1] = state.vectors[-1], weights[:n]
         return other, OptimizerState(vectors, state.count)
 
-    def _part(self, step: Step) -> float:
+    def _part(self, step: OneStep) -> float:
         """Return how much of the new weights goes into the average."""
         made = step.count + 1
         return 1 - min(self.decay, (1 + made) / (10 + made))
 
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """Make the inner step; average + part · (weights - average)."""
         self.inner.by_arrays(self.of_inner(step), device)
         average, new_average = step.rows[-1], step.new_vectors[-1]
         new_average[...] = average + self._part(step) * (step.new_params - average)
 
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the inner loops, and one that averages."""
         from daskcnn.compiled.optimizer import toward
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from daskcnn.arrays import Device
 from daskcnn.nn.optimizers.norms import sum_of_squares
-from daskcnn.nn.optimizers.optimizer import Loop, Optimizer, Step
+from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class LARS(Optimizer):
         """The trust ratio is of one parameter array."""
         return True
 
-    def _rate(self, step: Step, device: Device) -> Any:
+    def _rate(self, step: OneStep, device: Device) -> Any:
         """Return lr times the trust ratio of the array: 0-d, of the vectors' dtype, on the device."""
         xp = device.xp
         weights, grads = (xp.sqrt(sum_of_squares(each, device)) for each in (step.params, step.grads))
         ratio = self.trust * weights / (grads + self.weight_decay * weights + self.epsilon)
         return (step.lr * xp.where((weights > 0) & (grads > 0), ratio, 1.0)).astype(step.params.dtype)
 
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """v = momentum · v + lr · ratio · (g + decay · w), and down by v."""
         (velocity,), (new_velocity,) = step.rows, step.new_vectors
         rate = self._rate(step, device) if step.decays else step.lr
@@ -59,7 +59,7 @@ class LARS(Optimizer):
         new_velocity[...] = self.momentum * velocity + rate * g
         step.new_params[...] = step.params - new_velocity
 
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the one loop, which runs once the norms are known."""
         from daskcnn.compiled.optimizer import lars
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.optimizers.optimizer import Loop, Optimizer, OptimizerState, Step
+from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer, OptimizerState
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Around(Optimizer):
         return OptimizerState(state.vectors, inner.count)
 
     @staticmethod
-    def of_inner(step: Step) -> Step:
+    def of_inner(step: OneStep) -> OneStep:
         """Return the inner optimizer's part of a step."""
         return replace(step, rows=step.rows[:-1], new_vectors=step.new_vectors[:-1])
 
@@ -65,10 +65,10 @@ class Lookahead(Around):
         state.vectors[-1] = params
         return super().restarted(state, params)
 
-    def _now(self, step: Step) -> bool:
+    def _now(self, step: OneStep) -> bool:
         return (step.count + 1) % self.steps == 0
 
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """Make the inner step; when it is time, slow + alpha · (weights - slow) is where both go on."""
         self.inner.by_arrays(self.of_inner(step), device)
         slow, new_slow = step.rows[-1], step.new_vectors[-1]
@@ -76,7 +76,7 @@ class Lookahead(Around):
         if self._now(step):
             step.new_params[...] = new_slow
 
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the inner loops, and one that goes back."""
         from daskcnn.compiled.optimizer import toward
 

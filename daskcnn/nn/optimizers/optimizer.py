@@ -47,7 +47,7 @@ class OptimizerState:
 
 
 @dataclass(frozen=True)
-class Step:
+class OneStep:
     """One step on vectors of one length n, contiguous and of the device; the new ones may be the old ones.
 
     Attributes
@@ -126,7 +126,7 @@ class Optimizer(ABC):
         """
         new_params, new_vectors = out or (params, state.vectors)
         p, g, *rows = (device.backend.contiguous(vector) for vector in (params, grads, *state.vectors))
-        step = Step(p, g, tuple(rows), state.count, lr, decays, new_params, new_vectors)
+        step = OneStep(p, g, tuple(rows), state.count, lr, decays, new_params, new_vectors)
         if device.backend.compiled:
             for loop in self.loops(step, device):
                 device.pool.map(loop, device.pool.slices(len(params), at_least=AT_LEAST))
@@ -135,9 +135,9 @@ class Optimizer(ABC):
         return OptimizerState(new_vectors, state.count + 1)
 
     @abstractmethod
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """Make the step by array expressions over `device.xp`."""
 
     @abstractmethod
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the compiled loops, one after the other, that make the step on parts of the vectors."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.optimizers.optimizer import Loop, Optimizer, Step
+from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SGD(Optimizer):
         """The velocity, which stays zero without momentum."""
         return ("velocity",)
 
-    def by_arrays(self, step: Step, device: Device) -> None:
+    def by_arrays(self, step: OneStep, device: Device) -> None:
         """v = momentum · v + g, and down by lr times that, or with Nesterov's by lr · (g + momentum · v)."""
         (velocity,), (new_velocity,) = step.rows, step.new_vectors
         g: Array = step.grads + self.weight_decay * step.params if step.decays else step.grads
@@ -42,7 +42,7 @@ class SGD(Optimizer):
                 down = g + self.momentum * down
         step.new_params[...] = step.params - step.lr * down
 
-    def loops(self, step: Step, device: Device) -> Sequence[Loop]:
+    def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the one loop."""
         from daskcnn.compiled.optimizer import sgd
 
