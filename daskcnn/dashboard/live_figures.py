@@ -61,7 +61,7 @@ class LayerBox:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownRun:
     """All that a page shows of a run. lanes, layers: labels from the top down. table: a row a layer, and who has it."""
 
     figures: Mapping[str, Figure]
@@ -73,12 +73,12 @@ class Shown:
     lines: tuple[tuple[str, str], ...]
 
 
-def shown(run: LiveRun) -> Shown:
+def shown(run: LiveRun) -> ShownRun:
     """What there is to see now."""
     report = report_of(run.history)
     lanes, parts = _lanes(run, report)
     layers, boxes = _network(run)
-    return Shown(
+    return ShownRun(
         figures={name: figure for name, figure in _figures(run, report) if figure.curves or figure.points},
         lanes=tuple(lanes),
         parts=tuple(parts),

@@ -24,7 +24,7 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
-from daskcnn.dashboard.live_figures import TITLES, LanePart, LayerBox, Shown, heading, shown
+from daskcnn.dashboard.live_figures import TITLES, LanePart, LayerBox, ShownRun, heading, shown
 from daskcnn.dashboard.live_run import Runs
 from daskcnn.show.drawing import COLOURS
 from daskcnn.show.figure import Figure
@@ -163,7 +163,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
             self._seen = seen
             self._show(shown(run))
 
-    def _show(self, now: Shown) -> None:
+    def _show(self, now: ShownRun) -> None:
         for name, curves in self.curves.items():
             curves.show(now.figures.get(name))
         self.lanes.show(now.lanes, _lane_columns(now.parts))

@@ -30,7 +30,7 @@ class Box:
 
 
 @dataclass
-class Drawing:
+class NetworkDrawing:
     """Boxes, lines from (x, y) to (x, y), and the size of all."""
 
     boxes: list[Box] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Drawing:
     height: float = 0.0
 
 
-def drawn(model: Sequential, in_shape: Shape) -> Drawing:
+def drawn(model: Sequential, in_shape: Shape) -> NetworkDrawing:
     """Where every box and line of a network goes."""
-    drawing = Drawing(width=_width(model))
+    drawing = NetworkDrawing(width=_width(model))
     middle = drawing.width / 2
     drawing.boxes.append(Box(middle, HEIGHT / 2, f"images {_times(in_shape)}", "input"))
     drawing.height = _place(drawing, model, in_shape, middle, HEIGHT)
@@ -60,7 +60,7 @@ def _width(layer: Layer | None) -> float:
     return WIDTH if layer is not None else 2 * GAP
 
 
-def _place(drawing: Drawing, layer: Sequential, shape: Shape, x: float, top: float) -> float:
+def _place(drawing: NetworkDrawing, layer: Sequential, shape: Shape, x: float, top: float) -> float:
     """Place layers in turn below `top`, joined by lines; return where they end."""
     for name, child, given in layer.children(shape):
         if isinstance(child, Parallel):
@@ -77,7 +77,7 @@ def _place(drawing: Drawing, layer: Sequential, shape: Shape, x: float, top: flo
     return top
 
 
-def _place_paths(drawing: Drawing, layer: Parallel, shape: Shape, x: float, top: float) -> float:
+def _place_paths(drawing: NetworkDrawing, layer: Parallel, shape: Shape, x: float, top: float) -> float:
     """Place paths side by side, and where they meet."""
     widths = [_width(path) for _, path in layer.paths]
     left, begin = x - _width(layer) / 2, top + GAP / 2
@@ -96,7 +96,7 @@ def _place_paths(drawing: Drawing, layer: Parallel, shape: Shape, x: float, top:
     return _place_box(drawing, f"{_SIGNS[type(layer)]}  {_times(layer.out_shape(shape))}", "join", x, low)
 
 
-def _place_box(drawing: Drawing, text: str, kind: str, x: float, top: float) -> float:
+def _place_box(drawing: NetworkDrawing, text: str, kind: str, x: float, top: float) -> float:
     drawing.lines.append((x, top, x, top + GAP))
     drawing.boxes.append(Box(x, top + GAP + HEIGHT / 2, text, kind))
     return top + GAP + HEIGHT
@@ -112,7 +112,7 @@ def _times(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def draw_network(drawing: Drawing, title: str, file: File) -> File:
+def draw_network(drawing: NetworkDrawing, title: str, file: File) -> File:
     """One picture, SVG or PNG by the file's ending; the same bytes for the same network.
 
     Raises UserError without matplotlib, DataError on disk.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from daskcnn.arrays import cpu_count
 from daskcnn.compiled.given import address
 from daskcnn.errors import DataError, UserError
+from daskcnn.markup import as_table
 from daskcnn.store.array_index import ArrayIndex
 from daskcnn.store.cache import Block
 from daskcnn.store.chunk_facts import Images
@@ -27,6 +28,7 @@ Labels = npt.NDArray[Any]
 """One class of each sample, (N,) int64, or rows of 0 and 1, (N, L) uint8, one column for each of several labels."""
 _NONE_HERE = "check the path, or make a data set with `daskcnn data prepare` or `daskcnn.prepare`"
 _AN_ARRAY = "use it in place by data.images and data.labels, or make a data set of it with daskcnn.prepare"
+_CLASSES_SHOWN = 20  # of a data set in a notebook
 SMALLEST_DEVIATION = 1e-30
 """A channel that varies less counts as the same everywhere: float32 has no room for what is divided by less."""
 

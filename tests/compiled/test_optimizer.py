@@ -11,7 +11,7 @@ from daskcnn.arrays import Device, Pool
 from daskcnn.nn import SGD, Optimizer, OptimizerState
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead
 from daskcnn.nn.optimizers.norms import BLOCK, clip, sum_of_squares
-from daskcnn.nn.optimizers.optimizer import AT_LEAST, Step
+from daskcnn.nn.optimizers.optimizer import AT_LEAST, OneStep
 
 OPTIMIZERS = [
     SGD(),
@@ -43,7 +43,7 @@ def test_a_step_is_the_expression(optimizer: Optimizer, decays: bool, dtype: str
     """To the bit: workers that divide samples make the same step on devices of all kinds."""
     params, grads, state = given(optimizer, 1001, dtype)
     kept, (expected, _, new) = grads.copy(), given(optimizer, 1001, dtype)
-    optimizer.by_arrays(Step(params, grads, tuple(state.vectors), 5, 0.1, decays, expected, new.vectors), Device())
+    optimizer.by_arrays(OneStep(params, grads, tuple(state.vectors), 5, 0.1, decays, expected, new.vectors), Device())
     found = optimizer.step(params, grads, state, 0.1, Device(), decays=decays)
     np.testing.assert_array_equal(params, expected)
     np.testing.assert_array_equal(found.vectors, new.vectors)

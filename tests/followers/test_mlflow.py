@@ -22,7 +22,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed: pip install 'daskcnn[mlflow]'")
     monkeypatch.chdir(tmp_path)  # beside which MLflow keeps artifacts
     monkeypatch.delenv(EXPERIMENT, raising=False)
-    yield f"sqlite:///{tmp_path}/mlflow.db"
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def log(tmp_path: Path, path: str, store: str, *lives: list[Any]) -> Path:
