@@ -1,4 +1,4 @@
-"""The Grafana board and the alert rules: every metric that they name is one of a run; the rules say what they should."""
+"""The Grafana board and the alert rules: every metric they name is one of a run, and the rules say what they should."""
 
 from __future__ import annotations
 
