@@ -96,7 +96,7 @@ def _here() -> RunsCollector:
     from prometheus_client import REGISTRY
 
     collector = RunsCollector()
-    REGISTRY.register(collector)  # type: ignore[arg-type] # a collector by its methods
+    REGISTRY.register(collector)
     return collector
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from tests.followers.runs_followed import a_run, events, followed
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URI of a new store in a file."""
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'daskcnn[mlflow]'")
     pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed: pip install 'daskcnn[mlflow]'")
     monkeypatch.chdir(tmp_path)  # beside which MLflow keeps artifacts
     monkeypatch.delenv(EXPERIMENT, raising=False)
-    yield f"sqlite:///{tmp_path}/mlflow.db"
+    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def log(tmp_path: Path, path: str, store: str, *lives: list[Any]) -> Path:
@@ -57,7 +56,7 @@ def test_parameters_metrics_tags_files_and_the_network(tmp_path: Path, path: str
     model = pyfunc.load_model(f"runs:/{identity}/model")
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8)
     np.testing.assert_array_equal(model.predict(images), load(kept).predict(images))
-    with pytest.raises(Exception, match="shape|dtype"):
+    with pytest.raises(Exception, match=r"shape|dtype"):
         model.predict(np.zeros((3, 9, 9, 3), np.uint8))
 
 
