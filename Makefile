@@ -48,6 +48,7 @@ endif
 # what a change is tried with before it is done: also what takes long
 test-all: test
 	$(BIN)/python -m pip install --quiet --group test-s3
+	$(BIN)/python -m pip install --quiet --group test-mlflow
 	$(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal
 	$(BIN)/python -m pytest -m "slow and cluster"
 

@@ -21,6 +21,7 @@ from daskcnn.events import CheckpointWritten, EpochEnded, Event, RunEnded, RunSt
 from daskcnn.launch.training import Result
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.show.worker_plan import WorkerPlan
+from daskcnn.store import open_dataset
 from tests.tiny_runs import tiny_data, tiny_job
 
 
@@ -257,6 +258,7 @@ def test_plan_job_result_and_model_are_shown_in_a_notebook(trained: Result, job:
         (plan.job, "train.epochs"),
         (trained, "accuracy"),
         (trained.model, "conv1"),
+        (open_dataset(job["data"]["path"]), "60"),
         (WorkerPlan((), ()), "speed-up"),
     ):
         assert word in shown._repr_html_()
