@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
 from distributed import Client
 
 from daskcnn.cluster.calls import answer_to, ask_scheduler
-from daskcnn.dashboard.live_run import MOST_LAYERS
+from daskcnn.dashboard.live_run import MOST_LAYERS, Message
 from daskcnn.dashboard.site import HANDLER, NAME, add_page
 from daskcnn.errors import told
 from daskcnn.events import Event, RunStarted
@@ -100,11 +101,14 @@ class LiveFeed:
             first, records = self._first, list(self._waiting)
         if not records:
             return
-        message = {"key": self._key, "feed": self._feed, "first": first, "records": records}
         with suppress(Exception):  # the run may have lost its scheduler; it finds that out by itself
-            call = getattr(self._client.scheduler, HANDLER)
-            answer_to(self._client, call(**message, layers=self._layers if first == 0 else ()), within=within)
+            self.deliver(Message(self._key, self._feed, first, records, self._layers if first == 0 else ()), within)
             with self._lock:
                 done = max(0, first + len(records) - self._first)
                 del self._waiting[:done]
                 self._first += done
+
+    def deliver(self, message: Message, within: float) -> None:
+        """Have the scheduler take a message. Raises what keeps it from that."""
+        call = getattr(self._client.scheduler, HANDLER)
+        answer_to(self._client, call(**asdict(message)), within=within)

@@ -8,17 +8,12 @@ from typing import Any
 
 from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models import (
-    ColumnDataSource,
-    DataRange1d,
-    DataTable,
-    Div,
-    FactorRange,
-    Legend,
-    LegendItem,
-    Select,
-)
-from bokeh.models.widgets import TableColumn
+from bokeh.models.annotations.legends import Legend, LegendItem
+from bokeh.models.ranges import DataRange1d, FactorRange
+from bokeh.models.sources import ColumnDataSource
+from bokeh.models.widgets.inputs import Select
+from bokeh.models.widgets.markups import Div
+from bokeh.models.widgets.tables import DataTable, TableColumn
 from bokeh.plotting import figure as plot
 from distributed.dashboard.components import DashboardComponent, add_periodic_callback
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
@@ -57,7 +52,7 @@ class CurveFigure:
             tools="pan,wheel_zoom,box_zoom,reset",
             toolbar_location="above",
         )
-        drawn = (
+        drawn: tuple[Any, ...] = (
             self.root.multi_line("xs", "ys", source=self.lines, line_color="colour", line_width=2),
             self.root.scatter("x", "y", source=self.points, color="colour", size=5),
         )
@@ -119,7 +114,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
     def __init__(self, runs: Runs) -> None:
         self._runs, self._chosen, self._seen = runs, False, ("", -1)
         self._choosing = False  # by this page, not by the reader
-        self.choice = Select(title="Run", options=[], width=260)
+        self.choice = Select(title="Run", options=[], width=260, name="run")
         self.choice.on_change("value", self._on_choice)
         self.heading = Div(text=NOTHING, render_as_text=True, name="heading", styles={"white-space": "pre-line"})
         self.heading.sizing_mode = "stretch_width"
@@ -151,7 +146,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         if not (labels := self._runs.labels()):
             return
         if self.choice.options != labels:
-            self.choice.options = labels
+            self.choice.options = list[Any](labels)
         run = self._runs.runs.get(self.choice.value) if self._chosen else None
         if run is None:
             run = self._runs.runs[labels[0][0]]

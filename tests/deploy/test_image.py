@@ -85,7 +85,8 @@ def test_constraints_hold_for_what_is_required() -> None:
     lines = [line for line in (DEPLOY / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     pinned = {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
-    for text in (*project["dependencies"], *project["optional-dependencies"]["gpu"]):
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *extras["dashboard"], *extras["gpu"]):
         needed = Requirement(text)
         assert needed.specifier.contains(pinned[needed.name]), text
 
