@@ -11,6 +11,7 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Layout, Params, State, leaves, map_leaves
 from daskcnn.nn.optimizer import SGD
+from daskcnn.nn.tree import inside
 from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
 
@@ -27,7 +28,7 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Parameters, state and momentum of a kernel shard or of a stage's merged layers, by layer; host or device arrays.
+    """Parameters, state and momentum of a kernel shard or of a stage's merged layers, by path; host or device arrays.
 
     A step makes a new piece: old ones stay what they were, so a step can be taken again.
     """
@@ -46,7 +47,12 @@ class Piece:
     @property
     def momentum(self) -> Params:
         """The momentum of a piece on the host, nested like `params`."""
-        return _nested(self.layout, self.velocity)
+        return _of_paths(_nested(self.layout, self.velocity), [*self.params])
+
+    def views(self, vector: Array) -> tuple[Params, State]:
+        """Parameters and state of the piece as views of a vector (size,), by path."""
+        params, state = self.layout.views(vector)
+        return _of_paths(params, [*self.params]), _of_paths(state, [*self.state])
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +106,7 @@ class Piece:
                 vector[at], velocity[at] = flat[0], flat[2]
                 continue
             optimizer.step(*flat, lr, device, out=into)
-        params, kept = self.layout.views(vector)
+        params, kept = self.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
             own[...] = new
         return Piece(params, kept, velocity, self.layout)
@@ -154,7 +160,7 @@ def _shard(stage: Stage, whole: _Trees, cut: slice) -> Piece:
 
 def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that are divided between the shards."""
-    own = {name: tree[name] for name in stage.divided if name in tree}
+    own = _of_paths(tree, stage.divided)
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"w": own[name]["w"]}
     return own
@@ -167,10 +173,15 @@ def _merged(stage: Stage, whole: _Trees) -> Piece | None:
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that stay whole."""
-    own = {name: tree[name] for name, _ in (stage.rest.layers if stage.rest else ()) if name in tree}
+    own = _of_paths(tree, [path for path, _ in (stage.rest.layers if stage.rest else ())])
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"b": own[name]["b"]}
     return own
+
+
+def _of_paths(tree: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The parts of these layers, where there are any, by path."""
+    return {path: own for path in paths if (own := inside(tree, path))}
 
 
 def join_pieces(
@@ -188,12 +199,18 @@ def join_pieces(
                 (state, [s.state for s in shards_of]),
                 (momentum, [s.momentum for s in shards_of]),
             ):
-                _copy_into(whole, side_by_side(stage, parts, np))
+                _put_back(whole, side_by_side(stage, parts, np))
         if piece is not None:
-            _copy_into(params, piece.params)
-            _copy_into(state, piece.state)
-            _copy_into(momentum, piece.momentum)
+            _put_back(params, piece.params)
+            _put_back(state, piece.state)
+            _put_back(momentum, piece.momentum)
     return weights, velocity[: layout.parameter_size]
+
+
+def _put_back(whole: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Parts by path, to where they belong."""
+    for path, part in parts.items():
+        _copy_into(inside(whole, path), part)
 
 
 def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:
