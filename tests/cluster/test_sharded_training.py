@@ -27,7 +27,7 @@ from daskcnn.training.coordinator.shares import Shares
 from tests.cluster.cluster_jobs import LAYERS, one_process
 from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere, train_here
 from tests.cluster.references import reference
-from tests.cluster.sharded_networks import MERGED, REACHING, TOGETHER, layer_job, step_plan
+from tests.cluster.sharded_networks import BLOCKS, INCEPTION, MERGED, REACHING, TOGETHER, layer_job, step_plan
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -121,14 +121,28 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
     assert {tuple(by.values()) for by in shards.divided.values()} == {(first, "kernels")}
 
 
+@pytest.mark.parametrize("layers", [BLOCKS, INCEPTION], ids=["blocks", "inception"])
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 4.0, 1.5)])
+def test_convolutions_inside_of_blocks_and_branches_are_sharded(
+    toy: str, layers: list[dict[str, Any]], speeds: tuple[float, ...]
+) -> None:
+    job = toy_job(toy, model=model_of(layers), train={"sub_batches": len(speeds) - 1, "epochs": 1})
+    found = train_here(job, [LocalWorker(speed) for speed in speeds])
+    assert_follows(found, job)
+    first, *_ = (own for own in found.kernels.values())
+    assert sum("/" in name for name in first) >= 5
+    assert all(sum(own[name] > 0 for own in found.kernels.values()) > 1 for name in first)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     """Sections of a job of a few steps, and its workers."""
-    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED]))
+    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED, BLOCKS, INCEPTION]))
     whole = layers is MERGED
+    by = ["kernels"] if layers in (MERGED, BLOCKS, INCEPTION) else ["auto", "kernels", "samples"]
     train = {
         "sub_batches": 1 if whole else draw(st.integers(1, 4)),
-        "first_conv": "kernels" if whole else draw(st.sampled_from(["auto", "kernels", "samples"])),
+        "first_conv": draw(st.sampled_from(by)),
         "momentum": draw(st.sampled_from([0.0, 0.9])),
         "batch_size": draw(st.sampled_from([8, 5])),  # of 5, the last of an epoch is smaller
     }
