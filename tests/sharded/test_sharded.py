@@ -134,6 +134,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "groups": {
         "layers": _spec(
             *(_conv(6, size=[3, 1], pad=[1, 0]), "relu"),
+            {"layer": "residual", "path": _spec("dropout", _conv(4, groups=2), "tanh", _conv(6, groups=2, pad=2))},
             *(_conv(12, groups=3, dilation=[1, 2], pad="same"), _lrn(3), "tanh", "maxpool"),
             *(_conv(24, groups=12, stride=2, pad="same"), "tanh", "dense"),
         )
@@ -729,3 +730,12 @@ def test_layers_that_share_weights_across_a_convolution_are_not_cut() -> None:
     across = {"layer": "dense", "units": 4}, {"layer": "dense", "units": 3, "tied": "dense1"}
     with pytest.raises(ValueError, match="layers dense3 and dense1 share weights, and a convolution lies between them"):
         stages_of(sequential_from_spec(_spec(*tied, *across)))
+
+
+def test_a_composite_layer_with_tied_layers_in_a_path_stays_whole() -> None:
+    tied = {"layer": "dense", "units": 4}, {"layer": "dense", "units": 3, "tied": "dense2"}
+    other, cut = _spec(_conv(2), "globalpool"), ["branches1/branch1/conv1", "branches1/branch2/conv1"]
+    for layers, names in ((tied, []), (tied[:1], cut)):
+        path = _spec(_conv(3), "globalpool", {"layer": "dense", "units": 3}, *layers)
+        model = sequential_from_spec(_spec(_conv(5), {"layer": "branches", "branches": [path, other]}))
+        assert [stage.name for stage in stages_of(model) if stage.name] == ["conv1", *names]
