@@ -25,6 +25,7 @@ from daskcnn.launch.prepared_job import find_dataset, no_data_set
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
+from daskcnn.sharded import Stage, stages_of
 from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
 from daskcnn.sim.costs import Constants
@@ -76,10 +77,11 @@ class Scenario:
     def sharding(self, cluster: SimulatedCluster) -> Direct:
         """The job's kernels over this cluster, as this package shards them."""
         job = self.job
+        network = network_of(job, self.images)
         return Direct(
-            **self._convolutions(cluster),
+            **self._convolutions(cluster, stages_of(network)),
             itemsize=min(np.dtype(each).itemsize for each in (job.model.dtype, *self._wire)),
-            model=network_of(job, self.images),
+            model=network,
             shape=self.images.shape,
             sub_batches=job.train.sub_batches,
             per_task=cluster.costs.task,
@@ -96,8 +98,12 @@ class Scenario:
         """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
         return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
 
-    def _convolutions(self, cluster: SimulatedCluster) -> dict[str, Any]:
+    def _convolutions(self, cluster: SimulatedCluster, stages: Sequence[Stage] | None = None) -> dict[str, Any]:
+        """stages: of the network as it is sharded; convolutions of layers that stay whole are part of home's rest."""
         named = conv_layers(self.job, self.images)
+        if stages is not None:
+            staged = {stage.name for stage in stages}
+            named = [(name, spec) for name, spec in named if name in staged]
         names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
         workers = tuple(cluster.members())
         if not all(w.conv_seconds and w.conv_seconds.keys() >= set(names) for w in workers):

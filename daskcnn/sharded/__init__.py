@@ -7,12 +7,14 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 
 from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink, WorkerLinks
 from daskcnn.sharded.channels import of_channels
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.passes import (
     ShardResidual,
     added,
     descended,
     descended_alike,
     gradient_vector,
+    joined,
     loss_of,
     merged_backward,
     merged_forward,
@@ -23,10 +25,12 @@ from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces, 
 from daskcnn.sharded.plan_parts import (
     ALL,
     Carried,
+    Cut,
     Cuts,
     Flow,
     Kernels,
     PlannedTask,
+    Taken,
     TaskGroup,
     TaskInput,
     TaskKind,
@@ -35,28 +39,33 @@ from daskcnn.sharded.plan_parts import (
 )
 from daskcnn.sharded.sizes import eq2_elements, stage_shapes
 from daskcnn.sharded.stages import (
+    Addend,
     By,
     Share,
     Side,
     Stage,
+    added_channels,
     edges_travel_along,
     neighbours,
     samples_first,
     shares_of,
-    stages_of,
 )
 from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.sharded.traffic import added_traffic, step_bytes, traffic, weight_traffic
+from daskcnn.sharded.values import Held, gradients_of, own_addends, put_in_place, summed_up
 
 __all__ = [
     "ALL",
     "FREE",
+    "Addend",
     "By",
     "Carried",
+    "Cut",
     "Cuts",
     "Edge",
     "Edges",
     "Flow",
+    "Held",
     "Kernels",
     "Piece",
     "PlannedTask",
@@ -66,6 +75,7 @@ __all__ = [
     "Side",
     "Stage",
     "StepPlan",
+    "Taken",
     "TaskGroup",
     "TaskInput",
     "TaskKind",
@@ -74,6 +84,7 @@ __all__ = [
     "WorkerLinks",
     "WorkerTraffic",
     "added",
+    "added_channels",
     "added_traffic",
     "cut_pieces",
     "descended",
@@ -81,12 +92,16 @@ __all__ = [
     "edges_travel_along",
     "eq2_elements",
     "gradient_vector",
+    "gradients_of",
     "join_pieces",
+    "joined",
     "loss_of",
     "merged_backward",
     "merged_forward",
     "neighbours",
     "of_channels",
+    "own_addends",
+    "put_in_place",
     "samples_first",
     "shard_backward",
     "shard_forward",
@@ -94,6 +109,7 @@ __all__ = [
     "stage_shapes",
     "stages_of",
     "step_bytes",
+    "summed_up",
     "traffic",
     "weight_traffic",
     "weighted_stages",

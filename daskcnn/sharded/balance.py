@@ -156,12 +156,24 @@ class ShareSearch:
     @cached_property
     def by_compute(self) -> list[dict[str, int]]:
         """The same by computing alone (Marques et al., eq. 1)."""
-        return [
+        cut = [
             self._given(kernel_shards(stage.conv.kernels, [self._computing(w, stage) for w in self.compute]))
             if stage.conv
             else {}
             for stage in self.stages
         ]
+        return [cut[self._led.get(i, i)] for i in range(len(cut))]
+
+    @cached_property
+    def _led(self) -> dict[int, int]:
+        """Stages that nobody but another one adds to its own channels, and that one: equal shares need no transfer."""
+        found: dict[int, int] = {}
+        for i, stage in enumerate(self.stages):
+            for addend in stage.addends:
+                readers = [other for other in self.stages if addend.inputs and addend.inputs[0] in other.consumed]
+                if addend.layers is None and len(addend.inputs) == len(readers) == 1:
+                    found |= {} if self.stages[addend.inputs[0]].merged else {addend.inputs[0]: i}
+        return {i: found.get(leader, leader) for i, leader in found.items()}
 
     def plan(self, kernels: Kernels) -> StepPlan:
         """The step of this cut."""
@@ -274,7 +286,10 @@ class ShareSearch:
         for _ in range(ROUNDS):
             before, kernels = kernels, list(kernels)
             for i, stage in enumerate(self.stages):
-                kernels[i] = self._cut(i, stage, kernels)
+                if i not in self._led:
+                    kernels[i] = self._cut(i, stage, kernels)
+                    for led in self._followers(i):
+                        kernels[led] = kernels[i]
             if kernels == before:
                 return
             yield kernels
@@ -283,13 +298,17 @@ class ShareSearch:
         if stage.conv is None:
             return {}
         plan = self.plan(kernels)
-        regardless = [self._regardless(w, stage) for w in self.compute]
+        alike = [stage, *(self.stages[led] for led in self._followers(i))]
+        regardless = [sum(self._regardless(w, each) for each in alike) for w in self.compute]
         seconds = [
-            self._computing(w, stage) - least + self._outgoing(i, w, plan)
+            sum(self._computing(w, each) for each in alike) - least + self._outgoing(i, w, plan)
             for w, least in zip(self.compute, regardless, strict=True)
         ]
         fixed = [self._fixed(i, w, plan) + least for w, least in zip(self.compute, regardless, strict=True)]
         return self._given(balanced_shards(stage.conv.kernels, seconds, fixed))
+
+    def _followers(self, i: int) -> list[int]:
+        return [led for led, leader in self._led.items() if leader == i]
 
     def _given(self, shares: Sequence[int]) -> dict[str, int]:
         return {w: n for w, n in zip(self.compute, shares, strict=True) if n}
@@ -310,12 +329,17 @@ class ShareSearch:
         return 2 * link.seconds(self._bytes(self._missing(i, worker, plan))) + outputs
 
     def _missing(self, i: int, worker: str, plan: StepPlan) -> int:
-        """Numbers a sample of a stage's input that the worker has not itself."""
-        if i == 0:
-            return 0
-        if plan.stages[i - 1].rest is not None:
-            return 0 if worker == self.home else math.prod(plan.shapes[i])
-        return plan.channel_sizes[i - 1] * (plan.made[i - 1] - plan.kernels[i - 1].get(worker, 0))
+        """Numbers a sample of a stage's input that the worker neither has nor is sent for an earlier stage."""
+        missing = 0
+        for source in plan.stages[i].inputs:
+            use = plan.uses[source].get(worker)
+            if use is not None and use.by[0] < i:
+                continue
+            if plan.stages[source].merged:
+                missing += 0 if worker == self.home else plan.value_sizes[source]
+            else:
+                missing += plan.channel_sizes[source] * (plan.made[source] - plan.kernels[source].get(worker, 0))
+        return missing
 
     # --- why ---
 

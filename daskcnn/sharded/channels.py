@@ -1,4 +1,4 @@
-"""Channels of what belongs to a shard: parameters, gradients, state, by layer.
+"""Channels of what belongs to a shard: parameters, gradients, state, by path.
 
 They lie along the last axis of every array, but for the weights of a stage's summed layer, which have them before its
 outputs.

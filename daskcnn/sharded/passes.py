@@ -9,35 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Descent, Loss, Params, Sequential, State, correct, map_leaves
+from daskcnn.nn import Context, Descent, Layer, Loss, Params, State, correct, map_leaves
 from daskcnn.nn.layer import Keys
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.layers.parallel import added as added_arrays
+from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.losses import Targets, mixed_loss
 from daskcnn.nn.network import on_device
 from daskcnn.nn.score import Score
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.pieces import Edges, Piece
-from daskcnn.sharded.stages import By, Share, Stage
+from daskcnn.sharded.sizes import shard_shape
+from daskcnn.sharded.stages import Addend, By, Share, Stage
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True)
 class ShardResidual:
-    """The residual of a shard, for its way back. x: its input; params: of the spread layers; state: its own, new.
+    """The residual of a shard, for its way back. x: its convolution's input; residuals: of the sections of spread
+    layers; params: of the spread layers; state: its own, new.
 
     summed: what went into the stage's summed layer, and the layer's weights, for all channels that are held.
+    lead: the residual of the layers in front of the convolution; addends: of each addend's layers, and its channels.
     """
 
     x: Array
-    residual: Any
+    residuals: Sequence[Any]
     params: Params
     state: State
     summed: tuple[Array, Params] | None = None
+    lead: Any = None
+    addends: Sequence[tuple[Any, int]] = ()
 
 
 @_QUIET
@@ -51,28 +60,30 @@ def shard_forward(
     device: Device,
     *,
     need_dx: bool,
-    inputs: By = "kernels",
+    addends: Sequence[Array | None] = (),
 ) -> tuple[Array, ShardResidual]:
     """This shard's kernels over the whole input, whose channels `xs` hold in turn, and on through the spread layers.
 
     edges: of the neighbours, for the channels that it holds besides its own. need_dx: whether the way back will be
-    asked for it, for the algorithm is the fastest there and back. inputs: what `xs` hold in turn. Returns
-    y (…, N, own kernels), or this shard's part (N, units) of what the stage's summed layer makes.
+    asked for it, for the algorithm is the fastest there and back. addends: of each of the stage's, the channels that go
+    to this shard's own; None: there are none. Returns y (…, N, own kernels), or this shard's part (N, units) of what
+    the stage's summed layer makes.
 
     A shard of samples is the whole stage over its part of the batch, which may be none.
     """
     assert stage.conv is not None
     assert stage.name is not None
-    x = device.backend.from_host(_together(xs, inputs))
+    x = device.backend.from_host(joined(xs))
     if not x.shape[-2]:
-        return _of_no_samples(stage, x), ShardResidual(x, None, {}, {})
+        return _of_no_samples(stage, x), ShardResidual(x, (), {}, {})
     params, state = piece.widened(stage, edges, device)
+    ctx, lead = Context(device, training=True, keys=keys), None
+    if stage.lead is not None:
+        x, _, lead = stage.lead.forward({}, {}, x, ctx)
     ctx = Context(device, need_dx=need_dx, channel=share.held.start)
     y, _, _ = stage.conv.forward(params[stage.name], {}, x, ctx)
-    residual = None
-    if stage.spread is not None:
-        ctx = Context(device, training=True, keys=keys, channel=share.held.start)
-        y, state, residual = stage.spread.forward(params, state, y, ctx)
+    ctx = Context(device, training=True, keys=keys, channel=share.held.start)
+    y, new, residuals, sums = _spread_forward(stage, params, state, y, addends, ctx)
     cut, summed = share.within(share.own), None
     own = y if share.alone else y[..., cut]
     if stage.summed is not None:
@@ -80,7 +91,48 @@ def shard_forward(
         summed = y, params[name]
         own, _, _ = dense.forward(piece.params[name], {}, own, Context(device))
     spread = {name: params[name] for name in stage.names if name in params}
-    return device.backend.to_host(own), ShardResidual(x, residual, spread, of_channels(stage, state, cut), summed)
+    kept = ShardResidual(x, residuals, spread, of_channels(stage, new, cut), summed, lead, sums)
+    return device.backend.to_host(own), kept
+
+
+def _spread_forward(
+    stage: Stage, params: Params, state: State, y: Array, addends: Sequence[Array | None], ctx: Context
+) -> tuple[Array, State, list[Any], list[tuple[Any, int]]]:
+    """The spread layers section by section, with the additions between. Returns y, new state, and what is kept."""
+    new: State = {}
+    residuals: list[Any] = []
+    sums: list[tuple[Any, int]] = []
+    last: Layer | None = stage.conv
+    for section, addend, given in zip_longest(stage.sections, stage.addends, addends):
+        residual = None
+        if section is not None:
+            y, own, residual = section.forward(params, state, y, ctx)
+            new, last = new | own, section.layers[-1][1]
+        residuals.append(residual)
+        if addend is not None:
+            y, kept = _with_addend(addend, given, y, last, ctx)
+            sums.append(kept)
+            last = None
+    return y, new, residuals, sums
+
+
+def _with_addend(
+    addend: Addend, given: Array | None, y: Array, last: Layer | None, ctx: Context
+) -> tuple[Array, tuple[Any, int]]:
+    """y with an addend's channels added to its first ones. last: the layer that y is of; None: it is of an addition."""
+    if given is None:
+        return y, (None, 0)
+    device, residual = ctx.device, None
+    z = device.backend.from_host(given)
+    if addend.layers is not None:
+        z, _, residual = addend.layers.forward({}, {}, z, ctx)
+    count = z.shape[-1]
+    if count < y.shape[-1]:
+        whole = device.xp.zeros(y.shape, y.dtype)
+        whole[..., :count] = z
+        z = whole
+    fresh = last is None or isinstance(last, Conv | LocalLayer | ScalingLayer)  # these keep their input alone
+    return added_arrays([y, z], z if fresh else y, device), (residual, count)
 
 
 @_QUIET
@@ -94,27 +146,29 @@ def shard_backward(
     device: Device,
     *,
     need_dx: bool,
-) -> tuple[Array | None, Params]:
-    """This shard's part of dx (the shards' parts add up) and its gradients.
+) -> tuple[Array | None, Params, list[Array | None]]:
+    """This shard's part of dx (the shards' parts add up), its gradients, and those of its addends' channels.
 
     dys: parts of the gradient of its graded channels, or of the summed layer's outputs, which add up.
     """
     assert stage.conv is not None
     assert stage.name is not None
     if not kept.x.shape[-2]:
-        return None, map_leaves(device.xp.zeros_like, piece.params)
-    dy, spread, summed = device.backend.from_host(_sum(dys)), Params(), Params()
+        return None, map_leaves(device.xp.zeros_like, piece.params), []
+    dy, summed = device.backend.from_host(_sum(dys)), Params()
     if stage.summed is not None:
         dy, summed = _unsummed(stage, kept, dy, share, device)
-    if stage.spread is not None:
-        ctx = Context(device, training=True, keys=keys, channel=share.held.start)
-        dy, found = _through_spread(stage.spread, kept, dy, share, ctx)
-        spread = of_channels(stage, found, share.within(share.own))
+    ctx = Context(device, training=True, keys=keys, channel=share.held.start)
+    dy, found, more = _through_spread(stage, kept, dy, share, ctx)
+    spread = of_channels(stage, found, share.within(share.own)) if found else Params()
     ctx = Context(device, training=True, need_dx=need_dx, channel=share.start)
     residual = stage.conv.residual(piece.params[stage.name], kept.x, ctx)
     dx: Array | None
     dx, own = stage.conv.backward(piece.params[stage.name], residual, dy, ctx)
-    return None if dx is None else device.backend.to_host(dx), {stage.name: own, **spread, **summed}
+    if dx is not None and stage.lead is not None:
+        dx, _ = stage.lead.backward({}, kept.lead, dx, Context(device, training=True, keys=keys))
+    parts = [None if part is None else device.backend.to_host(part) for part in more]
+    return None if dx is None else device.backend.to_host(dx), {stage.name: own, **spread, **summed}, parts
 
 
 def _unsummed(stage: Stage, kept: ShardResidual, dy: Array, share: Share, device: Device) -> tuple[Array, Params]:
@@ -130,28 +184,46 @@ def _unsummed(stage: Stage, kept: ShardResidual, dy: Array, share: Share, device
 
 
 def _through_spread(
-    spread: Sequential, kept: ShardResidual, dy: Array, share: Share, ctx: Context
-) -> tuple[Array, Params]:
-    """The gradient of the shard's own channels, from that of the graded ones; and of the parameters."""
-    if share.alone:
-        dx, grads = spread.backward(kept.params, kept.residual, dy, ctx)
-        assert dx is not None, "asked for"
-        return dx, grads
-    own, graded = share.within(share.own), share.within(share.graded)
-    held = share.held.stop - share.held.start
-    return spread.backward_of(kept.params, kept.residual, dy, ctx, given=graded, of=held, wanted=own)
+    stage: Stage, kept: ShardResidual, dy: Array, share: Share, ctx: Context
+) -> tuple[Array, Params, list[Array | None]]:
+    """The gradient of the shard's own channels, from that of the graded ones; of the parameters; of the addends."""
+    if not share.alone and stage.spread is not None:
+        own, graded = share.within(share.own), share.within(share.graded)
+        held = share.held.stop - share.held.start
+        args = kept.params, kept.residuals[0], dy, ctx
+        return *stage.spread.backward_of(*args, given=graded, of=held, wanted=own), []
+    grads = Params()
+    more: list[Array | None] = []
+    for i, section in reversed([*enumerate(stage.sections)]):
+        if section is not None:
+            params = {name: kept.params[name] for name, _ in section.layers if name in kept.params}
+            back, found = section.backward(params, kept.residuals[i], dy, ctx)
+            assert back is not None, "asked for"
+            dy, grads = back, found | grads
+        if i > 0:
+            more.append(_of_addend(stage.addends[i - 1], *kept.addends[i - 1], dy, ctx))
+    return dy, grads, more[::-1]
 
 
-def _together(parts: Sequence[Array], by: By = "kernels") -> Array:
+def _of_addend(addend: Addend, residual: Any, count: int, dy: Array, ctx: Context) -> Array | None:
+    """The gradient of an addend's channels, from that of the sum."""
+    if not count:
+        return None
+    if addend.layers is None:
+        return dy[..., :count]
+    back, _ = addend.layers.backward({}, residual, ctx.device.xp.ascontiguousarray(dy[..., :count]), ctx)
+    return back
+
+
+def joined(parts: Sequence[Array], by: By = "kernels") -> Array:
+    """Parts of a map side by side: their channels in turn, or their samples."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1 if by == "kernels" else -2)
 
 
 def _of_no_samples(stage: Stage, x: Array) -> Array:
     """The stage's output for a batch of no samples, on the host."""
-    assert stage.conv is not None
     height, width, _, channels = x.shape
-    out = stage.conv.out_shape((height, width, channels))
-    *sides, kernels = stage.spread.out_shape(out) if stage.spread else out
+    *sides, kernels = shard_shape(stage, (height, width, channels))
     return np.empty((*sides, 0, kernels), x.dtype)
 
 
@@ -173,7 +245,7 @@ def merged_forward(
 
     Returns what follows, the residual and the new state.
     """
-    x = _sum(ys) if stage.summed else _together(ys)
+    x = _sum(ys) if stage.summed else joined(ys)
     if stage.rest is None:
         return x, None, {}
     params, state = (piece.params, piece.state) if piece else ({}, {})
@@ -219,7 +291,7 @@ def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, lr: 
     total = _sum(parts)
     if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalising: they have no gradients
         total = np.concatenate([total, np.zeros(statistics, total.dtype)])
-    grads, _ = piece.layout.views(device.backend.from_host(total.copy() if total is parts[0] else total))
+    grads, _ = piece.views(device.backend.from_host(total.copy() if total is parts[0] else total))
     return piece.descended(grads, piece.state, descent, lr, device)
 
 

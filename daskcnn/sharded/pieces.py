@@ -12,6 +12,7 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Descent, Layout, OptimizerState, Params, State, leaves, map_leaves
+from daskcnn.nn.tree import inside
 from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
 
@@ -28,7 +29,7 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Parameters and state of a kernel shard or of a stage's merged layers, by layer; host or device arrays.
+    """Parameters and state of a kernel shard or of a stage's merged layers, by path; host or device arrays.
 
     A step makes a new piece: old ones stay what they were, so a step can be taken again.
 
@@ -53,7 +54,12 @@ class Piece:
     @property
     def rows(self) -> Params:
         """The optimizer's state of a piece, nested like `params`."""
-        return self.layout.rows(self.optimizer.vectors)
+        return _of_paths(self.layout.rows(self.optimizer.vectors), [*self.params])
+
+    def views(self, vector: Array) -> tuple[Params, State]:
+        """Parameters and state of the piece as views of a vector (size,), by path."""
+        params, state = self.layout.views(vector)
+        return _of_paths(params, [*self.params]), _of_paths(state, [*self.state])
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +106,7 @@ class Piece:
             into, rate = (vector[at], vectors[:, at]), lr * treatment.rate
             args = flat, grad.reshape(-1), before.part(at), rate, device
             descent.optimizer.step(*args, decays=treatment.decays, out=into)
-        params, kept = self.layout.views(vector)
+        params, kept = self.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
             own[...] = new
         return Piece(params, kept, OptimizerState(vectors, before.count + 1), self.layout)
@@ -157,7 +163,7 @@ def _shard(stage: Stage, whole: _Whole, cut: slice) -> Piece:
 
 def _divided(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that are divided between the shards."""
-    own = {name: tree[name] for name in stage.divided if name in tree}
+    own = _of_paths(tree, stage.divided)
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"w": own[name]["w"]}
     return own
@@ -170,10 +176,15 @@ def _merged(stage: Stage, whole: _Whole) -> Piece | None:
 
 def _together(stage: Stage, tree: dict[str, Any]) -> dict[str, Any]:
     """The parts that stay whole."""
-    own = {name: tree[name] for name, _ in (stage.rest.layers if stage.rest else ()) if name in tree}
+    own = _of_paths(tree, [path for path, _ in (stage.rest.layers if stage.rest else ())])
     if stage.summed and (name := stage.summed[0]) in own:
         own[name] = {"b": own[name]["b"]}
     return own
+
+
+def _of_paths(tree: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """The parts of these layers, where there are any, by path."""
+    return {path: own for path in paths if (own := inside(tree, path))}
 
 
 def join_pieces(
@@ -192,12 +203,18 @@ def join_pieces(
                 (state, [s.state for s in shards_of]),
                 (rows, [s.rows for s in shards_of]),
             ):
-                _copy_into(whole, side_by_side(stage, parts, np))
+                _put_back(whole, side_by_side(stage, parts, np))
         if piece is not None:
-            _copy_into(params, piece.params)
-            _copy_into(state, piece.state)
-            _copy_into(rows, piece.rows)
+            _put_back(params, piece.params)
+            _put_back(state, piece.state)
+            _put_back(rows, piece.rows)
     return weights, OptimizerState(vectors, max(each.count for each in states))
+
+
+def _put_back(whole: dict[str, Any], parts: dict[str, Any]) -> None:
+    """Parts by path, to where they belong."""
+    for path, part in parts.items():
+        _copy_into(inside(whole, path), part)
 
 
 def _copy_into(whole: dict[str, Any], part: dict[str, Any]) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from types import EllipsisType
 from typing import Literal, NamedTuple, TypeAlias
 
-from daskcnn.sharded.stages import Share, Side, Stage
+from daskcnn.sharded.stages import By, Share, Side, Stage
 
 Kernels: TypeAlias = Sequence[Mapping[str, int]]
 """How many kernels of each stage each worker has; workers that have none are left out."""
@@ -38,7 +38,7 @@ class TaskKind(Enum):
     def label(self, stage: Stage) -> str:
         """The task's name on the dashboard: conv1-fwd."""
         name = self.value if isinstance(self.value, str) else self.value[0]
-        return f"{stage.name or 'input'}{name}" if name.startswith("-") else name
+        return f"{stage.label}{name}" if name.startswith("-") else name
 
 
 class WorkerTraffic(NamedTuple):
@@ -57,6 +57,8 @@ class Flow(NamedTuple):
         Number of the stage whose outputs, gradients of outputs or gradients of weights these are.
     sizes
         Numbers of one message, by its sender; where `by_receiver`, by its receiver.
+    pairs
+        Messages besides: of workers that only add some of the channels, by sender and receiver, in order.
     """
 
     stage: int
@@ -65,17 +67,40 @@ class Flow(NamedTuple):
     receivers: Collection[str]
     sizes: Mapping[str, int]
     by_receiver: bool = False
+    pairs: Mapping[tuple[str, str], int] = {}
 
     def numbers(self, sender: str, receiver: str) -> int:
         """Numbers of this message; 0 where it stays on its worker."""
-        return 0 if sender == receiver else self.sizes[receiver if self.by_receiver else sender]
+        if sender == receiver:
+            return 0
+        if (sender, receiver) in self.pairs:
+            return self.pairs[sender, receiver]
+        return self.sizes[receiver if self.by_receiver else sender]
+
+    def senders_to(self, receiver: str) -> list[str]:
+        """Workers that have a message for this one, itself among them if it has."""
+        whole = self.senders if receiver in self.receivers else ()
+        return [*whole, *(sender for sender, other in self.pairs if other == receiver)]
 
     @property
     def moved(self) -> dict[str, WorkerTraffic]:
         """Messages that each worker sends and receives; workers that do neither are left out."""
         if self.by_receiver:
-            return {w: WorkerTraffic(up, down) for w, down, up in _spread_out(self.sizes, self.senders)}
-        return {w: WorkerTraffic(up, down) for w, up, down in _spread_out(self.sizes, self.receivers)}
+            sizes = {w: size for w, size in self.sizes.items() if w in self.receivers}
+            moved = {w: WorkerTraffic(up, down) for w, down, up in _spread_out(sizes, self.senders)}
+        else:
+            sizes = {w: size for w, size in self.sizes.items() if w in self.senders}
+            moved = {w: WorkerTraffic(up, down) for w, up, down in _spread_out(sizes, self.receivers)}
+        for (sender, receiver), size in self.pairs.items():
+            if sender != receiver and size:
+                up, down = moved.get(sender, NOTHING)
+                moved[sender] = WorkerTraffic(up + size, down)
+                up, down = moved.get(receiver, NOTHING)
+                moved[receiver] = WorkerTraffic(up, down + size)
+        return moved
+
+
+NOTHING = WorkerTraffic(0, 0)
 
 
 def _spread_out(sizes: Mapping[str, int], others: Collection[str]) -> Iterator[tuple[str, int, int]]:
@@ -90,15 +115,22 @@ def _spread_out(sizes: Mapping[str, int], others: Collection[str]) -> Iterator[t
         yield from ((w, 0, total) for w in others if w not in sizes)
 
 
+class Arrival(NamedTuple):
+    """What a group of tasks is given by another one, by that group's number in the plan."""
+
+    flow: Flow
+    source: int
+
+
 class TaskGroup(NamedTuple):
     """Tasks of one kind and stage, one a worker, for each part of a minibatch.
 
     Attributes
     ----------
     inputs
-        What they are given by another group; None: only what lies on their workers.
+        What they are given by other groups; besides they have what lies on their workers.
     source
-        Number of that group in the plan.
+        Number of the group of whose results they are made; None: of none but `inputs`.
     once
         Whether they run only once a step, behind the minibatch's last part.
     """
@@ -106,7 +138,7 @@ class TaskGroup(NamedTuple):
     kind: TaskKind
     stage: int
     workers: Collection[str]
-    inputs: Flow | None = None
+    inputs: Sequence[Arrival] = ()
     source: int | None = None
     once: bool = False
 
@@ -141,6 +173,8 @@ class TaskInput:
         What of it the task uses; None: the task only waits for it.
     cut
         Which part of the sender's array travels.
+    place
+        Where the channels that it brings lie among those that the task asks for; None: they are all of them.
     edge
         Of a neighbour's edges: which.
     nbytes
@@ -151,8 +185,34 @@ class TaskInput:
     sender: str
     what: What | None = None
     cut: Cut = WHOLE
+    place: slice | None = None
     edge: WantedEdge | None = None
     nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Outputs of a stage that a task works on.
+
+    Attributes
+    ----------
+    stage
+        Whose.
+    count
+        So many of the task's inputs bring them; 0: they lie on its worker, which has got them before.
+    start
+        Number of the first channel that they bring.
+    kept
+        Whether other tasks of its worker need them as well.
+    by
+        What they come divided by.
+    """
+
+    stage: int
+    count: int
+    start: int = 0
+    kept: bool = False
+    by: By = "kernels"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +226,10 @@ class PlannedTask:
     share
         Which channels, or samples, of its stage are its own; None: its layers are not divided.
     cuts
-        Which part of the gradients that it makes goes to which worker; None: none needs any.
+        Which part of the gradients of which stages' outputs goes to which worker, channels by their numbers. Of other
+        stages that it works on, what it makes is left for a later task of its worker.
+    taken
+        Other stages' outputs that it works on, in the order of its inputs.
     away
         To how many other workers each part of its result goes.
     work
@@ -180,7 +243,8 @@ class PlannedTask:
     part: int
     inputs: tuple[TaskInput, ...]
     share: Share | None = None
-    cuts: Cuts | None = None
+    cuts: Mapping[int, Cuts] = field(default_factory=dict)
+    taken: tuple[Taken, ...] = ()
     away: int = 0
     work: float = 0.0
 

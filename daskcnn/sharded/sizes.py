@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 
 import numpy as np
 
@@ -17,17 +16,27 @@ from daskcnn.sharded.stages import Stage
 
 def stage_shapes(stages: Sequence[Stage], in_shape: Shape) -> list[Shape]:
     """The shape of each stage's input without N, for the network's."""
-    return list(accumulate(stages[:-1], _shape_behind, initial=in_shape))
+    shapes: list[Shape] = []
+    made: list[Shape] = []
+    for stage in stages:
+        shapes.append(_side_by_side([made[i] for i in stage.inputs]) if stage.inputs else in_shape)
+        made.append(shape_behind(stage, shapes[-1]))
+    return shapes
+
+
+def _side_by_side(shapes: Sequence[Shape]) -> Shape:
+    return *shapes[0][:-1], sum(shape[-1] for shape in shapes)
 
 
 def shard_shape(stage: Stage, in_shape: Shape) -> Shape:
     """The shape, without N, of what all shards of a stage make together, side by side or summed."""
-    for layer in (stage.conv, stage.spread, stage.summed and stage.summed[1]):
+    for layer in (stage.lead, stage.conv, stage.spread, stage.summed and stage.summed[1]):
         in_shape = in_shape if layer is None else layer.out_shape(in_shape)
     return in_shape
 
 
-def _shape_behind(in_shape: Shape, stage: Stage) -> Shape:
+def shape_behind(stage: Stage, in_shape: Shape) -> Shape:
+    """The shape, without N, of a stage's outputs."""
     shape = shard_shape(stage, in_shape)
     return stage.rest.out_shape(shape) if stage.rest else shape
 
@@ -39,8 +48,7 @@ def channel_size(stage: Stage, in_shape: Shape) -> int:
     """
     if stage.conv is None or stage.summed is not None:
         return 0
-    out = stage.conv.out_shape(in_shape)
-    return math.prod((stage.spread.out_shape(out) if stage.spread else out)[:-1])
+    return math.prod(shard_shape(stage, in_shape)[:-1])
 
 
 def sum_size(stage: Stage) -> int:
@@ -57,7 +65,8 @@ def kernel_size(stage: Stage, in_shape: Shape) -> int:
     assert stage.conv is not None, "asked for stages with kernels"
     rng = np.random.default_rng(0)  # only the size of what is drawn counts
     fewest = stage.conv.groups
-    params, state, shape = replace(stage.conv, kernels=fewest).init(rng, in_shape)
+    led = stage.lead.out_shape(in_shape) if stage.lead else in_shape
+    params, state, shape = replace(stage.conv, kernels=fewest).init(rng, led)
     more = list(stage.spread.init(rng, shape)[:2]) if stage.spread else []
     if stage.summed is not None:
         more.append(stage.summed[1].init(rng, stage.spread.out_shape(shape) if stage.spread else shape)[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias, TypeVar
 
 from daskcnn.nn import Layer, Sequential
@@ -24,9 +24,37 @@ MOST_TWICE = 1.0
 
 
 @dataclass(frozen=True)
+class Addend:
+    """Outputs that the shards of a stage add to their own channels: a residual block's other path, or its input.
+
+    Attributes
+    ----------
+    inputs
+        Stages whose outputs these are, side by side; none: the network's input.
+    layers
+        The layers that they go through first, each by channel and without parameters; None: there are none.
+    before
+        How many of the stage's spread layers come before the addition.
+
+    Where these outputs have fewer channels than the stage, the channels behind theirs are zeros.
+    """
+
+    inputs: tuple[int, ...]
+    layers: Sequential | None
+    before: int
+
+
+@dataclass(frozen=True)
 class Stage:
-    """A convolution by name (None: the network starts without one), the layers behind it that shards go through with
-    their own channels, and those that come where all is put together (None: there are none).
+    """A convolution by path (None: there is none), the layers behind it that shards go through with their own channels,
+    and those that come where all is put together (None: there are none).
+
+    Stages form a graph: `inputs` are the numbers of the stages whose outputs, side by side, are its input. Without any
+    it reads the network's input. A stage without a convolution puts them together for its `rest`. addends: what its
+    shards add to their own channels, in the order of the additions.
+
+    lead: layers without parameters in front of the convolution. Every worker computes them for the whole input, which
+    others read without them.
 
     summed: a fully connected layer between the two, by name. Its outputs are sums over its inputs, so a shard adds up
     those of its own channels and sends these sums, which are few; together they are the layer's outputs, but for the
@@ -43,6 +71,31 @@ class Stage:
     rest: Sequential | None
     summed: tuple[str, Dense] | None = None
     by: By = "kernels"
+    lead: Sequential | None = None
+    inputs: tuple[int, ...] = ()
+    addends: tuple[Addend, ...] = ()
+
+    @cached_property
+    def consumed(self) -> tuple[int, ...]:
+        """The stages whose outputs it works on: its inputs, then those that are only added."""
+        return tuple(dict.fromkeys([*self.inputs, *(s for addend in self.addends for s in addend.inputs)]))
+
+    @cached_property
+    def sections(self) -> tuple[Sequential | None, ...]:
+        """The spread layers between the additions: those before the first, …, those behind the last."""
+        layers = self.spread.layers if self.spread else ()
+        edges = (0, *(addend.before for addend in self.addends), len(layers))
+        return tuple(_sequential(layers[a:b]) for a, b in pairwise(edges))
+
+    @property
+    def merged(self) -> bool:
+        """Whether its outputs come from where all is put together."""
+        return self.conv is None or self.rest is not None
+
+    @property
+    def label(self) -> str:
+        """What its tasks are called by."""
+        return self.name or ("joined" if self.inputs else "input")
 
     @cached_property
     def reach(self) -> int:
@@ -72,7 +125,8 @@ class Stage:
         """The same stage with only this many of its spread layers spread, from the first."""
         if self.spread is None or layers >= len(self.spread.layers):
             return self
-        return _stage_of(self.name, self.conv, self.spread.layers[:layers], self.spread.layers[layers:] + self._behind)
+        spread, behind = self.spread.layers[:layers], self.spread.layers[layers:] + self._behind
+        return replace(self, spread=_sequential(spread), rest=_sequential(behind), summed=None)
 
     @property
     def _behind(self) -> tuple[Named, ...]:
@@ -101,19 +155,6 @@ def _twice(kernels: Sequence[int], reach: int) -> int:
     return sum(share.held.stop - share.held.start - (share.stop - share.start) for share in shares_of(kernels, reach))
 
 
-def stages_of(model: Sequential) -> tuple[Stage, ...]:
-    """The network in stages. Convolutions inside composite layers stay whole: they belong to what is put together.
-
-    Raises ValueError where a layer uses the weights of one in another stage: they lie on other workers.
-    """
-    cuts = [i for i, (_, layer) in enumerate(model.layers) if isinstance(layer, Conv)]
-    edges = [*([0] if not cuts or cuts[0] > 0 else []), *cuts, len(model.layers)]
-    stage_of = {name: i for i, ends in enumerate(pairwise(edges)) for name, _ in model.layers[slice(*ends)]}
-    if apart := [f"{name} and {owner}" for name, owner in model.ties.items() if stage_of[name] != stage_of[owner]]:
-        raise ValueError(f"layers {', '.join(apart)} share weights, and a convolution lies between them")
-    return tuple(_stage(model.layers[a:b]) for a, b in pairwise(edges))
-
-
 def samples_first(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """The same network with its first convolution divided by samples.
 
@@ -124,33 +165,29 @@ def samples_first(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     first = stages[0]
     if first.conv is None or len(stages) < 2 or first.rest is not None or first.summed is not None:
         raise ValueError("only where a convolution comes first, and another behind layers that go by channel")
+    readers = [stage for stage in stages if 0 in stage.consumed]
+    if first.addends or len(readers) != 1 or readers[0].consumed != (0,) or readers[0].conv is None:
+        raise ValueError("only where a single convolution reads the first one's outputs, and nothing adds them")
     if names := [name for name, layer in (first.spread.layers if first.spread else ()) if layer.mixes_samples]:
         raise ValueError(f"{', '.join(names)} takes the mean of a whole minibatch")
     return replace(first, by="samples"), *stages[1:]
 
 
-def _stage(layers: Sequence[Named]) -> Stage:
-    name, first = layers[0]
-    if not isinstance(first, Conv):
-        return Stage(None, None, None, Sequential(tuple(layers)))
-    spread = tuple(takewhile(lambda named: named[1].reach is not None, layers[1:]))
-    return _stage_of(name, first, spread, tuple(layers[1 + len(spread) :]), whole=True)
-
-
-def _stage_of(
-    name: str | None, conv: Conv | None, spread: tuple[Named, ...], behind: tuple[Named, ...], *, whole: bool = False
-) -> Stage:
-    """whole: all that can be spread is, so what follows may be summed."""
-    summed: tuple[str, Dense] | None = None
-    owners = {layer.tied_to for _, layer in behind}  # whose weights are needed whole, where all is put together
-    if whole and behind and behind[0][0] not in owners and isinstance(dense := behind[0][1], Dense):
-        summed = behind[0][0], replace(dense, bias=False)
-        behind = (*([(summed[0], Bias())] if dense.bias else []), *behind[1:])
-    return Stage(name, conv, _sequential(spread), _sequential(behind), summed)
-
-
 def _sequential(layers: tuple[Named, ...]) -> Sequential | None:
     return Sequential(layers) if layers else None
+
+
+def added_channels(addend: Addend, share: Share, widths: Mapping[int, int]) -> Iterator[tuple[int, slice, slice]]:
+    """What of an addend goes to a share's own channels: of which stage, which of its channels, and to which place.
+
+    widths: channels of each stage's outputs.
+    """
+    base = 0
+    for stage in addend.inputs:
+        start, stop = max(share.start, base), min(share.stop, base + widths[stage])
+        if start < stop:
+            yield stage, slice(start - base, stop - base), slice(start - share.start, stop - share.start)
+        base += widths[stage]
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,20 @@ from daskcnn.nn import Shape
 from daskcnn.sharded.plan_parts import (
     ALL,
     WHOLE,
+    Arrival,
     Carried,
     Cuts,
     Flow,
     Kernels,
     PlannedTask,
     TaskGroup,
-    TaskInput,
     TaskKind,
     WantedEdge,
+    What,
 )
-from daskcnn.sharded.sizes import channel_size, kernel_size, stage_shapes, sum_size
-from daskcnn.sharded.stages import Share, Stage, edges_travel_along, neighbours, shares_of
+from daskcnn.sharded.sizes import channel_size, kernel_size, shape_behind, stage_shapes, sum_size
+from daskcnn.sharded.stages import Share, Stage, added_channels, edges_travel_along, neighbours, shares_of
+from daskcnn.sharded.task_list import TaskList
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,87 @@ class StepPlan:
         """Workers that compute the loss."""
         return list(self.kernels[-1]) if self.judged_by_all else [self.home]
 
+    # --- who works on whose outputs ---
+
+    @cached_property
+    def widths(self) -> dict[int, int]:
+        """Channels of each stage's outputs, by its number."""
+        behind = (shape_behind(*each) for each in zip(self.stages, self.shapes, strict=True))
+        return {i: shape[-1] for i, shape in enumerate(behind)}
+
+    @cached_property
+    def value_sizes(self) -> list[int]:
+        """Numbers a sample of each stage's outputs."""
+        return [math.prod(shape_behind(*each)) for each in zip(self.stages, self.shapes, strict=True)]
+
+    def makers(self, i: int) -> Mapping[str, Share] | tuple[str]:
+        """Workers that others get a stage's outputs from."""
+        return (self.home,) if self.stages[i].merged else self.shares[i]
+
+    def workers(self, i: int) -> Collection[str]:
+        """Workers that work on a stage's inputs."""
+        return self.kernels[i].keys() if self.stages[i].conv is not None else (self.home,)
+
+    @cached_property
+    def uses(self) -> list[dict[str, Use]]:
+        """Of each stage, how each worker uses its outputs: workers that need none of them are left out."""
+        found: list[dict[str, Use]] = [{} for _ in self.stages]
+        for i, stage in enumerate(self.stages):
+            for worker in self.workers(i):
+                for source, channels in self._needed(i, stage, worker):
+                    before = found[source].get(worker)
+                    found[source][worker] = before.also(i, channels) if before else Use((i,), channels)
+        return found
+
+    def _needed(self, i: int, stage: Stage, worker: str) -> Iterator[tuple[int, slice]]:
+        """The outputs of other stages that a worker needs for its part of a stage: their stages and channels."""
+        for source in stage.inputs:
+            yield source, slice(0, self.widths[source])
+        for addend in stage.addends:
+            for source, channels, _ in added_channels(addend, self.shares[i][worker], self.widths):
+                if source not in stage.inputs:
+                    yield source, channels
+
+    @cached_property
+    def _whole(self) -> list[dict[str, None]]:
+        """Workers that get all of each stage's outputs."""
+        return [
+            {w: None for w, use in uses.items() if use.channels == slice(0, self.widths[i])}
+            for i, uses in enumerate(self.uses)
+        ]
+
+    def _overlaps(self, i: int, worker: str) -> Iterator[tuple[str, slice]]:
+        """The makers of a stage's channels that a worker needs some of, and which of them."""
+        need = self.uses[i][worker].channels
+        for maker in self.makers(i):
+            share = None if self.stages[i].merged or self.stages[i].by == "samples" else self.shares[i][maker]
+            own = slice(0, self.widths[i]) if share is None else share.own
+            both = slice(max(need.start, own.start), min(need.stop, own.stop))
+            if both.start < both.stop:
+                yield maker, both
+
+    def reaching(self, i: int, worker: str) -> Iterator[tuple[str, slice]]:
+        """The workers that make a stage's gradients of what this one needs some of, and of which channels."""
+        wanted = self.shares[i][worker].graded if not self.stages[i].merged else slice(0, self.widths[i])
+        for other, use in self.uses[i].items():
+            both = slice(max(wanted.start, use.channels.start), min(wanted.stop, use.channels.stop))
+            if other not in self._whole[i] and both.start < both.stop:
+                yield other, both
+
     @cached_property
     def takers(self) -> list[Collection[str]]:
-        """Workers that each stage's outputs go to."""
+        """Workers that each stage's shards send their outputs to. Some who only add them get those of few shards."""
         behind: list[Collection[str]] = [
-            (self.home,) if stage.rest is not None else self.kernels[i + 1].keys()
-            for i, stage in enumerate(self.stages[:-1])
+            (self.home,) if stage.rest is not None else self.uses[i].keys() for i, stage in enumerate(self.stages[:-1])
         ]
         return [*behind, self.kernels[-1].keys() if self.judged_by_all else (self.home,)]
+
+    def takers_of(self, i: int, maker: str) -> set[str]:
+        """Workers that a worker's outputs of a stage go to, as they leave the stage."""
+        if i == self.last:
+            return set(self.takers[i])
+        partly = (w for w in self.uses[i] if w not in self._whole[i])
+        return {*self._whole[i], *(w for w in partly if maker in dict(self._overlaps(i, w)))}
 
     def holders(self, i: int) -> list[str]:
         """Workers that have the weights of a stage's undivided layers."""
@@ -141,49 +216,89 @@ class StepPlan:
         """The step's tasks by kind and stage, each group behind those that it depends on."""
         groups: list[TaskGroup] = []
         source = self._forward(groups)
+        back: dict[int, int] = {}
         for i in reversed(range(len(self.stages))):
-            source = self._backward(groups, i, source)
+            source = self._backward(groups, i, source, back)
         groups.append(TaskGroup(TaskKind.SCORE, self.last, (self.home,), source=self._judging(groups), once=True))
         return tuple(groups)
 
-    def _forward(self, groups: list[TaskGroup]) -> int | None:
+    def _forward(self, groups: list[TaskGroup]) -> int:
         """Add the way there; the number of the group that gives the last stage's shards what they go back by."""
-        source: int | None = None
-        inputs: Flow | None = None
+        made: dict[int, int] = {}
         for i, stage in enumerate(self.stages):
+            inputs = [Arrival(flow, made[flow.stage]) for flow in self._taken_in(i)]
             if self.kernels[i]:
-                groups.append(TaskGroup(TaskKind.FORWARD, i, self.kernels[i], inputs, source))
-                source, inputs = len(groups) - 1, self._outputs[i]
-            if stage.rest is not None and i < self.last:
-                groups.append(TaskGroup(TaskKind.MERGE_FORWARD, i, (self.home,), inputs, source))
-                size = {self.home: math.prod(self.shapes[i + 1])}
-                source, inputs = len(groups) - 1, Flow(i, "merged outputs", (self.home,), self.kernels[i + 1], size)
+                groups.append(TaskGroup(TaskKind.FORWARD, i, self.kernels[i], inputs))
+                made[i] = len(groups) - 1
+                inputs = [Arrival(self._outputs[i], made[i])]
+            if stage.merged and i < self.last:
+                groups.append(TaskGroup(TaskKind.MERGE_FORWARD, i, (self.home,), inputs))
+                made[i] = len(groups) - 1
         if not self.judged_by_all:
-            groups.append(TaskGroup(TaskKind.HEAD, self.last, (self.home,), inputs, source))
-            source = len(groups) - 1
-        return source
+            groups.append(TaskGroup(TaskKind.HEAD, self.last, (self.home,), inputs))
+        return len(groups) - 1
 
-    def _backward(self, groups: list[TaskGroup], i: int, source: int | None) -> int | None:
-        """Add a stage's way back, and that of the undivided layers before it; the number of the group that hands on."""
+    def _backward(self, groups: list[TaskGroup], i: int, source: int, back: dict[int, int]) -> int:
+        """Add a stage's way back. back: the group that hands on each stage's gradients of its inputs, so far.
+
+        source: the group that gives the last stage's shards what they go back by.
+        """
+        inputs = [Arrival(flow, back[number]) for number, flow in self._given_back(i)]
+        if i == self.last:
+            back[i] = source
+            inputs = [Arrival(self._gradients(i), source)]
+        elif self.stages[i].merged:
+            groups.append(TaskGroup(TaskKind.MERGE_BACKWARD, i, (self.home,), inputs))
+            back[i] = len(groups) - 1
+            inputs = [Arrival(self._gradients(i), back[i])]
         if self.kernels[i]:
             if i == self.last and self.judged_by_all:
-                groups.append(TaskGroup(TaskKind.LOSS_AND_BACKWARD, i, self.kernels[i], self._outputs[i], source))
+                inputs = [Arrival(self._outputs[i], source)]
+                groups.append(TaskGroup(TaskKind.LOSS_AND_BACKWARD, i, self.kernels[i], inputs))
             else:
-                groups.append(TaskGroup(TaskKind.BACKWARD, i, self.kernels[i], self._gradients(i), source))
-            source = len(groups) - 1
+                groups.append(TaskGroup(TaskKind.BACKWARD, i, self.kernels[i], inputs))
+            back[i] = len(groups) - 1
             if apart := self._edges_apart(i):
-                groups.append(TaskGroup(TaskKind.TAKE_EDGES, i, apart, source=source, once=True))
-        if i > 0 and self.stages[i - 1].rest is not None:
-            size = {self.home: math.prod(self.shapes[i])}
-            inputs = Flow(i - 1, "merged gradients", self.kernels[i], (self.home,), size, by_receiver=True)
-            groups.append(TaskGroup(TaskKind.MERGE_BACKWARD, i - 1, (self.home,), inputs, source))
-            source = len(groups) - 1
+                groups.append(TaskGroup(TaskKind.TAKE_EDGES, i, apart, source=back[i], once=True))
         return source
 
     @staticmethod
     def _judging(groups: Sequence[TaskGroup]) -> int:
         kinds = (TaskKind.HEAD, TaskKind.LOSS_AND_BACKWARD)
         return next(i for i, group in enumerate(groups) if group.kind in kinds)
+
+    def _taken_in(self, i: int) -> Iterator[Flow]:
+        """Outputs of other stages that reach a stage's workers for it: each worker is sent them once."""
+        for source in self.stages[i].consumed:
+            first = {w: None for w, use in self.uses[source].items() if use.by[0] == i}
+            whole = {w: None for w in first if w in self._whole[source]}
+            sizes = self._value_sizes(source)
+            pairs = {(v, w): sizes[v] for w in first if w not in whole for v, _ in self._overlaps(source, w)}
+            what: What = "merged outputs" if self.stages[source].merged else "outputs"
+            if first:
+                yield Flow(source, what, self.makers(source), whole, sizes, pairs=pairs)
+
+    def _given_back(self, i: int) -> Iterator[tuple[int, Flow]]:
+        """Gradients of a stage's outputs: the stage whose workers hand them on, and what they do.
+
+        A worker adds up all that its tasks make of them. The one that got the outputs first hands it on.
+        """
+        what: What = "merged gradients" if self.stages[i].merged else "gradients"
+        partly: dict[str, list[tuple[str, int]]] = {}
+        if len(self._whole[i]) < len(self.uses[i]):
+            for worker in self.makers(i):
+                for other, both in self.reaching(i, worker):
+                    size = self.value_sizes[i] // self.widths[i] * (both.stop - both.start)
+                    partly.setdefault(other, []).append((worker, size))
+        for number in sorted({use.by[0] for use in self.uses[i].values()}):
+            whole = {w: None for w in self._whole[i] if self.uses[i][w].by[0] == number}
+            senders = [w for w in partly if self.uses[i][w].by[0] == number]
+            pairs = {(w, other): size for w in senders for other, size in partly[w]}
+            if self.stages[i].merged:
+                flow = Flow(i, what, whole, (self.home,), {self.home: self.value_sizes[i]}, True, pairs)
+            else:
+                flow = self._gradients(i)._replace(senders=whole, pairs=pairs)
+            yield number, flow
 
     @cached_property
     def _outputs(self) -> list[Flow]:
@@ -192,11 +307,15 @@ class StepPlan:
             Flow(i, "outputs", own, self.takers[i], self._message_sizes(i, own)) for i, own in enumerate(self.kernels)
         ]
 
+    def _value_sizes(self, i: int) -> Mapping[str, int]:
+        """Numbers of a stage's outputs as each of their makers sends them."""
+        return {self.home: self.value_sizes[i]} if self.stages[i].merged else self._outputs[i].sizes
+
     def _gradients(self, i: int) -> Flow:
         """Gradients of their outputs that a stage's shards are given, and of those next to their own."""
         own, reach = self.kernels[i], self.stages[i].reach
         sizes = self._message_sizes(i, _graded(own, reach)) if reach else self._outputs[i].sizes
-        return Flow(i, "gradients", self.takers[i], own, sizes, by_receiver=True)
+        return Flow(i, "gradients", (self.home,), own, sizes, by_receiver=True)
 
     def _message_sizes(self, i: int, channels: Mapping[str, int]) -> Mapping[str, int]:
         size, more = self.channel_sizes[i], sum_size(self.stages[i])
@@ -204,12 +323,34 @@ class StepPlan:
 
     def _edges_apart(self, i: int) -> list[str]:
         """Workers whose shards' edges take a task of their own: the gradients go to others than the edges."""
-        if i == 0 or not self.stages[i].reach:
+        if not self.stages[i].reach or not self.stages[i].consumed:
             return []
-        back = self.kernels[i - 1] if self.stages[i - 1].rest is None else (self.home,)
-        if len(back) > 2:
+        back = {worker: self._handed_to(i, worker) for worker in self.kernels[i]}
+        if any(len(takers) > 2 for takers in back.values()):
             return list(self.kernels[i])
-        return [w for w in self.kernels[i] if not edges_travel_along(self.shares[i], w, back)]
+        return [w for w in self.kernels[i] if not edges_travel_along(self.shares[i], w, back[w])]
+
+    def _handed_to(self, i: int, worker: str) -> set[str]:
+        """Workers that get gradients of what a stage's part works on from this worker."""
+        return {other for source in self.handed_on(i, worker) for other in self.gradient_cuts(source, worker, 0)}
+
+    def start_of(self, i: int, worker: str) -> int:
+        """Number of the first channel of a stage's outputs that a worker is sent, with all others of its maker."""
+        if worker in self._whole[i] or self.stages[i].merged or self.stages[i].by == "samples":
+            return 0
+        return min(self.shares[i][maker].start for maker, _ in self._overlaps(i, worker))
+
+    def handed_on(self, i: int, worker: str) -> list[int]:
+        """The stages whose gradients a worker hands on by its task of this stage."""
+        uses = ((source, self.uses[source].get(worker)) for source in self.stages[i].consumed)
+        return [source for source, use in uses if use and use.by[0] == i]
+
+    def gradient_cuts(self, i: int, worker: str, part: int) -> Cuts:
+        """Which part of the gradient of a stage's outputs, of what a worker has of it, goes to which maker."""
+        if worker in self._whole[i]:
+            return {self.home: WHOLE} if self.stages[i].merged else self.cuts(i, part)
+        each = ((maker, dict(self.reaching(i, maker)).get(worker)) for maker in self.makers(i))
+        return {maker: (..., both) for maker, both in each if both}
 
     # --- what the step before has left ---
 
@@ -239,7 +380,7 @@ class StepPlan:
     @property
     def flows(self) -> Iterator[Flow]:
         """Flows within a step; the step waits for each of them."""
-        return (group.inputs for group in self.groups if group.inputs is not None)
+        return (arrival.flow for group in self.groups for arrival in group.inputs)
 
     @property
     def task_count(self) -> int:
@@ -258,7 +399,7 @@ class StepPlan:
 
     @cached_property
     def _spelled_out(self) -> tuple[list[PlannedTask], dict[Carried, int]]:
-        listed = _Listed(self)
+        listed = TaskList(self)
         for part in range(self.parts):
             for number, group in enumerate(self.groups):
                 if not group.once or part == self.parts - 1:
@@ -284,7 +425,7 @@ class StepPlan:
         Channels next to its own are computed on the way there only. That is one of three passes, or of two where the
         input needs no gradient.
         """
-        share, passes = self.shares[i][worker], 2 if i == 0 else 3
+        share, passes = self.shares[i][worker], 3 if self.stages[i].inputs else 2
         own, held = share.stop - share.start, share.held.stop - share.held.start
         there, back = held / passes / share.total, own * (passes - 1) / passes / share.total
         if way is None:
@@ -300,140 +441,15 @@ def _graded(own: Mapping[str, int], reach: int) -> dict[str, int]:
     return {w: min(total, end + reach) - max(0, end - n - reach) for (w, n), end in named}
 
 
-BACKWARD = (TaskKind.BACKWARD, TaskKind.LOSS_AND_BACKWARD)
-"""Tasks on a shard's way back: the shard makes its step there."""
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a worker uses the outputs of a stage: for which stages, the first first, and which of their channels."""
 
+    by: tuple[int, ...]
+    channels: slice
 
-class _Listed:
-    """The tasks of a plan as they are listed. latest: which task has the weights and edges of each worker by then."""
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan = plan
-        self.tasks: list[PlannedTask] = []
-        self.latest: dict[Carried, int] = {}
-        self._numbers: dict[tuple[int, int, str], int] = {}  # by group, part, worker
-        self._judged: int | None = None
-        self._merged: dict[int, int] = {}  # of each stage, the task on the way there
-
-    def add(self, number: int, group: TaskGroup, part: int) -> None:
-        """The group's tasks for a part of the minibatch."""
-        for worker in group.workers:
-            task = self._task(group, part, worker)
-            self._numbers[number, part, worker] = len(self.tasks)
-            self._remember(task, len(self.tasks))
-            self.tasks.append(task)
-
-    def _task(self, group: TaskGroup, part: int, worker: str) -> PlannedTask:
-        plan, kind, i = self.plan, group.kind, group.stage
-        divided = kind is TaskKind.FORWARD or kind in BACKWARD
-        cuts = self._cuts(kind, i, part)
-        return PlannedTask(
-            kind,
-            kind.label(plan.stages[i]),
-            i,
-            worker,
-            part,
-            (
-                *self._inputs(group, part, worker),
-                *self._before(group, part, worker),
-                *self._behind(group, part, worker),
-            ),
-            plan.shares[i][worker] if divided else None,
-            cuts,
-            self._away(kind, i, worker, cuts),
-            plan.work(i, worker, kind) * plan.part_samples(part) / plan.samples if divided else 0.0,
-        )
-
-    # --- what a task is given ---
-
-    def _inputs(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Inputs from other tasks of the same part."""
-        flow, plan = group.inputs, self.plan
-        if flow is None:
-            return
-        assert group.source is not None, "a flow comes from a group"
-        cuts = plan.cuts(flow.stage, part) if flow.what == "gradients" else {}
-        cut = cuts.get(worker, cuts.get(ALL, WHOLE))
-        for sender in flow.senders:
-            nbytes = plan.itemsize * self._numbers_of(flow, sender, worker, part)
-            yield TaskInput(self._numbers[group.source, part, sender], sender, flow.what, cut, nbytes=nbytes)
-
-    def _numbers_of(self, flow: Flow, sender: str, receiver: str, part: int) -> int:
-        """Numbers of a message: of a stage by samples those of whole samples, which a flow has only on average."""
-        plan, i, count = self.plan, flow.stage, self.plan.part_samples(part)
-        if plan.stages[i].by == "kernels" or sender == receiver:
-            return count * flow.numbers(sender, receiver)
-        samples = plan.shares[i][receiver if flow.by_receiver else sender].samples(count)
-        return int(samples.stop - samples.start) * plan.made[i] * plan.channel_sizes[i]
-
-    def _before(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Inputs from the step before: what shards need of each other to be whole. It travels once a step."""
-        plan, i = self.plan, group.stage
-        if group.kind is not TaskKind.FORWARD:
-            return
-        itemsize = plan.weight_itemsize if part == 0 else 0
-        sizes = plan.edge_sizes(i)
-        for edge in plan.edges(i, worker):
-            source, nbytes = Carried("edges", i, edge.neighbour), itemsize * sizes[edge.neighbour]
-            yield TaskInput(source, edge.neighbour, "edges", edge=edge, nbytes=nbytes)
-        if not plan.placed and (flow := plan.weight_gradients(i)):
-            for sender in flow.senders:
-                nbytes = itemsize * flow.numbers(sender, worker)
-                yield TaskInput(Carried("shard", i, sender), sender, "weight gradients", nbytes=nbytes)
-
-    def _behind(self, group: TaskGroup, part: int, worker: str) -> Iterator[TaskInput]:
-        """Tasks of its own worker that a task only waits for."""
-        kind, i = group.kind, group.stage
-        shard, merged = Carried("shard", i, worker), Carried("merged", i, worker)
-        sources: list[int | Carried] = []
-        if kind is TaskKind.FORWARD:
-            sources = [shard]
-        elif kind is TaskKind.MERGE_FORWARD:
-            sources = [merged] if i in self.plan.weighted else []
-        elif kind is TaskKind.HEAD and self._judged is not None:
-            sources = [self._judged]
-        elif kind in (TaskKind.TAKE_EDGES, TaskKind.SCORE):
-            assert group.source is not None, "made of a group's result"
-            sources = [self._numbers[group.source, part, worker]]
-        else:
-            sources = [self.latest.get(shard, shard)] if kind in BACKWARD else []
-            sources += [self._merged[i]] if kind is TaskKind.MERGE_BACKWARD else []
-            if kind is not TaskKind.BACKWARD and i in self.plan.weighted:
-                sources.append(self.latest.get(merged, merged))
-        return (TaskInput(source, worker) for source in sources)
-
-    # --- what it makes ---
-
-    def _cuts(self, kind: TaskKind, i: int, part: int) -> Cuts | None:
-        plan = self.plan
-        if kind in (TaskKind.HEAD, TaskKind.MERGE_BACKWARD):
-            return plan.cuts(i, part) if plan.kernels[i] else {}
-        if kind not in BACKWARD or i == 0:
-            return None
-        return {plan.home: WHOLE} if plan.stages[i - 1].rest is not None else plan.cuts(i - 1, part)
-
-    def _away(self, kind: TaskKind, i: int, worker: str, cuts: Cuts | None) -> int:
-        plan = self.plan
-        if kind is TaskKind.FORWARD:
-            return len({*plan.takers[i]} - {worker})
-        if kind is TaskKind.MERGE_FORWARD:
-            return len({*plan.kernels[i + 1]} - {worker})
-        if kind is TaskKind.BACKWARD and plan.stages[i].by == "samples":
-            return len(plan.kernels[i]) - 1
-        if cuts and ALL in cuts:
-            return len({*plan.kernels[i]} - {worker})
-        return 1 if cuts else 0
-
-    def _remember(self, task: PlannedTask, number: int) -> None:
-        """Remember what the task leaves for those behind it."""
-        kind, i, worker = task.kind, task.stage, task.worker
-        if kind is TaskKind.MERGE_FORWARD:
-            self._merged[i] = number
-        if kind is TaskKind.HEAD:
-            self._judged = number
-        if kind in BACKWARD:
-            self.latest[Carried("shard", i, worker)] = number
-        if kind in (*BACKWARD, TaskKind.TAKE_EDGES) and self.plan.stages[i].reach:
-            self.latest[Carried("edges", i, worker)] = number
-        if kind in (TaskKind.HEAD, TaskKind.LOSS_AND_BACKWARD, TaskKind.MERGE_BACKWARD) and i in self.plan.weighted:
-            self.latest[Carried("merged", i, worker)] = number
+    def also(self, stage: int, channels: slice) -> Use:
+        """The same with one use more."""
+        by = self.by if stage == self.by[-1] else (*self.by, stage)
+        start, stop = min(self.channels.start, channels.start), max(self.channels.stop, channels.stop)
+        return Use(by, slice(start, stop))

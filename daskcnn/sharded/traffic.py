@@ -1,20 +1,19 @@
 """Traffic of a layer-sharded step, weighed from its plan.
 
-A stage's outputs go from their makers to all workers of the next stage, or to home where layers of it that are not
-divided put them together, or the loss is behind. What is put together goes from home to the next stage's workers. On
-the way back each of these workers returns its part of the gradient. Every worker loads the first stage's input itself.
-Where the last stage's shards send sums, which are few, they send them to each other: every worker computes the loss
-itself, and no gradient comes from home.
+A stage's outputs go from their makers to all workers of the stages that read them, or to home where layers of it that
+are not divided put them together, or the loss is behind. A worker that adds them to channels of its own needs only
+these. Most often it has them: it works on the block's first layer too, or has the same channels of the other path. What
+is put together goes from home to the next stage's workers. On the way back each of these workers returns its part of
+the gradient. Every worker loads the network's input itself. Where the last stage's shards send sums, which are few,
+they send them to each other: every worker computes the loss itself, and no gradient comes from home.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from daskcnn.sharded.plan_parts import WorkerTraffic
+from daskcnn.sharded.plan_parts import NOTHING, WorkerTraffic
 from daskcnn.sharded.step_plan import StepPlan
-
-NOTHING = WorkerTraffic(0, 0)
 
 
 def traffic(plan: StepPlan) -> dict[str, WorkerTraffic]:

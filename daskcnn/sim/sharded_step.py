@@ -167,16 +167,20 @@ class Direct(Sharding):
     @property
     def _kernels(self) -> tuple[tuple[int, ...], ...]:
         """How many of each layer each worker has."""
-        named = zip(self.plan.stages, self.plan.kernels, strict=True)
-        return tuple(tuple(own.get(name, 0) for name in self._names) for stage, own in named if stage.name)
+        return tuple(tuple(self.plan.kernels[i].get(name, 0) for name in self._names) for i in self._staged)
+
+    @cached_property
+    def _staged(self) -> list[int]:
+        """The stage of each convolution, in the order of `names`."""
+        found = {stage.name: i for i, stage in enumerate(self._cut[0])}
+        return [found[name] for name in self.names]
 
     # --- computing ---
 
     def _computing(self) -> tuple[tuple[tuple[float, ...], ...], float]:
         """Seconds of the shards by layer and worker; and of home with the layers that could be spread and are not."""
         plan, taken, alone = self.plan, [], 0.0
-        staged = [i for i, stage in enumerate(plan.stages) if stage.name]
-        for i, whole in zip(staged, self._by_layer(), strict=True):
+        for i, whole in zip(self._staged, self._by_layer(), strict=True):
             merged = plan.stages[i] != self._cut[0][i]
             apart = [worker.spread_share if merged else 0.0 for worker in self.workers]
             parts = [self._part(i, w) if name in plan.kernels[i] else 0.0 for w, name in enumerate(self._names)]

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from daskcnn.arrays import Device
-from daskcnn.nn import Shape, walk
-from daskcnn.nn.layers.conv import Conv
+from daskcnn.arrays import Array, Device
+from daskcnn.nn import Shape
+from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
-from daskcnn.sharded.sizes import shard_shape, stage_shapes
-from daskcnn.sharded.stages import Share, Stage, shares_of, stages_of
+from daskcnn.sharded.sizes import shape_behind, shard_shape, stage_shapes
+from daskcnn.sharded.stages import Share, Stage, shares_of
 from daskcnn.training.replica import Replica
 from daskcnn.training.step_calibration import random_labels
 
@@ -47,15 +47,12 @@ def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
     with all of them: by the shortest times, for a disturbance would count as much of either.
     """
     n, whole, fixed = replica.batch_size, dict[str, float](), dict[str, float]()
-    shapes = {
-        name: shape for name, layer, shape in walk(replica.model, replica.dataset.shape) if isinstance(layer, Conv)
-    }
     for i, stage in enumerate(stages_of(replica.model)):
         if stage.name is None or stage.conv is None:
             continue
         kernels = stage.conv.kernels
         sizes = [kernels, kernels // 2][: min(kernels, 2)]
-        passes = [_passes(replica, i, size, shapes[stage.name]) for size in sizes]
+        passes = [_passes(replica, i, size) for size in sizes]
         rounds = [[replica.watch.seconds(each) / n for each in passes] for _ in range(steps + 1)][1:]
         seconds = list(zip(*rounds, strict=True))
         whole[stage.name] = median(seconds[0])
@@ -68,21 +65,29 @@ def _fixed(whole: float, seconds: float, *, part: float) -> float:
     return min(max(0.0, (seconds - part * whole) / (1 - part)), MOST_FIXED * whole)
 
 
-def _passes(replica: Replica, i: int, kernels: int, in_shape: tuple[int, ...]) -> Callable[[], object]:
+def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
     """A shard of the stage's first kernels, there and back."""
-    (H, W, C), n, device, first = in_shape, replica.batch_size, replica.device, i == 0
-    rng = np.random.default_rng(replica.job.train.seed)
-    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    n, device, rng = replica.batch_size, replica.device, np.random.default_rng(replica.job.train.seed)
+    stages = stages_of(replica.model)
+    shapes = stage_shapes(stages, replica.dataset.shape)
+
+    def drawn(shape: Shape, channels: int) -> Array:
+        return rng.standard_normal((*shape[:-1], n, channels)).astype(replica.job.model.dtype)
+
+    x = drawn(shapes[i], shapes[i][-1])
+    added = [[shape_behind(stages[s], shapes[s]) for s in each.inputs] or [shapes[0]] for each in stages[i].addends]
+    addends = [drawn(of[0], min(kernels, sum(shape[-1] for shape in of))) for of in added]
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
     stage, share, piece, edges = _shard(replica, i, kernels)
     there = piece.on(device)
-    y, _ = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
+    fed, args = bool(stage.inputs), (there, share, edges, keys, device)
+    y, _ = shard_forward(stage, [x], *args, need_dx=fed, addends=addends)
     graded = y.shape[-1] if stage.summed else share.graded.stop - share.graded.start
     dy = rng.standard_normal((*y.shape[:-1], graded)).astype(y.dtype)
 
     def passes() -> None:
-        _, kept = shard_forward(stage, [x], there, share, edges, keys, device, need_dx=not first)
-        _, grads = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=not first)
+        _, kept = shard_forward(stage, [x], *args, need_dx=fed, addends=addends)
+        _, grads, _ = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=fed)
         descended(there, grads, kept.state, replica.descent, 0.0, device)
 
     return passes
@@ -94,8 +99,8 @@ def _at_home(replica: Replica) -> Callable[[], object]:
     counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
     _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
     shapes = stage_shapes(stages, replica.dataset.shape)
-    here = [i for i, stage in enumerate(stages) if stage.rest is not None or i == len(stages) - 1]
-    each = [_merged_passes(replica, stages[i], i, merged[i], shapes[i], last=i == len(stages) - 1) for i in here]
+    here = [i for i, stage in enumerate(stages) if stage.merged or i == len(stages) - 1]
+    each = [_merged_passes(replica, stages[i], merged[i], shapes[i], last=i == len(stages) - 1) for i in here]
 
     def passes() -> None:
         for one in each:
@@ -105,7 +110,7 @@ def _at_home(replica: Replica) -> Callable[[], object]:
 
 
 def _merged_passes(
-    replica: Replica, stage: Stage, i: int, piece: Piece | None, in_shape: Shape, *, last: bool
+    replica: Replica, stage: Stage, piece: Piece | None, in_shape: Shape, *, last: bool
 ) -> Callable[[], object]:
     """A stage's layers that are not divided, there and back; of the last one the loss too."""
     n, rng = replica.batch_size, np.random.default_rng(replica.job.train.seed)
@@ -114,12 +119,12 @@ def _merged_passes(
     keys = rng.integers(0, 2**63, n).astype(np.uint64)
     labels = random_labels(replica, rng, n)
     device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
-    there = piece and piece.on(device)
+    there, fed = piece and piece.on(device), stage.conv is not None or bool(stage.inputs)
 
     def passes() -> None:
         y, residual, state = merged_forward(stage, [x], there, keys, device)
         dy = loss_of(replica.training_loss, y, labels, device)[0] if last else y
-        _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=i > 0 or stage.conv is not None)
+        _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=fed)
         if there is not None:
             descended(there, grads, state, replica.descent, 0.0, device)
 

@@ -52,6 +52,66 @@ NORMALISED: list[dict[str, Any]] = [
 ]
 """Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 
+BLOCKS: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
+    {"layer": "relu"},
+    {
+        "layer": "residual",
+        "path": [
+            {"layer": "conv", "kernels": 5, "size": 3, "pad": 1},
+            {"layer": "relu"},
+            {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
+            {"layer": "dropout", "rate": 0.2},
+        ],
+    },
+    {"layer": "relu"},
+    {
+        "layer": "residual",
+        "path": [
+            {"layer": "conv", "kernels": 4, "size": 3, "stride": 2, "pad": 1},
+            {"layer": "conv", "kernels": 9, "size": 3, "pad": 1},
+        ],
+        "shortcut": [{"layer": "conv", "kernels": 9, "size": 1, "stride": 2}],
+    },
+    {"layer": "tanh"},
+    {
+        "layer": "residual",
+        "path": [{"layer": "conv", "kernels": 12, "size": 3, "stride": 2, "pad": 1}],
+        "shortcut": [{"layer": "maxpool", "size": 1, "stride": 2}, {"layer": "pad", "channels": 3}],
+    },
+    {"layer": "globalpool"},
+    {"layer": "dense", "units": 10},
+]
+"""Residual blocks whose shortcuts are the input, a convolution, and channels with zeros behind them."""
+INCEPTION: list[dict[str, Any]] = [
+    {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
+    {"layer": "lrn", "size": 3, "alpha": 0.5},
+    {"layer": "maxpool", "size": 2},
+    *(
+        {
+            "layer": "branches",
+            "branches": [
+                [{"layer": "conv", "kernels": 3, "size": 1}, {"layer": "tanh"}],
+                [
+                    {"layer": "conv", "kernels": 4, "size": 1},
+                    {"layer": "residual", "path": [{"layer": "conv", "kernels": 4, "size": 3, "pad": 1}]},
+                ],
+                [
+                    {"layer": "pad", "size": 1},
+                    {"layer": "averagepool", "size": 3, "stride": 1},
+                    {"layer": "conv", "kernels": 5, "size": 1},
+                ],
+                *more,
+            ],
+        }
+        for more in ([], [[]])
+    ),
+    {"layer": "dropout", "rate": 0.2},
+    {"layer": "conv", "kernels": 4, "size": 3},
+    {"layer": "dense", "units": 10},
+]
+"""Branches one behind the other, the last of which passes its input on."""
+
 
 def layer_job(path: str, runs: str = "runs", **sections: dict[str, Any]) -> dict[str, Any]:
     """A small job of strategy `layer`, its shares by speed alone, that reports each step."""

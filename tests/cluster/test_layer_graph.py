@@ -29,7 +29,7 @@ from daskcnn.sharded import (
     weight_traffic,
 )
 from daskcnn.sharded.traffic import stage_weight_traffic
-from tests.cluster.sharded_networks import MERGED
+from tests.cluster.sharded_networks import BLOCKS, INCEPTION, MERGED
 
 IMAGE, BATCH = (32, 32, 3), 64
 REACHING: list[dict[str, Any]] = [
@@ -49,6 +49,8 @@ MODELS = {
     "lenet5": build_model("lenet5", None, IMAGE, 10, True),
     "reaching": sequential_from_spec(REACHING),
     "merged": sequential_from_spec(MERGED),
+    "blocks": sequential_from_spec(BLOCKS),
+    "inception": sequential_from_spec(INCEPTION),
 }
 
 

@@ -19,15 +19,15 @@ from daskcnn.cluster.layers.transfers import CALL, answer_part
 from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut
 from daskcnn.job.resolve import resolve
-from daskcnn.nn import leaves
-from daskcnn.sharded import WorkerLink, WorkerLinks, step_bytes, traffic, weight_traffic
+from daskcnn.nn import leaves, sequential_from_spec
+from daskcnn.sharded import ShareSearch, WorkerLink, WorkerLinks, stages_of, step_bytes, traffic, weight_traffic
 from daskcnn.store import open_dataset
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.shares import Shares
 from tests.cluster.cluster_jobs import LAYERS, one_process
 from tests.cluster.in_process import InProcess, LocalWorker, Tasks, TrainedHere, train_here
 from tests.cluster.references import reference
-from tests.cluster.sharded_networks import MERGED, REACHING, TOGETHER, layer_job, step_plan
+from tests.cluster.sharded_networks import BLOCKS, INCEPTION, MERGED, REACHING, TOGETHER, layer_job, step_plan
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 
@@ -121,14 +121,28 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
     assert {tuple(by.values()) for by in shards.divided.values()} == {(first, "kernels")}
 
 
+@pytest.mark.parametrize("layers", [BLOCKS, INCEPTION], ids=["blocks", "inception"])
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 4.0, 1.5)])
+def test_convolutions_inside_of_blocks_and_branches_are_sharded(
+    toy: str, layers: list[dict[str, Any]], speeds: tuple[float, ...]
+) -> None:
+    job = toy_job(toy, model=model_of(layers), train={"sub_batches": len(speeds) - 1, "epochs": 1})
+    found = train_here(job, [LocalWorker(speed) for speed in speeds])
+    assert_follows(found, job)
+    first, *_ = (own for own in found.kernels.values())
+    assert sum("/" in name for name in first) >= 5
+    assert all(sum(own[name] > 0 for own in found.kernels.values()) > 1 for name in first)
+
+
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     """Sections of a job of a few steps, and its workers."""
-    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED]))
+    layers: list[dict[str, Any]] = draw(st.sampled_from([LAYERS, REACHING, TOGETHER, MERGED, BLOCKS, INCEPTION]))
     whole = layers is MERGED
+    by = ["kernels"] if layers in (MERGED, BLOCKS, INCEPTION) else ["auto", "kernels", "samples"]
     train = {
         "sub_batches": 1 if whole else draw(st.integers(1, 4)),
-        "first_conv": "kernels" if whole else draw(st.sampled_from(["auto", "kernels", "samples"])),
+        "first_conv": draw(st.sampled_from(by)),
         "momentum": draw(st.sampled_from([0.0, 0.9])),
         "batch_size": draw(st.sampled_from([8, 5])),  # of 5, the last of an epoch is smaller
     }
@@ -149,6 +163,37 @@ def test_any_cut_of_any_network_follows_one_process(
     job["train"]["epochs"] = 1
     found = train_here(job, workers, seed=seed)
     assert_follows(found, job, 0.05 if sections["cluster"]["wire"] == "float16" else 1e-9)
+
+
+@st.composite
+def given_kernels(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, int]]]:
+    """A network with blocks, and any kernels of its stages for three workers: some work on one of two paths only."""
+    layers: list[dict[str, Any]] = draw(st.sampled_from([BLOCKS, INCEPTION]))
+    cut: list[dict[str, int]] = []
+    for stage in stages_of(sequential_from_spec(layers)):
+        total = stage.conv.kernels if stage.conv else 0
+        edges = sorted(draw(st.lists(st.sampled_from([0, total, *range(total)]), min_size=2, max_size=2)))
+        parts = [b - a for a, b in zip([0, *edges], [*edges, total], strict=True)]
+        cut.append({f"cpu-{w}": n for w, n in enumerate(parts) if n})
+    return layers, cut
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
+@given(case=given_kernels(), seed=st.integers(0, 1000), parts=st.integers(1, 2))
+def test_whoever_has_which_kernels_of_a_block_it_computes_the_same_and_moves_what_is_planned(
+    toy: str, case: tuple[list[dict[str, Any]], list[dict[str, int]]], seed: int, parts: int
+) -> None:
+    layers, cut = case
+    train = {"epochs": 1, "sub_batches": parts, "batch_size": BATCH}
+    job = toy_job(toy, data={"limit": 2 * BATCH + 30}, model=model_of(layers), train=train)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ShareSearch, "kernels", lambda _: [dict(own) for own in cut])
+        found = train_here(job, [EQUAL] * 3, seed=seed)
+    assert_follows(found, job)
+    plan = step_plan(job, IMAGE, found.of(KernelsSharded)[0].record())
+    assert [dict(own) for own in plan.kernels] == cut
+    expected = {worker: (2 * up, 2 * down) for worker, (up, down) in step_bytes(plan).items()}
+    assert moved(found) == dict.fromkeys(moved(found), (0, 0)) | expected
 
 
 def test_what_every_worker_does_for_itself_comes_out_alike_everywhere(toy: str) -> None:
@@ -194,6 +239,9 @@ def moved(found: TrainedHere) -> dict[str, tuple[int, int]]:
         (REACHING, 3, 3, "samples", "float16"),
         (TOGETHER, 3, 1, "kernels", "float32"),
         (MERGED, 3, 1, "kernels", "float32"),
+        (BLOCKS, 2, 1, "kernels", "float32"),
+        (BLOCKS, 3, 2, "kernels", "float16"),
+        (INCEPTION, 3, 1, "kernels", "float32"),
     ],
 )
 def test_a_run_is_the_plan_task_by_task_and_byte_by_byte(

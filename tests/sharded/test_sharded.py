@@ -35,6 +35,7 @@ from daskcnn.sharded import (
     By,
     Edge,
     Edges,
+    Held,
     Piece,
     ShardResidual,
     Share,
@@ -42,16 +43,19 @@ from daskcnn.sharded import (
     descended,
     descended_alike,
     gradient_vector,
+    gradients_of,
     join_pieces,
     loss_of,
     merged_backward,
     merged_forward,
     neighbours,
+    own_addends,
     samples_first,
     shard_backward,
     shard_forward,
     shares_of,
     stages_of,
+    summed_up,
 )
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
 from daskcnn.training.replica import Replica
@@ -83,6 +87,26 @@ def _spec(*layers: str | dict[str, Any]) -> list[dict[str, Any]]:
 
 
 _RESIDUAL = {"layer": "residual", "path": _spec(_conv(4, pad=1), "batchnorm", "relu", _conv(6, pad=1), "dropout")}
+_PROJECTED = {
+    "layer": "residual",
+    "path": _spec(_conv(5, pad=1, stride=2), "batchnorm", "relu", _conv(8, pad=1), "batchnorm"),
+    "shortcut": _spec({"layer": "conv", "kernels": 8, "size": 1, "stride": 2}, "batchnorm"),
+}
+_PADDED = {
+    "layer": "residual",
+    "path": _spec(_conv(9, pad=1, stride=2), "relu", _conv(11, pad=1)),
+    "shortcut": [{"layer": "maxpool", "size": 1, "stride": 2}, {"layer": "pad", "channels": 5}],
+}
+"""Shortcuts of a block that halves the map: a convolution, and zeros behind the channels."""
+_BRANCHES = {
+    "layer": "branches",
+    "branches": [
+        _spec({**_conv(3), "size": 1}, "relu"),
+        _spec(_conv(4, pad=1), "batchnorm", _conv(5, pad=1), "dropout"),
+        _spec({"layer": "pad", "size": 1}, {"layer": "maxpool", "size": 3, "stride": 1}, {**_conv(2), "size": 1}),
+    ],
+}
+_NESTED = {"layer": "residual", "path": [_BRANCHES, {**_conv(6), "size": 1}, {**_RESIDUAL, "shortcut": _spec("tanh")}]}
 NETWORKS: dict[str, dict[str, Any]] = {
     "quick": {"name": "quick"},
     "C1:C2": {"name": "6:10"},
@@ -110,6 +134,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "groups": {
         "layers": _spec(
             *(_conv(6, size=[3, 1], pad=[1, 0]), "relu"),
+            {"layer": "residual", "path": _spec("dropout", _conv(4, groups=2), "tanh", _conv(6, groups=2, pad=2))},
             *(_conv(12, groups=3, dilation=[1, 2], pad="same"), _lrn(3), "tanh", "maxpool"),
             *(_conv(24, groups=12, stride=2, pad="same"), "tanh", "dense"),
         )
@@ -122,6 +147,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
             *({"layer": "upsample"}, {"layer": "scale", "factor": 0.5}, {**_conv(3), "pad": 2}),
         ),
         "train": {"loss": "reconstruction"},
+    },
+    "projection": {"layers": _spec(_conv(6), "relu", _PROJECTED, "relu", _PROJECTED, "globalpool", "dense")},
+    "zeros behind": {"layers": _spec(_conv(6), _lrn(3), _PADDED, "relu", "dropout", _conv(4), "dense")},
+    "branches": {"layers": _spec(_conv(6), "relu", _BRANCHES, "maxpool", _BRANCHES, "batchnorm", "dense")},
+    "nested": {"layers": _spec(_conv(6), "maxpool", _NESTED, "relu", "dropout", "globalpool", "dense")},
+    "begins with a sum": {
+        "layers": _spec(
+            {"layer": "residual", "path": _spec(_conv(5, pad=1), "relu", _conv(3, pad=1))},
+            {"layer": "add", "branches": [_spec(_conv(7, pad=1)), _spec(_conv(4), "relu", _conv(7, pad=2), "tanh")]},
+            *("batchnorm", "averagepool", _BRANCHES, "flatten", "dense"),
+        )
     },
     "no convolution": {"layers": _spec("averagepool", "batchnorm", "dropout", "dense", "tanh", "dense")},
 }
@@ -239,26 +275,32 @@ class Workers:
         labels = labels_for(self.replica.loss, batch.x, batch.labels)
         dscores, score = loss_of(self.replica.loss, passed[-1].y, labels, self.home)
         new = Shards(at.kernels, [{} for _ in self.stages], [None for _ in self.stages])
-        dxs = [_sent(dscores)]
+        parts: list[list[Held]] = [[] for _ in self.stages]
+        parts[-1].append(Held(0, _sent(dscores)))
         for i in reversed(range(len(self.stages))):
             stage, went, whole = self.stages[i], passed[i], at.merged[i]
-            args = stage, went.residual, dxs, whole, batch.keys, self.home
-            dy, grads = merged_backward(*args, need_dx=bool(at.kernels[i]))
+            total = summed_up(parts[i])
+            assert (total.start, total.stop) == (0, went.y.shape[-1])
+            args = stage, went.residual, [_sent(total.array)], whole, batch.keys, self.home
+            dy, grads = merged_backward(*args, need_dx=bool(at.kernels[i] or stage.inputs))
             new.merged[i] = whole and self._descended(whole, grads, went.state, lr, self.home)
-            dxs, vectors = [], []
+            widths, vectors = self._widths(passed), []
+            for source, part in gradients_of(stage, None, dy, (), widths) if not at.kernels[i] else ():
+                parts[source].append(part)
             for (w, piece), share in zip(at.shards[i].items(), self.shares(i).values(), strict=True):
                 assert dy is not None
                 device, kept, samples = self.devices[w], went.kept[w], self._samples(i, share, batch)
                 wanted = slice(None) if stage.summed else share.graded
                 own = dy[..., samples, :] if stage.by == "samples" else dy[..., wanted]
                 to_shard = stage, kept, [_sent(own)], piece, self._channels(i, share), batch.keys[samples], device
-                dx, grads = shard_backward(*to_shard, need_dx=i > 0)
+                dx, grads, more = shard_backward(*to_shard, need_dx=bool(stage.inputs))
                 if stage.by == "samples":
                     vectors.append(_sent(gradient_vector(piece, grads, device)))
                 else:
                     new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
-                assert (dx is None) == (i == 0)
-                dxs += [] if dx is None else [_sent(dx)]
+                assert (dx is None) == (not stage.inputs)
+                for source, part in gradients_of(stage, share, dx, more, widths):
+                    parts[source].append(Held(part.start, _sent(part.array)))
             for w, piece in at.shards[i].items() if vectors else ():
                 new.shards[i][w] = descended_alike(piece, vectors, self.replica.descent, lr, self.devices[w])
         return score, new
@@ -274,25 +316,28 @@ class Workers:
 
     def _forward(self, at: Shards, batch: Batch) -> list[Passed]:
         """Every stage in turn."""
-        xs, passed = [batch.x], []
+        passed: list[Passed] = []
         for i, stage in enumerate(self.stages):
             ys, kept = [], {}
+            xs = [_sent(passed[source].y) for source in stage.inputs] or [batch.x]
+            held = {source: Held(0, _sent(passed[source].y)) for source in stage.consumed}
             for w, piece in at.shards[i].items():
                 share = self.shares(i)[str(w)]
                 samples, channels = self._samples(i, share, batch), self._channels(i, share)
-                own = [x[..., samples, :] for x in xs] if i == 0 else xs
+                own = xs if stage.inputs else [x[..., samples, :] for x in xs]
+                addends = own_addends(stage, share, held, self._widths(passed), batch.x)
                 args = own, piece, channels, self._edges(at, i, w), batch.keys[samples], self.devices[w]
-                inputs = self.stages[i - 1].by if i else "kernels"
-                y, kept[w] = shard_forward(stage, *args, need_dx=i > 0, inputs=inputs)
+                y, kept[w] = shard_forward(stage, *args, need_dx=bool(stage.inputs), addends=addends)
                 ys.append(_sent(y))
             if stage.by == "samples":
                 passed.append(Passed(np.concatenate(ys, axis=-2), kept, None, {}))
-                xs = ys
                 continue
             y, residual, state = merged_forward(stage, ys or xs, at.merged[i], batch.keys, self.home)
-            xs = [_sent(y)] if stage.rest else ys
             passed.append(Passed(_sent(y), kept, residual, state))
         return passed
+
+    def _widths(self, passed: list[Passed]) -> dict[int, int]:
+        return {i: each.y.shape[-1] for i, each in enumerate(passed)}
 
     def _edges(self, at: Shards, i: int, w: int) -> Edges:
         """Of the neighbours, as they arrive."""
@@ -685,3 +730,12 @@ def test_layers_that_share_weights_across_a_convolution_are_not_cut() -> None:
     across = {"layer": "dense", "units": 4}, {"layer": "dense", "units": 3, "tied": "dense1"}
     with pytest.raises(ValueError, match="layers dense3 and dense1 share weights, and a convolution lies between them"):
         stages_of(sequential_from_spec(_spec(*tied, *across)))
+
+
+def test_a_composite_layer_with_tied_layers_in_a_path_stays_whole() -> None:
+    tied = {"layer": "dense", "units": 4}, {"layer": "dense", "units": 3, "tied": "dense2"}
+    other, cut = _spec(_conv(2), "globalpool"), ["branches1/branch1/conv1", "branches1/branch2/conv1"]
+    for layers, names in ((tied, []), (tied[:1], cut)):
+        path = _spec(_conv(3), "globalpool", {"layer": "dense", "units": 3}, *layers)
+        model = sequential_from_spec(_spec(_conv(5), {"layer": "branches", "branches": [path, other]}))
+        assert [stage.name for stage in stages_of(model) if stage.name] == ["conv1", *names]

@@ -133,7 +133,7 @@ class LayerGraph:
             piece = merged[i] if share is None else shards[i][list(self.kernels[i]).index(worker)]
             assert piece is not None, "only stages with weights have merged pieces"
             sent = self.context.dispatch.send(piece, [worker])
-            return self._submit(f"{self.stages[i].name or 'input'}-weights", tasks.install, part, sent, worker=worker)
+            return self._submit(f"{self.stages[i].label}-weights", tasks.install, part, sent, worker=worker)
 
         self._hold(installed)
 
@@ -211,7 +211,9 @@ class LayerGraph:
             return [made[source] if isinstance(source, int) else self._before[source] for source in sources]
 
         sources = given("outputs", "merged outputs", "gradients", "merged gradients")
-        part, behind = self._stage_part(task.stage, task.share, away=task.away), given(None)
+        places = tuple(each.place for each in task.given("gradients", "merged gradients"))
+        part = replace(self._stage_part(task.stage, task.share, away=task.away), taken=task.taken, places=places)
+        behind = given(None)
         match task.kind:
             case TaskKind.FORWARD:
                 beside, wanted = given("edges"), tuple(each.edge for each in task.given("edges"))
@@ -261,10 +263,9 @@ class LayerGraph:
     def _stage_part(self, i: int, share: Share | None = None, *, away: int = 0) -> StagePart:
         plan, stage = self.plan, self.stages[i]
         weighted = share is not None or i in plan.weighted
-        before = self.stages[i - 1].by if i else "kernels"
-        return StagePart(
-            i, len(stage.names), share, away, weighted, stage.by, before, i == plan.last and plan.judged_by_all
-        )
+        widths = tuple(plan.widths[source] for source in stage.consumed)
+        by_all = i == plan.last and plan.judged_by_all
+        return StagePart(i, len(stage.names), share, away, weighted, stage.by, by_all, widths=widths)
 
     def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str, **about: int) -> Any:
         """about: the part of the minibatch."""

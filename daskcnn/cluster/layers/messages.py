@@ -74,9 +74,9 @@ class Claim:
 
 
 class TaskResult:
-    """maker: the worker it is from. parts: of the workers of these names, or of `ALL`. edges: channels at both ends of
-    a shard, for its neighbours. wire: the dtype that parts travel in. arrived: whether it came over the wire. claim: to
-    parts that are not in it.
+    """maker: the worker it is from. parts: of the workers of these names, or of `ALL`; of gradients, by stage and
+    worker. edges: channels at both ends of a shard, for its neighbours. wire: the dtype that parts travel in. arrived:
+    whether it came over the wire. claim: to parts that are not in it.
     """
 
     __slots__ = ("arrived", "claim", "edges", "maker", "parts", "wire")
@@ -84,7 +84,7 @@ class TaskResult:
     def __init__(
         self,
         maker: str,
-        parts: Mapping[str, Array],
+        parts: Mapping[Any, Array],
         edges: Mapping[Side, Edge] | None = None,
         wire: str = "float32",
         arrived: bool = False,
@@ -93,9 +93,10 @@ class TaskResult:
         self.maker, self.parts, self.edges = maker, dict(parts), dict(edges or {})
         self.wire, self.arrived, self.claim = wire, arrived, claim
 
-    def part(self, worker: str) -> Array:
-        """The part for this worker."""
-        return self.parts[worker] if worker in self.parts else self.parts[ALL]
+    def part(self, worker: str, stage: int | None = None) -> Array:
+        """The part for this worker, of gradients that of this stage's outputs."""
+        found = next((name for name in ((stage, worker), (stage, ALL), worker) if name in self.parts), ALL)
+        return self.parts[found]
 
     def as_sent(self, worker: str) -> Array:
         """The same, as it arrives where it has come over the wire: there it may have lost digits."""
@@ -111,7 +112,7 @@ class TaskResult:
 
 
 def _arrived(
-    maker: str, parts: dict[str, Packed], edges: dict[Side, Edge], wire: str, claim: Claim | None
+    maker: str, parts: dict[Any, Packed], edges: dict[Side, Edge], wire: str, claim: Claim | None
 ) -> TaskResult:
     whole = {worker: unpacked(*part) for worker, part in parts.items()}
     return TaskResult(maker, whole, edges, wire, arrived=True, claim=claim)

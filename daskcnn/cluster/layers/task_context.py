@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.cluster.layers.messages import OutOfStep, Shelf
 from daskcnn.cluster.session.session import Session, session_of
 from daskcnn.job.tables import Job
-from daskcnn.sharded import By, Share, Stage, stages_of
+from daskcnn.nn import Sequential
+from daskcnn.sharded import By, Share, Stage, Taken, stages_of
 from daskcnn.store import Batch, BatchPlan, load_batch
 from daskcnn.store.loader import presentation_order
 from daskcnn.training.replica import Replica
@@ -46,8 +48,9 @@ class StagePart:
     """Which stage, how many of its layers are spread, and which channels; None where all are put together.
 
     away: other workers that need what is made. weighted: whether layers where all are put together have weights. by:
-    what is divided, channels or samples; inputs: what its inputs come divided by. by_all: whether each of its workers
-    puts all together for itself.
+    what is divided, channels or samples. by_all: whether each of its workers puts all together for itself. taken: the
+    outputs of other stages that it works on; widths: channels of the outputs of each stage that any of its parts works
+    on. places: where the channels of each gradient that it is given lie among those it asks for; None: they are all.
     """
 
     stage: int
@@ -56,8 +59,10 @@ class StagePart:
     away: int = 0
     weighted: bool = False
     by: By = "kernels"
-    inputs: By = "kernels"
     by_all: bool = False
+    taken: tuple[Taken, ...] = ()
+    widths: tuple[int, ...] = ()
+    places: tuple[slice | None, ...] = ()
 
     @property
     def merged(self) -> StagePart:
@@ -132,12 +137,30 @@ def working(context: TaskContext, conv: str | None = None) -> Iterator[Replica]:
 
 def stage_of(replica: Replica, part: StagePart) -> Stage:
     """The stage that the part belongs to, divided as the plan has it."""
-    return replace(stages_of(replica.model)[part.stage].spread_to(part.spread), by=part.by)
+    known = _cuts.get(replica)
+    if known is None or known.model is not replica.model:
+        known = _cuts[replica] = _Cut(replica.model, stages_of(replica.model), {})
+    key = part.stage, part.spread, part.by
+    if key not in known.spread:
+        known.spread[key] = replace(known.stages[part.stage].spread_to(part.spread), by=part.by)
+    return known.spread[key]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A network's stages, and those that tasks have asked for by number, how far they are spread, and `by`."""
+
+    model: Sequential
+    stages: tuple[Stage, ...]
+    spread: dict[tuple[int, int, By], Stage]
+
+
+_cuts: WeakKeyDictionary[Replica, _Cut] = WeakKeyDictionary()  # cutting takes as long as a small task
 
 
 def stage_name(context: TaskContext, part: StagePart) -> str | None:
     """The name of the part's stage; None for one without a convolution."""
-    return stages_of(session_at(context).replica.model)[part.stage].name
+    return stage_of(session_at(context).replica, part).name
 
 
 # --- the batch ---

@@ -7,7 +7,7 @@ needs it: a task for that would cost more than loading does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,14 +18,13 @@ from daskcnn.cluster.layers.task_context import (
     StagePart,
     TaskContext,
     batch_of,
-    gradient,
     session_at,
     shelf_at,
     stage_name,
     stage_of,
     working,
 )
-from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent
+from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent, taken_in
 from daskcnn.cluster.session.session import Counters
 from daskcnn.nn import Params, State, labels_for
 from daskcnn.nn.score import Score
@@ -33,19 +32,25 @@ from daskcnn.sharded import (
     ALL,
     Cuts,
     Edge,
+    Held,
     Piece,
     Side,
+    Stage,
     WantedEdge,
     added,
     descended,
     descended_alike,
     gradient_vector,
+    gradients_of,
     loss_of,
     merged_backward,
     merged_forward,
+    own_addends,
+    put_in_place,
     shard_backward,
     shard_forward,
 )
+from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
 
 
@@ -111,32 +116,47 @@ def shard_fwd(
     """
     shelf, batch = shelf_at(context), batch_of(context, of)
     own = part.samples(batch)
-    xs = received(context, sources) if sources else [batch.x[..., own, :]]
+    held = taken_in(context, part.taken, sources)
     if gradients and not shelf.has(part.piece, context.step):
         _step_alike(context, part, gradients, lr)
     piece = shelf.get(part.piece, context.step)
     with working(context, stage_name(context, part)) as replica:
-        stage = stage_of(replica, part)
+        stage, images = stage_of(replica, part), batch.x[..., own, :]
+        xs = [held[source].array for source in stage.inputs] or [images]
+        addends = own_addends(stage, part.channels, held, _widths(stage, part), images)
         edges = edges_beside(context, stage, beside, wanted)
         args = stage, xs, piece, part.channels, edges, batch.keys[own], replica.device
-        y, kept = shard_forward(*args, need_dx=part.stage > 0, inputs=part.inputs)
+        y, kept = shard_forward(*args, need_dx=bool(stage.inputs), addends=addends)
     shelf.put(part.kept(context), context.step, kept)
     sent(context, part.away, [y])
     return TaskResult(context.worker, {ALL: y}, wire=context.wire)
 
 
 def shard_bwd(
-    context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
+    context: TaskContext,
+    part: StagePart,
+    sources: Sources,
+    of: Minibatch,
+    lr: float,
+    cuts: Mapping[int, Cuts],
+    *behind: Any,
 ) -> TaskResult:
-    """A shard's part of the gradients, cut for those that need it (None: for none), and its step.
+    """A shard's part of the gradients, cut for those that need it, and its step.
 
     A shard of samples hands on the gradients of its weights after the minibatch's last part, for everybody's step.
     """
-    return _shard_back(context, part, received(context, sources, gradient(part.stage, context)), of, lr, cuts)
+    dys = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
+    return _shard_back(context, part, dys, of, lr, cuts)
 
 
 def head_and_bwd(
-    context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, lr: float, cuts: Cuts | None, *behind: Any
+    context: TaskContext,
+    part: StagePart,
+    sources: Sources,
+    of: Minibatch,
+    lr: float,
+    cuts: Mapping[int, Cuts],
+    *behind: Any,
 ) -> TaskResult:
     """The loss of what all shards' sums come to, which every worker has for itself, and back from there."""
     weighted = shelf_at(context).has(part.merged.piece, context.step)
@@ -147,7 +167,7 @@ def head_and_bwd(
 
 
 def _shard_back(
-    context: TaskContext, part: StagePart, dys: Sequence[Array], of: Minibatch, lr: float, cuts: Cuts | None
+    context: TaskContext, part: StagePart, dys: Sequence[Array], of: Minibatch, lr: float, cuts: Mapping[int, Cuts]
 ) -> TaskResult:
     shelf = shelf_at(context)
     kept, piece = shelf.take(part.kept(context), context.step), shelf.get(part.piece, context.step)
@@ -155,12 +175,14 @@ def _shard_back(
     with working(context, stage_name(context, part)) as replica:
         stage, device = stage_of(replica, part), replica.device
         keys = batch.keys[part.samples(batch)]
-        dx, grads = shard_backward(stage, kept, dys, piece, part.channels, keys, device, need_dx=cuts is not None)
+        args = stage, kept, dys, piece, part.channels, keys, device
+        dx, grads, more = shard_backward(*args, need_dx=bool(stage.inputs))
         if part.by == "samples":
             return _to_add(context, part, piece, grads, device)
         new = _step(context, part, piece, grads, kept.state, replica, lr)
         edges = edges_of(replica, part, new) if new else {}
-    return handed_on(context, part.stage - 1, dx, cuts or {}, away=part.away, edges=edges)
+        gradients = gradients_of(stage, part.channels, dx, more, _widths(stage, part))
+        return handed_on(context, gradients, cuts, away=part.away, edges=edges)
 
 
 def _to_add(context: TaskContext, part: StagePart, piece: Piece, grads: Params, device: Device) -> TaskResult:
@@ -222,7 +244,7 @@ def take_edges(context: TaskContext, source: TaskResult) -> TaskResult:
 def merge_fwd(context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, *behind: Any) -> TaskResult:
     """The shards' outputs put together, through the stage's other layers; the batch where it has no shards."""
     shelf, batch = shelf_at(context), batch_of(context, of)
-    ys = received(context, sources) if sources else [batch.x]
+    ys = _put_together(context, part, sources, batch)
     with working(context) as replica:
         stage = stage_of(replica, part)
         x, residual, state = merged_forward(stage, ys, _piece(context, part), batch.keys, replica.device)
@@ -231,18 +253,44 @@ def merge_fwd(context: TaskContext, part: StagePart, sources: Sources, of: Minib
     return TaskResult(context.worker, {ALL: x}, wire=context.wire)
 
 
+def _put_together(context: TaskContext, part: StagePart, sources: Sources, batch: Batch) -> Sequence[Array]:
+    """What a stage's layers at home work on: outputs of its shards, or of other stages, or the batch."""
+    stage = stage_of(session_at(context).replica, part)
+    if stage.conv is not None:
+        return received(context, sources)
+    held = taken_in(context, part.taken, sources)
+    return [held[source].array for source in stage.inputs] or [batch.x]
+
+
+def _of_shards(context: TaskContext, part: StagePart, dy: Array | None) -> list[tuple[int, Held]]:
+    """The gradient of what was put together, by the stages whose outputs it was: the part's own, or others."""
+    stage = stage_of(session_at(context).replica, part)
+    if stage.conv is None:
+        return [*gradients_of(stage, None, dy, (), _widths(stage, part))]
+    assert dy is not None, "asked for"
+    return [(part.stage, Held(0, dy))]
+
+
+def _widths(stage: Stage, part: StagePart) -> dict[int, int]:
+    return dict(zip(stage.consumed, part.widths, strict=True))
+
+
 def head(
-    context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any
+    context: TaskContext,
+    part: StagePart,
+    sources: Sources,
+    of: Minibatch,
+    lr: float,
+    cuts: Mapping[int, Cuts],
+    *behind: Any,
 ) -> TaskResult:
     """The last stage, the loss, and back to what the shards get."""
-    ys = received(context, sources) if sources else [batch_of(context, of).x]
-    dy = _judged(context, part, ys, of, lr, need_dy=bool(cuts))
-    return handed_on(context, part.stage, dy, cuts, away=part.away)
+    ys = _put_together(context, part, sources, batch_of(context, of))
+    dy = _judged(context, part, ys, of, lr)
+    return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
 
 
-def _judged(
-    context: TaskContext, part: StagePart, ys: Sequence[Array], of: Minibatch, lr: float, *, need_dy: bool = True
-) -> Array | None:
+def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Minibatch, lr: float) -> Array | None:
     """Through what is left of the last stage, to the loss and back; the gradient of its outputs. Keeps the score."""
     shelf, batch = shelf_at(context), batch_of(context, of)
     with working(context) as replica:
@@ -253,7 +301,7 @@ def _judged(
         labels = labels_for(replica.training_loss, batch.x, batch.labels)
         targets = labels, device, of_minibatch, weights, replica.partners(batch)
         dscores, score = loss_of(replica.training_loss, scores, *targets)
-        dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=need_dy)
+        dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=_is_fed(stage))
         if piece is not None:
             _step(context, part, piece, grads, state, replica, lr)
     shelf.put("score", context.step, score + shelf.take("score", context.step) if context.sub else score)
@@ -261,18 +309,30 @@ def _judged(
 
 
 def merge_bwd(
-    context: TaskContext, part: StagePart, sources: Sources, of: Minibatch, lr: float, cuts: Cuts, *behind: Any
+    context: TaskContext,
+    part: StagePart,
+    sources: Sources,
+    of: Minibatch,
+    lr: float,
+    cuts: Mapping[int, Cuts],
+    *behind: Any,
 ) -> TaskResult:
     """The shards' parts of the gradient added up, and back through the stage's other layers."""
-    dxs, batch = received(context, sources, gradient(part.stage, context)), batch_of(context, of)
+    dxs = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
+    batch = batch_of(context, of)
     merged = shelf_at(context).take(part.kept(context), context.step)
     with working(context) as replica:
         stage, piece = stage_of(replica, part), _piece(context, part)
         args = stage, merged.residual, dxs, piece, batch.keys, replica.device
-        dy, grads = merged_backward(*args, need_dx=bool(cuts))
+        dy, grads = merged_backward(*args, need_dx=_is_fed(stage))
         if piece is not None:
             _step(context, part, piece, grads, merged.state, replica, lr)
-    return handed_on(context, part.stage, dy, cuts, away=part.away)
+    return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
+
+
+def _is_fed(stage: Stage) -> bool:
+    """Whether what is put together are outputs of shards, which ask for its gradient."""
+    return stage.conv is not None or bool(stage.inputs)
 
 
 def take_score(context: TaskContext, head: TaskResult) -> Score:

@@ -9,7 +9,7 @@ handles tasks one after the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,21 @@ from daskcnn.cluster.layers.messages import (
 from daskcnn.cluster.layers.task_context import TaskContext, gradient, session_at, shelf_at
 from daskcnn.cluster.session.session import session_of
 from daskcnn.errors import ClusterError
-from daskcnn.sharded import ALL, Cuts, Edge, Edges, Side, Stage, WantedEdge, of_channels
+from daskcnn.sharded import (
+    ALL,
+    Cut,
+    Cuts,
+    Edge,
+    Edges,
+    Held,
+    Side,
+    Stage,
+    Taken,
+    WantedEdge,
+    joined,
+    of_channels,
+    summed_up,
+)
 
 Sources = Sequence[TaskResult]
 """Where a task finds its inputs; empty: in the batch."""
@@ -39,50 +53,97 @@ CALL = "daskcnn_part"
 """The name that workers are called by for a part."""
 
 
-def received(context: TaskContext, sources: Sources, own: Any = None, *, alike: bool = False) -> list[Array]:
-    """This worker's parts, and first the one of its own making where there is one on the shelf of this name.
+def received(
+    context: TaskContext, sources: Sources, *, gradients_of: int | None = None, alike: bool = False
+) -> list[Array]:
+    """This worker's parts: of the outputs, or of the gradients of this stage's, of which its own are on the shelf.
 
     alike: those of its own making as they arrive elsewhere. Raises OutOfStep, also where a part is missing.
     """
     shelf, counters, arrays = shelf_at(context), session_at(context).counters, []
-    called = _called(context, [source for source in sources if source.claim and source.maker != context.worker])
+    away = [source for source in sources if source.claim and source.maker != context.worker]
+    called = _called(context, away, gradients_of)
     for source in sources:
-        if own is not None and source.maker == context.worker:
-            arrays.append(shelf.take(own, context.step))
+        if gradients_of is not None and source.maker == context.worker:
+            arrays.append(shelf.take(gradient(gradients_of, context), context.step))
             continue
         if source.claim:
             arrays.append(called[source.maker])
+        elif alike:
+            arrays.append(source.as_sent(context.worker))
         else:
-            arrays.append(source.as_sent(context.worker) if alike else source.part(context.worker))
+            arrays.append(source.part(context.worker, gradients_of))
         counters.bytes_down += wire_bytes(arrays[-1], context.wire) if source.arrived else 0
     return arrays
 
 
+def taken_in(context: TaskContext, taken: Sequence[Taken], sources: Sources) -> dict[int, Held]:
+    """The outputs of other stages that a task works on: those that `sources` bring, and those that are here already."""
+    shelf, found, begin = shelf_at(context), dict[int, Held](), 0
+    for each in taken:
+        name = "outputs", each.stage, context.sub
+        if each.count:
+            arrays = received(context, sources[begin : begin + each.count])
+            begin += each.count
+            held = Held(each.start, joined(arrays, each.by))
+            if each.kept:
+                shelf.put(name, context.step, held)
+        else:
+            held = shelf.get(name, context.step)
+        found[each.stage] = held
+    return found
+
+
 def handed_on(
     context: TaskContext,
-    stage: int,
-    dy: Array | None,
-    cuts: Cuts,
+    gradients: Iterable[tuple[int, Held]],
+    cuts: Mapping[int, Cuts],
     *,
     away: int,
     edges: Mapping[Side, Edge] | None = None,
 ) -> TaskResult:
-    """The gradient of a stage's outputs, in one contiguous part for each; the worker's own goes to its shelf.
+    """Gradients of stages' outputs, in one contiguous part for each worker; its own goes to its shelf.
 
-    away: to how many other workers each part goes.
+    What `cuts` has no stage of is left for a later task of this worker, which adds its own. away: to how many other
+    workers each part goes.
     """
-    parts = {}
-    for worker, cut in cuts.items():
-        assert dy is not None, "asked for"
-        if worker in (context.worker, ALL):
-            shelf_at(context).put(gradient(stage, context), context.step, dy[cut])
-        if worker != context.worker:
-            parts[worker] = np.ascontiguousarray(dy[cut])
+    shelf, parts = shelf_at(context), dict[tuple[int, str], Array]()
+    for stage, total in _added_up(context, gradients).items():
+        for worker, cut in cuts.get(stage, {}).items():
+            part = total.array[_from(total.start, cut)]
+            if worker in (context.worker, ALL):
+                shelf.put(gradient(stage, context), context.step, part)
+            if worker != context.worker:
+                parts[stage, worker] = np.ascontiguousarray(part)
+        if stage not in cuts:
+            shelf.put(_left(stage, context), context.step, total)
     sent(context, away, [*parts.values()])
     count_up(context, [array for edge in (edges or {}).values() for array in arrays_of(edge)])
-    if len(parts) < 2:
+    if len({worker for _, worker in parts}) < 2:
         return TaskResult(context.worker, parts, edges, context.wire)
-    return TaskResult(context.worker, {}, edges, context.wire, claim=_laid_out(context, stage, parts))
+    return TaskResult(context.worker, {}, edges, context.wire, claim=_laid_out(context, parts))
+
+
+def _added_up(context: TaskContext, gradients: Iterable[tuple[int, Held]]) -> dict[int, Held]:
+    """Gradients by stage, with what earlier tasks of this worker have left of them."""
+    shelf, found = shelf_at(context), dict[int, list[Held]]()
+    for stage, part in gradients:
+        found.setdefault(stage, []).append(part)
+    for stage, parts in found.items():
+        if shelf.has(name := _left(stage, context), context.step):
+            parts.append(shelf.take(name, context.step))
+    return {stage: summed_up(parts) for stage, parts in found.items()}
+
+
+def _left(stage: int, context: TaskContext) -> tuple[str, int, int]:
+    """The name of what tasks of this worker have made of a gradient so far."""
+    return "part of gradient", stage, context.sub
+
+
+def _from(start: int, cut: Cut) -> Cut:
+    """The cut for an array whose first channel has this number."""
+    last = cut[-1]
+    return (*cut[:-1], slice(last.start - start, last.stop - start)) if start and isinstance(last, slice) else cut
 
 
 def edges_beside(
@@ -117,18 +178,18 @@ def count_up(context: TaskContext, arrays: Sequence[Array], times: int = 1) -> N
 # --- parts that are called for ---
 
 
-def _laid_out(context: TaskContext, stage: int, parts: Mapping[str, Array]) -> Claim:
+def _laid_out(context: TaskContext, parts: Mapping[tuple[int, str], Array]) -> Claim:
     """Put everybody's part where it will be called for."""
-    shelf, name = shelf_at(context), ("part", stage, context.sub)
-    for worker, array in parts.items():
-        shelf.put((*name, worker), context.step, packed(array, context.wire))
+    shelf, name = shelf_at(context), ("part", context.sub)
+    for (stage, worker), array in parts.items():
+        shelf.put((*name, stage, worker), context.step, packed(array, context.wire))
     worker = get_worker()
     worker.handlers.setdefault(CALL, answer_part)
     return Claim(worker.address, context.run, context.generation, context.step, name)
 
 
-def _called(context: TaskContext, sources: Sources) -> dict[str, Array]:
-    """This worker's parts, by who has made them, called for at the same time."""
+def _called(context: TaskContext, sources: Sources, stage: int | None) -> dict[str, Array]:
+    """This worker's parts of a stage's gradient, by who has made them, called for at the same time."""
     if not sources:
         return {}
     limit = session_at(context).replica.job.cluster.stall_timeout
@@ -136,7 +197,7 @@ def _called(context: TaskContext, sources: Sources) -> dict[str, Array]:
 
     async def call(claim: Claim) -> Packed:
         asked = {"worker": claim.address, "run": claim.run, "generation": claim.generation, "step": claim.step}
-        answer = await getattr(worker.rpc(claim.address), CALL)(**asked, name=[*claim.name, context.worker])
+        answer = await getattr(worker.rpc(claim.address), CALL)(**asked, name=[*claim.name, stage, context.worker])
         if "missing" in answer:
             raise OutOfStep(answer["missing"])
         found: Packed = answer["part"]

@@ -29,6 +29,11 @@ class Pad(Layer):
         H, W, C = map_shape(self, in_shape)
         return H + 2 * self.size, W + 2 * self.size, C + self.channels
 
+    @property
+    def reach(self) -> int | None:
+        """0: each channel depends on itself alone; None where there are more of them behind."""
+        return None if self.channels else 0
+
     def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
         """Return x among zeros; the residual is its shape."""
         H, W, N, C = x.shape
