@@ -91,7 +91,7 @@ class RunsCollector:
 
 
 @cache
-def _here() -> RunsCollector:
+def collector_here() -> RunsCollector:
     """The collector of this process, in prometheus_client's registry."""
     from prometheus_client import REGISTRY
 
@@ -102,7 +102,7 @@ def _here() -> RunsCollector:
 
 def show_figures(figures: RunFigures) -> None:
     """Show the figures on this process's port. Called in the scheduler's process and in the workers'."""
-    _here().keep(figures)
+    collector_here().keep(figures)
 
 
 def serves_metrics() -> bool:

@@ -29,7 +29,7 @@ class Shown(Protocol):
         ...
 
 
-class Drawing:
+class NotebookView:
     """What is displayed: IPython asks it for its HTML."""
 
     def __init__(self, html: str, text: str) -> None:
@@ -45,7 +45,7 @@ class Drawing:
 class NotebookProgress:
     """Draws a run's progress, its figures, a row a worker, and what is out of the ordinary."""
 
-    def __init__(self, display: Callable[[Drawing], Shown], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, display: Callable[[NotebookView], Shown], now: Callable[[], float] = time.monotonic) -> None:
         self._display, self._now = display, now
         self._board, self._lines = Board(), list[str]()
         self._shown: Shown | None = None
@@ -68,7 +68,7 @@ class NotebookProgress:
 
     def _draw(self) -> None:
         self._drawn = self._now()
-        drawing = Drawing(self._html(), self._title())
+        drawing = NotebookView(self._html(), self._title())
         with suppress(Exception):  # the notebook's kernel may have lost its browser
             if self._shown is None:
                 self._shown = self._display(drawing)

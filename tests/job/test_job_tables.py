@@ -54,7 +54,7 @@ KEYS = sorted(keys())
 TEXTS = {
     *("data.name", "data.path", "data.archive", "model.name", "model.from", "train.strategy", "train.partition"),
     *("data.images", "data.labels", "data.test_images", "data.test_labels"),
-    *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name"),
+    *("cluster.scheduler", "cluster.scheduler_file", "run.dir", "run.name", "run.mlflow"),
 }
 
 
@@ -182,7 +182,11 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         ("cluster.workers.tpu", "cluster.workers.tpu: unknown key; did you mean 'gpu'?"),
         ("data.epochs", "data.epochs: unknown key; did you mean 'train.epochs'?"),
         ("rule.accuracy_onn", "rule.accuracy_onn: unknown key; did you mean 'accuracy_on'?"),
-        ("run.qqq", "run.qqq: unknown key; known: checkpoint_every, dir, keep, name, report_every"),
+        (
+            "run.qqq",
+            "run.qqq: unknown key; known: checkpoint_every, dir, keep, mlflow, name, prometheus, report_every, "
+            "tensorboard",
+        ),
     ],
 )
 def test_an_unknown_key_comes_with_the_nearest_right_one(key: str, suggestion: str) -> None:

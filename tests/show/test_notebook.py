@@ -10,7 +10,7 @@ import pytest
 
 from daskcnn.events import parse
 from daskcnn.launch.jobs import progress_from_python
-from daskcnn.show.notebook import EVERY, Drawing, NotebookProgress, in_notebook
+from daskcnn.show.notebook import EVERY, NotebookProgress, NotebookView, in_notebook
 from tests.show.run_events import asynchronous, data_parallel, layer_sharded, round_of
 
 
@@ -21,11 +21,11 @@ class Notebook:
         self.now, self.drawn = 0.0, list[str]()
         self.progress = NotebookProgress(self.display, now=lambda: self.now)
 
-    def display(self, drawing: Drawing) -> Notebook:
+    def display(self, drawing: NotebookView) -> Notebook:
         self.drawn.append(drawing._repr_html_())
         return self
 
-    def update(self, drawing: Drawing) -> None:
+    def update(self, drawing: NotebookView) -> None:
         self.display(drawing)
 
     def show(self, *events: dict[str, Any], every: float = 10.0) -> str:
@@ -63,7 +63,7 @@ def test_many_events_at_once_are_drawn_once() -> None:
 
 
 def test_a_lost_browser_ends_no_run() -> None:
-    def gone(_: Drawing) -> Any:
+    def gone(_: NotebookView) -> Any:
         raise OSError
 
     with NotebookProgress(gone) as progress:
