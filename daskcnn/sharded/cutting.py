@@ -30,7 +30,7 @@ def stages_of(model: Sequential) -> tuple[Stage, ...]:
 
     Raises ValueError where a layer uses the weights of one in another stage: they lie on other workers.
     """
-    cut = _Cut(frozenset(model.ties.values()))
+    cut = _CutLayers(frozenset(model.ties.values()))
     value = cut.sequence(model.layers, (), "")
     if cut.apart:
         raise ValueError(f"layers {', '.join(cut.apart)} share weights, and a convolution lies between them")
@@ -43,7 +43,7 @@ class _StaysWhole(Exception):
     """A composite layer cannot be cut."""
 
 
-class _Cut:
+class _CutLayers:
     """The stages so far. shared: outputs that more than one path of a block under way reads.
 
     owners: the network's layers whose weights later ones use. They are not divided. apart: pairs of such layers that

@@ -83,6 +83,7 @@ BLOCKS: list[dict[str, Any]] = [
     {"layer": "dense", "units": 10},
 ]
 """Residual blocks whose shortcuts are the input, a convolution, and channels with zeros behind them."""
+_PASSED_ON: tuple[list[list[dict[str, Any]]], ...] = ([], [[]])
 INCEPTION: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "lrn", "size": 3, "alpha": 0.5},
@@ -104,7 +105,7 @@ INCEPTION: list[dict[str, Any]] = [
                 *more,
             ],
         }
-        for more in ([], [[]])
+        for more in _PASSED_ON
     ),
     {"layer": "dropout", "rate": 0.2},
     {"layer": "conv", "kernels": 4, "size": 3},

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from daskcnn.cluster.calls import ask_scheduler
-from daskcnn.dashboard.feed import Feed, fed
+from daskcnn.dashboard.feed import LiveFeed, fed
 from daskcnn.dashboard.live_run import LiveRun, Message
 from daskcnn.dashboard.site import NAME
 from daskcnn.events import RunStarted
@@ -157,7 +157,7 @@ def test_a_scheduler_that_refuses_is_one_line_and_no_failure(client: Client, mon
     assert said == ["dashboard: no page of this run (ValueError: it runs no functions); training goes on"]
 
 
-class Unsure(Feed):
+class Unsure(LiveFeed):
     """The scheduler takes what it sends first, but the driver hears nothing of it."""
 
     def __init__(self, *given: Any) -> None:
