@@ -13,6 +13,8 @@ from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, p
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.training import shown
 from daskcnn.nn import describe, walk
+from daskcnn.partition.proportional import kernel_shards
+from daskcnn.sharded import StepPlan, explained, stages_of
 from daskcnn.show.stderr import say, warn
 from daskcnn.store import Dataset
 from daskcnn.store.augmentation import described
@@ -36,6 +38,7 @@ def readable_plan(prepared: Prepared) -> str:
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
         *_weights(prepared),
+        *_sums(prepared),
         f"memory    {_megabytes(prepared)} on each worker for weights, optimizer, gradients and samples",
         "",
         describe(network_of(job, dataset), dataset.shape),
@@ -88,6 +91,18 @@ def _weights(prepared: Prepared) -> Iterator[str]:
         names = [path for path, _, _ in walk(network, prepared.dataset.shape) if path in network.frozen]
         still = sum(place.stop - place.start for place in layout.spans(network.frozen))
         yield f"frozen    {', '.join(names)}: {still:,} of {layout.size:,} weights and statistics"
+
+
+def _sums(prepared: Prepared) -> Iterator[str]:
+    """Where the additions of a network that is sharded are made, on two workers of equal speed."""
+    job, dataset = prepared.job, prepared.dataset
+    if job.train.strategy != LAYER and job.train.replica_size < 2:
+        return
+    stages = stages_of(network_of(job, dataset))
+    halves = (kernel_shards(stage.conv.kernels, [1.0, 1.0]) if stage.conv else [0, 0] for stage in stages)
+    kernels = [{worker: n for worker, n in zip(("a", "b"), own, strict=True) if n} for own in halves]
+    for text in explained(StepPlan.of(stages, dataset.shape, kernels, "a")):
+        yield f"sharded   {text}"
 
 
 def _megabytes(prepared: Prepared) -> str:

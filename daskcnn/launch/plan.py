@@ -27,9 +27,19 @@ def plan(chosen: Scenario, additions: Mapping[str, int], *, seed: int = 0) -> Wo
     asked = [kind for kind, number in additions.items() for _ in range(number)]
     steps = _rows(chosen, [patterns[kind] for kind in [*asked, *asked[-1:] * FURTHER]], seed)
     rows = [next(steps) for _ in range(len(asked) + 1)]
-    return WorkerPlan(
-        tuple(rows), tuple(_verdict(kind, rows, steps if kind == asked[-1] else ()) for kind in dict.fromkeys(asked))
-    )
+    verdicts = [_verdict(kind, rows, steps if kind == asked[-1] else ()) for kind in dict.fromkeys(asked)]
+    return WorkerPlan(tuple(rows), tuple(_with_reason(chosen, verdict, asked, patterns) for verdict in verdicts))
+
+
+def _with_reason(chosen: Scenario, verdict: Verdict, asked: Sequence[str], patterns: Mapping[Any, Worker]) -> Verdict:
+    """Of a sharded network, why the first worker that does not pay brings so little."""
+    if verdict.stops is None or not chosen.sharded:
+        return verdict
+    cluster = chosen.cluster
+    more = verdict.stops.workers - len(cluster.members())
+    for kind in [*asked, *[asked[-1]] * more][:more]:
+        cluster = cluster.with_one_more(patterns[kind])
+    return replace(verdict, reason=chosen.sharding(cluster).why_no_shorter())
 
 
 def _verdict(kind: str, rows: Sequence[Row], more: Iterable[Row]) -> Verdict:

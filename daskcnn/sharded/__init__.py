@@ -8,6 +8,7 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink, WorkerLinks
 from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.explained import explained
 from daskcnn.sharded.passes import (
     ShardResidual,
     added,
@@ -91,6 +92,7 @@ __all__ = [
     "descended_alike",
     "edges_travel_along",
     "eq2_elements",
+    "explained",
     "gradient_vector",
     "gradients_of",
     "join_pieces",

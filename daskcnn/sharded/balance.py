@@ -204,11 +204,19 @@ class ShareSearch:
         untold = replace(self, task=0.0)
         unsent = replace(untold, links={})
         eased = {"tasks": untold, "transfers": unsent, "size": replace(unsent, fixed={})}
-        given = {what: other.kernels() for what, other in eased.items()}
+        given, plan = {what: other.kernels() for what, other in eased.items()}, self.plan(kernels)
         return {
-            (w, name): self._reason(i, w, kernels, next((what for what in given if w in given[what][i]), "count"))
+            (w, name): self._reason(i, w, plan, next((what for what in given if w in given[what][i]), "count"))
             for i, w, name in without
         }
+
+    def unused(self, kernels: Kernels) -> dict[str, str]:
+        """Why workers get no kernels of any layer: the reason that holds for the layer that takes them the longest."""
+        reasons, found = self.idle(kernels), dict[str, str]()
+        for worker in self.compute.keys() - {worker for own in kernels for worker in own}:
+            _, layer = max((self.compute[worker][name], name) for other, name in reasons if other == worker)
+            found[worker] = f"of {layer}, which would take it the longest, {reasons[worker, layer]}"
+        return found
 
     def measured(self, compute: Mapping[str, Mapping[str, float]]) -> ShareSearch:
         """The same by other seconds a sample, where they are given; what is fixed of them changes with them."""
@@ -343,7 +351,7 @@ class ShareSearch:
 
     # --- why ---
 
-    def _reason(self, i: int, worker: str, kernels: Kernels, what: str) -> str:
+    def _reason(self, i: int, worker: str, plan: StepPlan, what: str) -> str:
         """what: without which the worker would get some."""
         conv, link = self.stages[i].conv, self._link(worker)
         assert conv is not None, "asked for stages with kernels"
@@ -354,7 +362,6 @@ class ShareSearch:
             return f"a shard of any size would take it {least:.2g} s of the layer's {whole:.2g} s a step"
         if what == "tasks":
             return f"its share is not worth the scheduler's {1e3 * self.task:.2g} ms for each task that it would bring"
-        plan = self.plan(kernels)
         seconds = self._fixed(i, worker, plan) + self._outgoing(i, worker, plan) / len(self.compute)
         return (
             f"its share is not worth what it takes to send, about {seconds:.2g} s a step over its link "

@@ -37,18 +37,22 @@ def shard_shape(stage: Stage, in_shape: Shape) -> Shape:
 
 def shape_behind(stage: Stage, in_shape: Shape) -> Shape:
     """The shape, without N, of a stage's outputs."""
-    shape = shard_shape(stage, in_shape)
-    return stage.rest.out_shape(shape) if stage.rest else shape
+    return rested(stage, shard_shape(stage, in_shape))
 
 
-def channel_size(stage: Stage, in_shape: Shape) -> int:
-    """Numbers a sample that one kernel's output has as it leaves its shard.
+def rested(stage: Stage, sharded: Shape) -> Shape:
+    """The same, from the shape of what its shards make together."""
+    return stage.rest.out_shape(sharded) if stage.rest else sharded
+
+
+def channel_size(stage: Stage, sharded: Shape) -> int:
+    """Numbers a sample that one kernel's output has as it leaves its shard, whose shape all together is this.
 
     It is 0 for a stage without a convolution, and for one with a summed layer: its shards send sums instead.
     """
     if stage.conv is None or stage.summed is not None:
         return 0
-    return math.prod(shard_shape(stage, in_shape)[:-1])
+    return math.prod(sharded[:-1])
 
 
 def sum_size(stage: Stage) -> int:

@@ -31,7 +31,7 @@ from daskcnn.sharded.plan_parts import (
     WantedEdge,
     What,
 )
-from daskcnn.sharded.sizes import channel_size, kernel_size, shape_behind, stage_shapes, sum_size
+from daskcnn.sharded.sizes import channel_size, kernel_size, rested, shard_shape, stage_shapes, sum_size
 from daskcnn.sharded.stages import Share, Stage, added_channels, edges_travel_along, neighbours, shares_of
 from daskcnn.sharded.task_list import TaskList
 
@@ -111,7 +111,17 @@ class StepPlan:
     @cached_property
     def channel_sizes(self) -> list[int]:
         """Numbers a sample of one channel of each stage's outputs."""
-        return [channel_size(stage, shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
+        return [channel_size(stage, shape) for stage, shape in zip(self.stages, self._sharded, strict=True)]
+
+    @cached_property
+    def _sharded(self) -> list[Shape]:
+        """The shape of what all shards of each stage make together."""
+        return [shard_shape(stage, shape) for stage, shape in zip(self.stages, self.shapes, strict=True)]
+
+    @cached_property
+    def _made(self) -> list[Shape]:
+        """The shape of each stage's outputs."""
+        return [rested(stage, shape) for stage, shape in zip(self.stages, self._sharded, strict=True)]
 
     @cached_property
     def judged_by_all(self) -> bool:
@@ -128,13 +138,12 @@ class StepPlan:
     @cached_property
     def widths(self) -> dict[int, int]:
         """Channels of each stage's outputs, by its number."""
-        behind = (shape_behind(*each) for each in zip(self.stages, self.shapes, strict=True))
-        return {i: shape[-1] for i, shape in enumerate(behind)}
+        return {i: shape[-1] for i, shape in enumerate(self._made)}
 
     @cached_property
     def value_sizes(self) -> list[int]:
         """Numbers a sample of each stage's outputs."""
-        return [math.prod(shape_behind(*each)) for each in zip(self.stages, self.shapes, strict=True)]
+        return [math.prod(shape) for shape in self._made]
 
     def makers(self, i: int) -> Mapping[str, Share] | tuple[str]:
         """Workers that others get a stage's outputs from."""
@@ -226,7 +235,7 @@ class StepPlan:
         """Add the way there; the number of the group that gives the last stage's shards what they go back by."""
         made: dict[int, int] = {}
         for i, stage in enumerate(self.stages):
-            inputs = [Arrival(flow, made[flow.stage]) for flow in self._taken_in(i)]
+            inputs = [Arrival(flow, made[flow.stage]) for flow in self.taken_in(i)]
             if self.kernels[i]:
                 groups.append(TaskGroup(TaskKind.FORWARD, i, self.kernels[i], inputs))
                 made[i] = len(groups) - 1
@@ -267,7 +276,7 @@ class StepPlan:
         kinds = (TaskKind.HEAD, TaskKind.LOSS_AND_BACKWARD)
         return next(i for i, group in enumerate(groups) if group.kind in kinds)
 
-    def _taken_in(self, i: int) -> Iterator[Flow]:
+    def taken_in(self, i: int) -> Iterator[Flow]:
         """Outputs of other stages that reach a stage's workers for it: each worker is sent them once."""
         for source in self.stages[i].consumed:
             first = {w: None for w, use in self.uses[source].items() if use.by[0] == i}

@@ -41,12 +41,14 @@ class Verdict:
     """The verdict on one kind of worker. stops: the first of its workers that does not pay; None where there is none
     as far as was tried.
 
-    further: how many more than asked for would pay; None where none were tried.
+    further: how many more than asked for would pay; None where none were tried. reason: why it stops, where the step
+    of a sharded network says so.
     """
 
     kind: str
     stops: Row | None
     further: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _in_words(verdict: Verdict) -> str:
     if stops is None:
         return more
     gained = f"{percent(stops.gain)} of an epoch, less than {percent(PAYS)}"
+    gained += f": {verdict.reason}" if verdict.reason else ""
     if further is None:
         return f"does not pay from the {_ordinal(stops.workers)} worker on, which gains {gained}"
     return f"{more}; the {_ordinal(stops.workers)} worker would gain {gained}"

@@ -95,6 +95,17 @@ class Direct(Sharding):
         by_layer = (self.given.get(stage.name or "", {}) for stage in stages)
         return stages, [{name: n for name, n in own.items() if n} for own in by_layer]
 
+    def why_no_shorter(self) -> str:
+        """Why more workers do not shorten the step: what keeps one from any kernels, else what the step is made of."""
+        unused = self._balance().unused(self.plan.kernels)
+        if unused:
+            return unused[max(unused)]
+        step = self.step()
+        return (
+            f"of a step of {step.seconds:.2g} s, {step.comm:.2g} s go to sending and to handing out tasks, and "
+            f"{step.comp:.2g} s to what one worker does alone"
+        )
+
     def by_speed(self) -> Direct:
         """The same with kernels shared out by eq. 1, whatever it takes to send what they need."""
         balance = self._balance()

@@ -273,6 +273,18 @@ def test_a_plan_for_sharded_layers_goes_by_the_step_model() -> None:
     assert rows[0]["communication"] > 0
 
 
+def test_a_plan_for_sharded_layers_says_why_another_worker_does_not_pay() -> None:
+    """Of a network of residual blocks, over links that carry next to nothing."""
+    worker = "[[worker]]\nname = 'a'\nimages_per_second = 100\nbandwidth = 1e4\nlatency = 0.1\n"
+    Path("cluster.toml").write_text(worker)
+    Path("job.toml").write_text(JOB.replace(f"layers = {LAYERS}", "name = 'resnet20'"))
+    found = plan("--add", "cpu=1", "--set", "train.strategy=layer")
+    (verdict,) = found["verdicts"]
+    assert verdict["stops"]["workers"] == 2
+    assert verdict["reason"].startswith("of residual")
+    assert "its share is not worth what it takes to send" in verdict["reason"]
+
+
 def test_ordinals() -> None:
     found = [worker_plan._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
     assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]

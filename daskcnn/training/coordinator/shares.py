@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from statistics import median
 
@@ -51,6 +51,10 @@ class Shares:
         """Why workers have no kernels of layers, by worker and layer."""
         return self.balance.idle(self.kernels)
 
+    def unused(self) -> dict[str, str]:
+        """Why workers have no kernels of any layer."""
+        return self.balance.unused(self.kernels)
+
     def rows(self) -> list[StepWorker]:
         """The shares as they are logged with steps."""
         return [StepWorker(name=worker, kernels=own) for worker, own in self.by_worker().items()]
@@ -73,6 +77,18 @@ class Shares:
             of={stage.name: stage.conv.kernels for stage in stages if stage.name and stage.conv},
             eq2=eq2,
         )
+
+
+def _in_words(idle: Mapping[tuple[str, str], str], shares: Shares) -> Iterator[str]:
+    """Why workers have no kernels; of one that has none of several layers, in one sentence."""
+    layers = {layer for own in shares.by_worker().values() for layer in own}
+    without = {worker for worker, own in shares.by_worker().items() if not any(own.values())}
+    unused = shares.unused() if len(layers) > 1 and without else {}
+    for worker in sorted(without & unused.keys() & {worker for worker, _ in idle}):
+        yield f"worker {worker} gets no kernels, for another worker does not pay: {unused[worker]}"
+    for (worker, layer), reason in idle.items():
+        if worker not in unused:
+            yield f"worker {worker} gets no kernels of {layer}: {reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +187,8 @@ class Sharing:
         self.watch, self.move, self._made = ShareWatch(shares), None, step
         before, idle = self._idle, shares.idle()
         self._idle = idle.keys()
-        told = [
-            Warned(message=f"worker {worker} gets no kernels of {layer}: {reason}")
-            for (worker, layer), reason in idle.items()
-            if (worker, layer) not in before
-        ]
-        return [shares.event(eq2), *told]
+        new = {key: reason for key, reason in idle.items() if key not in before}
+        return [shares.event(eq2), *(Warned(message=text) for text in _in_words(new, shares))]
 
     def seek(self, done: int, worth: float = WORTH) -> bool:
         """Whether other shares have become worth it just now. Shares stay as they are for `between` steps at least."""
