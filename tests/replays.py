@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from daskcnn.events import CalibratedWorker, CheckpointWritten, Event, RunEnded, RunStarted, ServerCounted
+from daskcnn.events import CalibratedWorker, Calibrating, CheckpointWritten, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.job.tables import Job
 from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
@@ -16,7 +16,7 @@ from daskcnn.training.coordinator.orders import Order
 
 Heard: TypeAlias = Sequence[tuple[Fact, Sequence[Order]]]
 """Facts of a run, and the orders that they led to."""
-OF_A_SHELL = (RunStarted, CheckpointWritten, ServerCounted, RunEnded)
+OF_A_SHELL = (RunStarted, Calibrating, CheckpointWritten, ServerCounted, RunEnded)
 """Events that a shell records by itself."""
 
 

@@ -153,7 +153,7 @@ def test_measuring_is_remembered_and_shown(cache: Path, all_are_close: None) -> 
     ("args", "words"),
     [
         (["quik"], "did you mean 'quick'"),
-        (["zzz"], "lenet5, quick, sae"),
+        (["zzz"], "lenet5, quick, resnet18"),
         (["quick", "--batch", 0], "--batch"),
         (["quick", "--threads", 0], "--threads"),
         (["quick", "--dataset", "mnst"], "did you mean 'mnist'"),

@@ -79,10 +79,10 @@ class _Figure:
 def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = ()) -> Comparison:
     """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
-    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where no
-    run has an accuracy there is no line for the targets.
+    Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where the
+    runs have losses alone there is no line for the targets.
     """
-    if not any(_validation(report) is not None for report in reports):
+    if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()
     figures = [*_SETUP, *_RESULTS, *(figure for target in targets for figure in _to(target)), *_COSTS]
     runs = tuple(clean(report.start.run) for report in reports)

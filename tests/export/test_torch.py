@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,7 +170,11 @@ def _shapes(call: str) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters and buffers of a module of PyTorch, by its documentation."""
     node = ast.parse(call, mode="eval").body
     assert isinstance(node, ast.Call)
-    kind, numbers = ast.unparse(node.func), [ast.literal_eval(a) for a in node.args]
+    kind = ast.unparse(node.func)
+    if kind == "nn.ParameterDict":  # of a layer with the weights of another one
+        (units,) = re.findall(r"torch\.zeros\((\d+)\)", call)
+        return {"bias": (int(units),)}
+    numbers = [ast.literal_eval(a) for a in node.args]
     bias = all(not (k.arg == "bias" and ast.literal_eval(k.value) is False) for k in node.keywords)
     if kind == "nn.Conv2d":
         inputs, kernels, size = numbers

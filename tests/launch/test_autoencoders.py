@@ -16,18 +16,23 @@ from PIL import Image
 from daskcnn import CNNClassifier, load
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.cli import main as daskcnn
-from daskcnn.errors import JobError
+from daskcnn.errors import DataError, JobError
 from daskcnn.events import EpochEnded, Judged, RunEnded, RunStarted
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import best
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.evaluation import kept_evaluation
 from daskcnn.runs.state import to_state
 from daskcnn.show.board import Board
 from daskcnn.show.lines import describe
+from daskcnn.show.report_tables import tables
+from daskcnn.show.run_figures import run_figures
+from daskcnn.show.trained_text import readable_evaluation
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
+from tests.show.html_page import parsed_page
 from tests.tiny_runs import random_state, tiny_job, tiny_run
 
 UNIT = {"mean": [0.0] * 3, "deviation": [255.0] * 3}
@@ -107,6 +112,14 @@ def test_options_for_labels_are_refused(path: str) -> None:
         resolve(job_of(path, train={"class_weights": "balanced"}))
     told = problems(job_of(path, train={"label_smoothing": 0.1}), path)
     assert "it is for the loss 'softmax', and this one is 'reconstruction'" in told
+
+
+@pytest.mark.parametrize("views", ["mirror", "mirror-translate"])
+def test_views_average_scores_of_classes(views: str, trained: Path, path: str) -> None:
+    reason = f"views = '{views}': views average scores of classes, and this network reconstructs images; use 'none'"
+    assert f"data.{reason}" in problems(job_of(path, data={"views": views}), path)
+    assert reason in said("evaluate", trained, "--views", views, code=2)
+    assert json.loads(said("evaluate", trained, "--views", "none", "--json"))["views"] == "none"
 
 
 def test_a_classifier_of_scikit_learns_kind_has_classes() -> None:
@@ -213,6 +226,34 @@ def test_evaluate_prints_the_loss(trained: Path, path: str, tmp_path: Path) -> N
     assert text.startswith("loss ")
     assert "accuracy" not in text
     assert "no class has figures" in said("evaluate", trained, "--csv", tmp_path / "a.csv", code=2)
+
+
+def test_what_is_kept_of_an_evaluation_has_no_accuracy(trained: Path) -> None:
+    found = json.loads(said("evaluate", trained, "--json", "--keep"))
+    kept = kept_evaluation(trained)
+    assert kept is not None
+    assert json.loads(json.dumps(kept)) == {name: found[name] for name in kept}
+    assert readable_evaluation(kept) == said("evaluate", trained).rstrip("\n")
+    file = trained / "evaluation.json"
+    file.write_text(json.dumps(found | {"labels": "classes"}))
+    with pytest.raises(DataError, match="there is no accuracy, and labels = 'classes' have one"):
+        kept_evaluation(trained)
+
+
+def test_the_page_of_a_report_shows_losses(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    said("evaluate", trained, "--keep")
+    file = tmp_path / "page.html"
+    said("report", trained, "--html", file)
+    page = parsed_page(file.read_text(encoding="utf-8"))
+    headings = [each.text for each in page.all("h2", "h3")]
+    assert "Loss" in headings
+    assert "Test samples" in headings
+    assert {"Accuracy", "Classes", "By class", "Confusion matrix"}.isdisjoint(headings)
+    assert said("evaluate", trained).splitlines()[0] in [each.text for each in page.all("p")]
+    assert "accuracy" not in page.text.lower()
+    names = [figure.name for figure in run_figures({"run": tables(RunDirectory.open(trained).events())})]
+    assert names == ["loss-by-epoch"]
 
 
 def test_predict_gives_images_and_their_losses(trained: Path, path: str, tmp_path: Path) -> None:
