@@ -52,7 +52,7 @@ NORMALISED: list[dict[str, Any]] = [
 ]
 """Its shards need their neighbours' channels, it draws masks, and it has state besides parameters."""
 
-NO_MORE: list[list[dict[str, Any]]] = []
+_MORE: list[list[list[dict[str, Any]]]] = [[], [[]]]
 BLOCKS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 6, "size": 3, "pad": 1},
     {"layer": "relu"},
@@ -105,7 +105,7 @@ INCEPTION: list[dict[str, Any]] = [
                 *more,
             ],
         }
-        for more in (NO_MORE, [[]])
+        for more in _MORE
     ),
     {"layer": "dropout", "rate": 0.2},
     {"layer": "conv", "kernels": 4, "size": 3},
