@@ -27,7 +27,7 @@ Value: TypeAlias = tuple[int, ...]
 
 def stages_of(model: Sequential) -> tuple[Stage, ...]:
     """The network in stages, each behind those that it reads. Its scores are the last one's outputs."""
-    cut = _Cut()
+    cut = _Cutting()
     value = cut.sequence(model.layers, (), "")
     if value != (len(cut.stages) - 1,):
         cut.added(Stage(None, None, None, None, inputs=value))
@@ -38,7 +38,7 @@ class _StaysWhole(Exception):
     """A composite layer cannot be cut."""
 
 
-class _Cut:
+class _Cutting:
     """The stages so far. shared: outputs that more than one path of a block under way reads."""
 
     def __init__(self) -> None:
