@@ -199,7 +199,7 @@ class Taken:
     stage
         Whose.
     count
-        So many of the task's inputs bring them; 0: they lie on its worker, which has got them before.
+        How many of the task's inputs bring them; 0: they lie on its worker, which was sent them before.
     start
         Number of the first channel that they bring.
     kept
@@ -226,8 +226,8 @@ class PlannedTask:
     share
         Which channels, or samples, of its stage are its own; None: its layers are not divided.
     cuts
-        Which part of the gradients of which stages' outputs goes to which worker, channels by their numbers. Of other
-        stages that it works on, what it makes is left for a later task of its worker.
+        Which part of the gradients of which stages' outputs goes to which worker, channels by their numbers. The
+        gradients of other stages that it works on are left for a later task of its worker.
     taken
         Other stages' outputs that it works on, in the order of its inputs.
     away

@@ -155,7 +155,7 @@ class StepPlan:
 
     @cached_property
     def uses(self) -> list[dict[str, Use]]:
-        """Of each stage, how each worker uses its outputs: workers that need none of them are left out."""
+        """How each worker uses the outputs of each stage. Workers that need none of them are left out."""
         found: list[dict[str, Use]] = [{} for _ in self.stages]
         for i, stage in enumerate(self.stages):
             for worker in self.workers(i):

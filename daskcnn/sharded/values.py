@@ -32,7 +32,7 @@ class Held(NamedTuple):
 def own_addends(
     stage: Stage, share: Share, held: Mapping[int, Held], widths: Mapping[int, int], images: Array
 ) -> list[Array | None]:
-    """Of each of a stage's addends the channels that go to a share's own; None where there are none.
+    """The channels of each of a stage's addends that go to a share's own; None where there are none.
 
     widths: channels of the outputs of each stage. images: the network's input.
     """

@@ -22,7 +22,8 @@ from daskcnn.nn import (
 from daskcnn.nn.layers import LRN, Conv, Dense, MaxPool, ReLU
 
 CIFAR, MNIST = (32, 32, 3), (28, 28, 1)
-SMALL = [name for name, model in MODELS.items() if model.image[0] <= 32 and "case" not in name]
+# the kernels of `fast` begin as the identity, whatever the seed
+SMALL = [name for name, model in MODELS.items() if model.image[0] <= 32 and "case" not in name and name != "fast"]
 
 
 def count(model: Sequential, in_shape: Shape) -> int:
@@ -115,7 +116,7 @@ def test_known_models_have_no_problem(name: str) -> None:
         ("50:", "C1:C2"),
         ("0:5", "C1:C2"),
         ("50:-5", "C1:C2"),
-        ("quick ", "quick, lenet5, case1"),
+        ("quick ", "quick, lenet5, "),
     ],
 )
 def test_unknown_models_are_named_with_a_remedy(name: str, remedy: str) -> None:

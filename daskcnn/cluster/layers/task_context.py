@@ -139,7 +139,7 @@ def stage_of(replica: Replica, part: StagePart) -> Stage:
     """The stage that the part belongs to, divided as the plan has it."""
     known = _cuts.get(replica)
     if known is None or known.model is not replica.model:
-        known = _cuts[replica] = _Cut(replica.model, stages_of(replica.model), {})
+        known = _cuts[replica] = _StagesHere(replica.model, stages_of(replica.model), {})
     key = part.stage, part.spread, part.by
     if key not in known.spread:
         known.spread[key] = replace(known.stages[part.stage].spread_to(part.spread), by=part.by)
@@ -147,7 +147,7 @@ def stage_of(replica: Replica, part: StagePart) -> Stage:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _StagesHere:
     """A network's stages, and those that tasks have asked for by number, how far they are spread, and `by`."""
 
     model: Sequential
@@ -155,7 +155,7 @@ class _Cut:
     spread: dict[tuple[int, int, By], Stage]
 
 
-_cuts: WeakKeyDictionary[Replica, _Cut] = WeakKeyDictionary()  # cutting takes as long as a small task
+_cuts: WeakKeyDictionary[Replica, _StagesHere] = WeakKeyDictionary()  # cutting takes as long as a small task
 
 
 def stage_name(context: TaskContext, part: StagePart) -> str | None:
