@@ -184,8 +184,8 @@ def test_a_value_out_of_range_is_refused_with_the_bound(key: str, value: object,
         ("rule.accuracy_onn", "rule.accuracy_onn: unknown key; did you mean 'accuracy_on'?"),
         (
             "run.qqq",
-            "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, keep, mlflow, name, prometheus, report_every, "
-            "tensorboard",
+            "run.qqq: unknown key; known: checkpoint_every, dashboard, dir, keep, mlflow, name, prometheus, "
+            "report_every, tensorboard",
         ),
     ],
 )
