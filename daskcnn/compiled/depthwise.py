@@ -6,31 +6,14 @@ map, row after row, so that what neighbouring outputs have in common is in cache
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from daskcnn.compiled.copies import copy
-from daskcnn.compiled.loop import boolean, float64, inner, integers, intp, loop, uintp
+from daskcnn.compiled.im2col import TAPS
+from daskcnn.compiled.loop import boolean, float64, inner, intp, loop, uintp
 
 
-class KernelSteps(NamedTuple):
-    """The kernels' height and width, their stride, where the first one begins on the map (row and column), and how many
-    rows and columns lie from one tap to the next.
-    """
-
-    height: int
-    width: int
-    down: int
-    right: int
-    top: int
-    left: int
-    rows_apart: int
-    columns_apart: int
-
-
-_KERNEL_STEPS = integers(KernelSteps)
-
-
-@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], _KERNEL_STEPS, boolean, intp, intp))
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], TAPS, boolean, intp, intp))
 def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, last: int) -> None:
     """Write the rows of runs first … last of y (out_H, out_W, N, C) = x ⋆ w + bias; x (H, W, N, C).
 
@@ -56,7 +39,7 @@ def correlate(x: Any, kernels: Any, y: Any, step: Any, back: bool, first: int, l
                         _add_products(source, at, factors, (r * step.width + s) * run, target, to, n)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], _KERNEL_STEPS, intp, intp, T[:, ::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], float64[:, :, ::1], TAPS, intp, intp, T[:, ::1]))
 def correlate_filter(x: Any, dy: Any, sums: Any, step: Any, first: int, last: int, scratch: Any) -> None:
     """Write the sums first … last (R·S, C) of x · dy, each over an equal share of the rows of runs.
 

@@ -40,10 +40,10 @@ def plane_width(taps: Taps, width: int) -> int:
 
 
 _plane_rows, _plane_width = inner(plane_rows), inner(plane_width)
-_TAPS = integers(Taps)
+TAPS = integers(Taps)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], _TAPS, intp, intp, intp, intp, T[::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], TAPS, intp, intp, intp, intp, T[::1]))
 def correlate(x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, first: int, last: int, scratch: Any) -> None:
     """Write the strips first … last of y (out_H, out_W, N, K) = x ⋆ w, `rows` rows each; x (H, W, N, C).
 
@@ -65,7 +65,7 @@ def correlate(x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, first: 
             multiply(Matrix(columns, 0, n, True), kernels, out, n, K, size, False)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], _TAPS, intp, intp, intp, intp, T[::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], TAPS, intp, intp, intp, intp, T[::1]))
 def correlate_filter(
     x: Any, dy: Any, sums: Any, taps: Any, rows: int, pixels: int, first: int, last: int, scratch: Any
 ) -> None:

@@ -206,9 +206,9 @@ def _threads(spec: ConvSpec, at_most: int, device: Device) -> int:
 
 
 def _step(spec: ConvSpec) -> Any:
-    from daskcnn.compiled.depthwise import KernelSteps
+    from daskcnn.compiled.im2col import Taps
 
-    return KernelSteps(spec.R, spec.S, *spec.stride, -spec.pad[0], -spec.pad[1], *spec.dilation)
+    return Taps(spec.R, spec.S, *spec.stride, -spec.pad[0], -spec.pad[1], *spec.dilation)
 
 
 # --- elsewhere: expressions over whole maps ---

@@ -16,6 +16,7 @@ from daskcnn.launch.plan_conv import image_shape
 from daskcnn.nn import Sequential, Shape, build_model, model_problem, sequential_from_spec, summarise
 from daskcnn.nn.models import MODELS
 from daskcnn.show.network_drawing import draw_network, drawn
+from daskcnn.show.network_text import times
 
 _USUAL = (32, 32, 3), 10
 """Images and classes of networks that are not described for any."""
@@ -56,9 +57,7 @@ def show_model(
         raise UserError(f"model {model}: {error}") from error
     itemsize = np.dtype(dtype).itemsize
     if picture is not None:
-        draw_network(
-            drawn(network, shape), f"{Path(model).stem} for images of {'×'.join(map(str, shape))}", Path(picture)
-        )
+        draw_network(drawn(network, shape), f"{Path(model).stem} for images of {times(shape)}", Path(picture))
     return {
         "model": model,
         "image": shape,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
@@ -10,7 +9,9 @@ from daskcnn.errors import DataError
 from daskcnn.nn import Layer, Sequential, Shape
 from daskcnn.nn.layers import Add, Auxiliary, Branches, Residual
 from daskcnn.nn.layers.parallel import Parallel
+from daskcnn.nn.summary import label
 from daskcnn.show.drawing import COLOURS, need_matplotlib
+from daskcnn.show.network_text import times
 
 WIDTH, HEIGHT, GAP = 3.4, 0.5, 0.22
 """Inches of a box, and between two boxes."""
@@ -43,7 +44,7 @@ def drawn(model: Sequential, in_shape: Shape) -> NetworkDrawing:
     """Where every box and line of a network goes."""
     drawing = NetworkDrawing(width=_width(model))
     middle = drawing.width / 2
-    drawing.boxes.append(Box(middle, HEIGHT / 2, f"images {_times(in_shape)}", "input"))
+    drawing.boxes.append(Box(middle, HEIGHT / 2, f"images {times(in_shape)}", "input"))
     drawing.height = _place(drawing, model, in_shape, middle, HEIGHT)
     return drawing
 
@@ -72,7 +73,7 @@ def _place(drawing: NetworkDrawing, layer: Sequential, shape: Shape, x: float, t
             drawing.lines.append((x, top, x, low))
             top = low
         else:
-            text = f"{name}  {_options(child)}\n{_times(child.out_shape(given))}"
+            text = f"{name}  {label(child).removesuffix('()')}\n{times(child.out_shape(given))}"
             top = _place_box(drawing, text, type(child).__name__, x, top)
     return top
 
@@ -93,23 +94,13 @@ def _place_paths(drawing: NetworkDrawing, layer: Parallel, shape: Shape, x: floa
     drawing.lines.append((x, top, x, begin))
     drawing.lines += [(min(*middles, x), y, max(*middles, x), y) for y in (begin, low)]
     drawing.lines += [(middle, end, middle, low) for middle, end in zip(middles, ends, strict=True)]
-    return _place_box(drawing, f"{_SIGNS[type(layer)]}  {_times(layer.out_shape(shape))}", "join", x, low)
+    return _place_box(drawing, f"{_SIGNS[type(layer)]}  {times(layer.out_shape(shape))}", "join", x, low)
 
 
 def _place_box(drawing: NetworkDrawing, text: str, kind: str, x: float, top: float) -> float:
     drawing.lines.append((x, top, x, top + GAP))
     drawing.boxes.append(Box(x, top + GAP + HEIGHT / 2, text, kind))
     return top + GAP + HEIGHT
-
-
-def _options(layer: Layer) -> str:
-    from daskcnn.nn.summary import label
-
-    return label(layer).removesuffix("()")
-
-
-def _times(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape))
 
 
 def draw_network(drawing: NetworkDrawing, title: str, file: File) -> File:

@@ -10,7 +10,7 @@ from daskcnn.nn.models.parts import Spec, conv, only, pool
 _KERNELS = (64, 256, 256)
 _PATCH = 2
 _SCALE = 1 / 9
-"""Of the scores: it keeps the first steps small."""
+"""Factor of the scores, the paper's."""
 
 
 def fast(in_shape: Shape, classes: int) -> Spec:

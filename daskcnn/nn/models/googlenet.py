@@ -24,7 +24,8 @@ MODULES = {
 def googlenet(in_shape: Shape, classes: int) -> Spec:
     """Table 1 for 224×224 images, with heads behind 4a and 4d in training (section 5).
 
-    Its pools of 3 round map sizes up; zeros around maps do the same here. Behind a ReLU zeros change no maximum.
+    Its pools of 3 round map sizes up. Zeros around maps give the same sizes, with windows one pixel further up and
+    left. Behind a ReLU zeros change no maximum.
     """
 
     def modules(*names: str) -> Spec:
