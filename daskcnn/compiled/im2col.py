@@ -43,12 +43,15 @@ _plane_rows, _plane_width = inner(plane_rows), inner(plane_width)
 TAPS = integers(Taps)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], TAPS, intp, intp, intp, intp, T[::1]))
-def correlate(x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, first: int, last: int, scratch: Any) -> None:
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], TAPS, intp, intp, intp, intp, intp, T[::1]))
+def correlate(
+    x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, small: int, first: int, last: int, scratch: Any
+) -> None:
     """Write the strips first … last of y (out_H, out_W, N, K) = x ⋆ w, `rows` rows each; x (H, W, N, C).
 
     w : (R·S·C, K), and one row more if there is a bias: that row
     pixels : of a block
+    small : of `multiply`
     scratch : planes of a strip, then columns of a block
     """
     K, across, size, target = y.shape[3], y.shape[1] * y.shape[2], len(w), y.reshape(y.size)
@@ -62,16 +65,16 @@ def correlate(x: Any, w: Any, y: Any, taps: Any, rows: int, pixels: int, first: 
             columns = scratch[planes.size : planes.size + size * n]
             _expand(planes, across, start, taps, columns.reshape(size, n))
             out = Matrix(target, (row * across + start) * K, K, False)
-            multiply(Matrix(columns, 0, n, True), kernels, out, n, K, size, False)
+            multiply(Matrix(columns, 0, n, True), kernels, out, n, K, size, False, small)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], TAPS, intp, intp, intp, intp, T[::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], TAPS, intp, intp, intp, intp, intp, T[::1]))
 def correlate_filter(
-    x: Any, dy: Any, sums: Any, taps: Any, rows: int, pixels: int, first: int, last: int, scratch: Any
+    x: Any, dy: Any, sums: Any, taps: Any, rows: int, pixels: int, small: int, first: int, last: int, scratch: Any
 ) -> None:
     """Write the sums first … last (R·S·C, K) of columnsᵀ·dy, each over an equal share of the strips.
 
-    scratch : planes of a strip, then columns of a block
+    pixels, small, scratch : as in `correlate`
     """
     (parts, size, K), across, source = sums.shape, dy.shape[1] * dy.shape[2], dy.reshape(dy.size)
     planes = _planes(x, dy, taps, rows, scratch)
@@ -87,7 +90,7 @@ def correlate_filter(
                 columns = scratch[planes.size : planes.size + size * n]
                 _expand(planes, across, start, taps, columns.reshape(size, n))
                 change = Matrix(source, (row * across + start) * K, K, False)
-                multiply(Matrix(columns, 0, n, False), change, total, size, K, n, True)
+                multiply(Matrix(columns, 0, n, False), change, total, size, K, n, True, small)
 
 
 @inner

@@ -1,18 +1,24 @@
 """Products of matrices that are parts of larger arrays, by the BLAS that `numpy.dot` calls in loops.
 
 `numpy.dot` takes contiguous matrices only. Here a matrix is a place in a row of numbers, and the distance of its rows.
+OpenBLAS's kernels for AVX-512 make small products without copying their factors, so large ones are cut into such. Its
+other kernels copy the factors of every product: there, cut products take two to three times as long as whole ones.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from daskcnn.compiled.loop import blas_gemm, inner, overload
 
 SMALL = 1_000_000
-"""Multiplications of a product that OpenBLAS does without copying its factors, which is faster."""
+"""Multiplications of the largest product that OpenBLAS makes without copying its factors, where it can."""
+DIRECT = {"skylakex", "cooperlake", "sapphirerapids"}
+"""OpenBLAS's names for the kernels that can."""
 PANEL, STEP, MOST = 6_000, 16, 64
 """Numbers of the left factor in such a product, to stay in the first-level cache; what its rows and columns are a
 multiple of; and its most columns."""
@@ -27,13 +33,23 @@ class Matrix(NamedTuple):
     transposed: bool
 
 
+@cache
+def small_products() -> int:
+    """Return the multiplications of a product up to which large ones are cut; 0 where BLAS gains nothing by that."""
+    kernels = {str(info.get("architecture")).lower() for info in threadpool_info() if info["user_api"] == "blas"}
+    return SMALL if kernels & DIRECT else 0
+
+
 @inner
-def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool) -> None:
-    """Write or add c = a·b (rows × columns), each number a sum over `depth`. Large products are cut into small ones."""
+def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool, small: int) -> None:
+    """Write or add c = a·b (rows × columns), each number a sum over `depth`.
+
+    Products of more than `small` multiplications are cut into such; none is with 0.
+    """
     across, step = rows, columns
-    if rows * columns * depth > SMALL >= STEP * STEP * depth:
+    if rows * columns * depth > small >= STEP * STEP * depth:
         across = max(STEP, PANEL // depth // STEP * STEP)
-        step = min(MOST, SMALL // (across * depth) // STEP * STEP)
+        step = min(MOST, small // (across * depth) // STEP * STEP)
     for i in range(0, rows, across):
         for j in range(0, columns, step):
             at = a.numbers[a.start + (i if a.transposed else i * a.apart) :]

@@ -47,7 +47,7 @@ class Cut(NamedTuple):
 CUT = integers(Cut)
 
 
-@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT, T[:, :, ::1], intp, intp, intp, T[::1]))
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT, T[:, :, ::1], intp, intp, intp, intp, T[::1]))
 def forth(
     source: Any,
     height: Any,
@@ -56,6 +56,7 @@ def forth(
     cut: Any,
     target: Any,
     outer: int,
+    small: int,
     first: int,
     last: int,
     scratch: Any,
@@ -78,20 +79,20 @@ def forth(
             _gather(source, cut, tile, o, n, scratch)
             for j in range(w):
                 line = Matrix(scratch, j * m, w * m, False)
-                multiply(of_height, line, Matrix(scratch, half + j * m, w * m, False), long, m, h, False)
+                multiply(of_height, line, Matrix(scratch, half + j * m, w * m, False), long, m, h, False, small)
             at = (tile * cut.length + o) * cut.size
             for u in range(singles):
                 line = Matrix(scratch, half + u * w * m, m, False)
-                multiply(of_real, line, Matrix(rows, at + u * wide * row, row, False), wide, m, w, False)
+                multiply(of_real, line, Matrix(rows, at + u * wide * row, row, False), wide, m, w, False, small)
             for u in range(singles, long, 2):
                 line = Matrix(scratch, half + u * w * m, m, False)
-                multiply(of_pair, line, Matrix(rows, at + u * wide * row, row, False), 2 * wide, m, 2 * w, False)
+                multiply(of_pair, line, Matrix(rows, at + u * wide * row, row, False), 2 * wide, m, 2 * w, False, small)
 
 
 @loop(
     lambda T: (
         *(T[:, :, ::1], T[:, ::1], T[:, ::1], T[:, ::1], CUT),
-        *(T[:, :, :, ::1], intp, intp, intp, intp, T[::1]),
+        *(T[:, :, :, ::1], intp, intp, intp, intp, intp, T[::1]),
     )
 )
 def back(
@@ -103,6 +104,7 @@ def back(
     target: Any,
     add: int,
     outer: int,
+    small: int,
     first: int,
     last: int,
     scratch: Any,
@@ -121,13 +123,13 @@ def back(
             at = (tile * cut.length + o) * cut.size
             for u in range(singles):
                 line = Matrix(rows, at + u * wide * row, row, False)
-                multiply(of_real, line, Matrix(scratch, half + u * w * m, m, False), w, m, wide, False)
+                multiply(of_real, line, Matrix(scratch, half + u * w * m, m, False), w, m, wide, False, small)
             for u in range(singles, long, 2):
                 line = Matrix(rows, at + u * wide * row, row, False)
-                multiply(of_pair, line, Matrix(scratch, half + u * w * m, m, False), 2 * w, m, 2 * wide, False)
+                multiply(of_pair, line, Matrix(scratch, half + u * w * m, m, False), 2 * w, m, 2 * wide, False, small)
             for j in range(w):
                 line = Matrix(scratch, half + j * m, w * m, False)
-                multiply(of_height, line, Matrix(scratch, j * m, w * m, False), h, m, long, False)
+                multiply(of_height, line, Matrix(scratch, j * m, w * m, False), h, m, long, False, small)
             _scatter(scratch, cut, tile, o, n, target, add > 0)
 
 
@@ -187,7 +189,7 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
 # --- products of rows ---
 
 
-@loop(lambda T: (intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, T[::1]))
+@loop(lambda T: (intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[::1], T[:, :, ::1], intp, intp, intp, T[::1]))
 def multiply_rows(
     units: Any,
     X: Any,
@@ -195,6 +197,7 @@ def multiply_rows(
     begin: int,
     constant: Any,
     Y: Any,
+    small: int,
     first: int,
     last: int,
     scratch: Any,
@@ -212,14 +215,14 @@ def multiply_rows(
         row, paired = units[i, 0], units[i, 1] == 2
         a, b = Matrix(x, row * n * C, C, False), Matrix(w, row * C * every + begin, every, False)
         c = Matrix(y, row * n * k, k, False)
-        multiply(a, b, c, n, k, C, False)
+        multiply(a, b, c, n, k, C, False, small)
         if paired:
             a2, b2 = Matrix(x, a.start + n * C, C, False), Matrix(w, b.start + C * every, every, False)
             c2 = Matrix(y, c.start + n * k, k, False)
-            multiply(a2, b2, t, n, k, C, False)
+            multiply(a2, b2, t, n, k, C, False, small)
             _combine(a, a2, xs, n, C, 1)
             _combine(b, b2, ws, C, k, 1)
-            multiply(xs, ws, c2, n, k, C, False)
+            multiply(xs, ws, c2, n, k, C, False, small)
             for at in range(n * k):  # re = t1 - t2, im = t3 - t1 - t2
                 one, two = y[uintp(c.start + at)], scratch[uintp(t.start + at)]
                 y[uintp(c2.start + at)] -= one + two
@@ -233,7 +236,7 @@ def multiply_rows(
 @loop(
     lambda T: (
         *(intp[:, ::1], T[:, :, ::1], T[:, :, ::1], intp, T[:, :, ::1], T[:, :, ::1], T[:, :, ::1], intp),
-        *(intp, intp, T[::1]),
+        *(intp, intp, intp, T[::1]),
     )
 )
 def differentiate_rows(
@@ -245,6 +248,7 @@ def differentiate_rows(
     dX: Any,
     dW: Any,
     add: int,
+    small: int,
     first: int,
     last: int,
     scratch: Any,
@@ -269,13 +273,13 @@ def differentiate_rows(
             b2, sums = Matrix(w, b.start + C * every, every, True), Matrix(factor, 0, k, True)
             if paired:
                 _combine(b, b2, sums, C, k, -1)
-            _conjugate(a, a2, dys, b, b2, sums, dx, row * n * C, n, C, k, paired, add > 0, t)
+            _conjugate(a, a2, dys, b, b2, sums, dx, row * n * C, n, C, k, paired, add > 0, small, t)
         if dw.size > 0:
             b = Matrix(x, row * n * C, C, True)
             b2, sums = Matrix(x, b.start + n * C, C, True), Matrix(factor, 0, C, True)
             if paired:
                 _combine(b, b2, sums, n, C, -1)
-            _conjugate(b, b2, sums, a, a2, dys, dw, row * C * k, C, k, n, paired, False, t)
+            _conjugate(b, b2, sums, a, a2, dys, dw, row * C * k, C, k, n, paired, False, small, t)
 
 
 @inner
@@ -293,14 +297,15 @@ def _conjugate(
     depth: int,
     paired: bool,
     add: bool,
+    small: int,
     scratch: Any,
 ) -> None:
     """Write or add the product of a complex matrix and a conjugated one: re = t1 + t2, im = t3 - t1 + t2."""
     size = rows * columns
-    multiply(a, b, Matrix(scratch, 0, columns, False), rows, columns, depth, False)
+    multiply(a, b, Matrix(scratch, 0, columns, False), rows, columns, depth, False, small)
     if paired:
-        multiply(a2, b2, Matrix(scratch, size, columns, False), rows, columns, depth, False)
-        multiply(a3, b3, Matrix(scratch, 2 * size, columns, False), rows, columns, depth, False)
+        multiply(a2, b2, Matrix(scratch, size, columns, False), rows, columns, depth, False, small)
+        multiply(a3, b3, Matrix(scratch, 2 * size, columns, False), rows, columns, depth, False, small)
         for at in range(uintp(size)):
             one, two, three = scratch[at], scratch[uintp(size) + at], scratch[uintp(2 * size) + at]
             scratch[at], scratch[uintp(size) + at] = one + two, three - one + two

@@ -102,6 +102,7 @@ class Im2col:
         if not device.backend.compiled:
             return _backward_filter_by_taps(spec, x, dy, device.xp)
         from daskcnn.compiled import im2col
+        from daskcnn.compiled.products import small_products
 
         kernel_bytes, room = _kernel_bytes(spec), device.workspace_limit - ROUNDING - _least(spec)
         parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
@@ -110,7 +111,9 @@ class Im2col:
         x, dy, taps = device.backend.contiguous(x), device.backend.contiguous(dy), _taps(spec, _corner(spec))
 
         def add_up(first: int, last: int, scratch: Array) -> None:
-            im2col.correlate_filter(x, dy, sums, taps, strips.rows, strips.pixels, first, last, scratch)
+            im2col.correlate_filter(
+                x, dy, sums, taps, strips.rows, strips.pixels, small_products(), first, last, scratch
+            )
 
         _share(add_up, parts, strips, spec, device)
         return sums.sum(axis=0).reshape(spec.w_shape)
@@ -165,11 +168,12 @@ def _correlate(
     Each thread copies what it made of it to `into`, if given, whose pixels may lie apart.
     """
     from daskcnn.compiled import im2col
+    from daskcnn.compiled.products import small_products
 
     source, taps = device.backend.contiguous(source), _taps(spec, origin)
 
     def correlate(first: int, last: int, scratch: Array) -> None:
-        im2col.correlate(source, w, out, taps, strips.rows, strips.pixels, first, last, scratch)
+        im2col.correlate(source, w, out, taps, strips.rows, strips.pixels, small_products(), first, last, scratch)
         if into is not None:
             rows = slice(first * strips.rows, last * strips.rows)
             into[rows] = out[rows]

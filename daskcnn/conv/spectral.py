@@ -186,6 +186,7 @@ class _Pass:
     def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
         """Fill y. The bias is added to the products at frequency 0, from which every output receives it."""
         from daskcnn.compiled import spectral
+        from daskcnn.compiled.products import small_products
 
         constant = np.zeros(0, y.dtype) if bias is None else bias * prod(axis.length for axis in self.tiling.axes)
         products: list[Task] = []
@@ -195,7 +196,7 @@ class _Pass:
             for kernels in ranges_of(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, products)
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
-                multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y)
+                multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y, small_products())
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
         self._run()
@@ -205,6 +206,7 @@ class _Pass:
     ) -> None:
         """Fill dx, which needs the kernels, and dw, which needs x, as far as they are given."""
         from daskcnn.compiled import spectral
+        from daskcnn.compiled.products import small_products
 
         products: list[Task] = []
         back: list[Task] = []  # of the kernels' gradient, which lies where the kernels do
@@ -217,7 +219,9 @@ class _Pass:
                 dY, of_output = self._of_output(dy, samples, kernels, products)
                 dW = none if dw is None else self._take("kernels", self.tiling.spec.C, _size(kernels))
                 add = int(kernels.start > 0)
-                differentiate = partial(spectral.differentiate_rows, self.f.units, X, W, begin, dY, dX, dW, add)
+                differentiate = partial(
+                    spectral.differentiate_rows, self.f.units, X, W, begin, dY, dX, dW, add, small_products()
+                )
                 before = [*of_map, *of_kernels, *of_output, *back]
                 products = self._products(differentiate, _size(samples) * _size(kernels), before)
                 if dw is not None:
@@ -270,9 +274,11 @@ class _Pass:
     def _forth(self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task]) -> list[Task]:
         """Return tasks that transform columns of a map (h, w, …, …) to rows (rows, …, …)."""
         from daskcnn.compiled import spectral
+        from daskcnn.compiled.products import small_products
 
         outer = _outer(cut.size)
-        forth = partial(spectral.forth, source, side.height, side.real, side.pairs, cut, target, outer)
+        own = source, side.height, side.real, side.pairs, cut, target, outer, small_products()
+        forth = partial(spectral.forth, *own)
         return self._tasks(forth, -(-cut.length // outer), self._flops(cut), after)
 
     def _back(
@@ -280,9 +286,11 @@ class _Pass:
     ) -> list[Task]:
         """Return tasks that transform rows to columns of a map, set or added: the transpose of `_forth`."""
         from daskcnn.compiled import spectral
+        from daskcnn.compiled.products import small_products
 
         outer = _outer(cut.size)
-        back = partial(spectral.back, source, side.height, side.real, side.pairs, cut, target, int(add), outer)
+        own = source, side.height, side.real, side.pairs, cut, target, int(add), outer, small_products()
+        back = partial(spectral.back, *own)
         return self._tasks(back, -(-cut.length // outer), self._flops(cut), after)
 
     def _products(self, loop: Loop, size: int, after: Sequence[Task]) -> list[Task]:

@@ -17,10 +17,12 @@ START, GAP = 5, 3
 """Where a matrix begins in its array, and the numbers between its rows."""
 
 
-def _product(a: Any, ta: bool, b: Any, tb: bool, c: Any, rows: int, columns: int, depth: int, add: bool) -> None:
+def _product(
+    a: Any, ta: bool, b: Any, tb: bool, c: Any, rows: int, columns: int, depth: int, add: bool, small: int
+) -> None:
     left = Matrix(a, START, (rows if ta else depth) + GAP, ta)
     right = Matrix(b, START, (depth if tb else columns) + GAP, tb)
-    multiply(left, right, Matrix(c, START, columns + GAP, False), rows, columns, depth, add)
+    multiply(left, right, Matrix(c, START, columns + GAP, False), rows, columns, depth, add, small)
 
 
 product = njit(_product)
@@ -40,8 +42,9 @@ SHAPES = [(1, 1, 1), (3, 5, 2), (64, 500, 50), (512, 32, 801), (40, 70, 2 * PANE
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize("small", [SMALL, 0])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_product_of_parts_is_that_of_numpy(shape: Any, transposed: tuple[bool, bool], dtype: str) -> None:
+def test_a_product_of_parts_is_that_of_numpy(shape: Any, small: int, transposed: tuple[bool, bool], dtype: str) -> None:
     rows, columns, depth = shape
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(s).astype(dtype) for s in ((rows, depth), (depth, columns), (rows, columns)))
@@ -49,9 +52,9 @@ def test_a_product_of_parts_is_that_of_numpy(shape: Any, transposed: tuple[bool,
     right, _ = within(b.T if transposed[1] else b)
     numbers, found = within(c)
     tolerance = {"rtol": 0, "atol": depth * np.finfo(dtype).eps * 4}
-    product(left, transposed[0], right, transposed[1], numbers, rows, columns, depth, True)
+    product(left, transposed[0], right, transposed[1], numbers, rows, columns, depth, True, small)
     np.testing.assert_allclose(found, c + a @ b, **tolerance)
-    product(left, transposed[0], right, transposed[1], numbers, rows, columns, depth, False)
+    product(left, transposed[0], right, transposed[1], numbers, rows, columns, depth, False, small)
     np.testing.assert_allclose(found, a @ b, **tolerance)
     found[...] = 0
     assert np.count_nonzero(np.isnan(numbers)) == START + rows * GAP, "nothing but the product was written"
