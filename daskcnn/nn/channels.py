@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from daskcnn.arrays import Array, Device
+from daskcnn.nn.scaled import THREAD_NUMBERS
 
 RUN = 1024
 """About how many numbers are added to as many sums at once: enough for vectors, few enough for the first cache."""
@@ -55,7 +56,7 @@ def moments(x: Array, device: Device) -> tuple[Array, Array, Array]:
         scratch = device.workspace.take(f"moments {device.pool.thread}", (3, run), x.dtype)
         batchnorm.moments(flat, C, run, part.start, part.stop, parts, scratch)
 
-    device.pool.map(work, device.pool.slices(len(parts)))
+    device.pool.map(work, device.pool.slices(len(parts), at_least=-(-THREAD_NUMBERS // batchnorm.PART)))
     batchnorm.joined(parts, C, run, count, whole)
     mean = whole[0].astype(x.dtype)
     return mean, (whole[0] - mean).astype(x.dtype), whole[1].astype(x.dtype)

@@ -132,6 +132,10 @@ class Layer(ABC):
         """Return the layer with `function` of each child's name and the child in the child's place."""
         return self
 
+    def with_relu(self) -> Layer | None:
+        """Return a layer that does what this one and a ReLU behind it do, faster on processors; None: there is none."""
+        return None
+
     def operations(self, in_shape: Shape) -> int:
         """Return the multiplications and additions of a pass of one sample through its products; 0 by default."""
         return 0

@@ -10,23 +10,26 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.compiled.program import SCALE, Operation, Program
+from daskcnn.compiled.program import RELU, SCALE, Operation, Program
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.scaled import THREAD_PARTS, ScaledPass, Scaling, rows_of
 
 ALL = slice(None)
 """Every channel."""
 
-THREAD_PARTS = 5
-"""Fewest parts of a map for each thread, worth waking one."""
-
 
 class LocalLayer(Layer):
-    """Base of layers without parameters, each pixel of whose output depends on a window of pixels of the input."""
+    """Base of layers without parameters, each pixel of whose output depends on a window of pixels of the input.
+
+    rectifies: whether it is a ReLU, which others may do in a pass of theirs.
+    """
+
+    rectifies: ClassVar[bool] = False
 
     @abstractmethod
     def operation(self, ctx: Context) -> Operation | None:
@@ -54,20 +57,6 @@ class LocalLayer(Layer):
             assert dx is not None, "it has no parameters, so it is run backward for dx alone"
             return dx, grads
         return self.array_backward(residual, dy, ctx), {}
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """What batch normalising does to x: y = (x - mean) · factor + shift, each (C,).
-
-    `rest` is what rounding left of the mean, and `deviation` the inverse of x's standard deviation.
-    """
-
-    mean: Array
-    rest: Array
-    deviation: Array
-    factor: Array
-    shift: Array
 
 
 class ScalingLayer(Layer):
@@ -103,6 +92,14 @@ class ScalingLayer(Layer):
         grads, back = self.gradients(params, s, total, product, x.size // x.shape[-1])
         return dy * s.factor + centred * back.factor + back.shift if ctx.need_dx else None, grads
 
+    def scaled_back(
+        self, params: Params, way: ScaledPass, scaling: Scaling, dy: Array, *, need_dx: bool
+    ) -> tuple[Array | None, Params]:
+        """Return dx (None if not needed) and the gradients of a pass over a whole map."""
+        total, product, _ = way.sums(dy, scaling)
+        grads, back = self.gradients(params, scaling, total, product, way.x.size // way.x.shape[-1])
+        return way.backward(dy, scaling, back) if need_dx else None, grads
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -125,6 +122,8 @@ class Chain:
         scaling = None
         if isinstance(self.layers[0], ScalingLayer):
             scaling, state = self.layers[0].scaling(params, state, x, contexts[0])
+        if scaling is not None and self._plain(contexts):
+            return self._scaled(x, contexts).forward(scaling), state, (x, scaling)
         return _ChainPass(self, x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
 
     def backward(
@@ -146,10 +145,25 @@ class Chain:
         way = _ChainPass(self, x, contexts, goes_back=True)
         if scaling is None:
             return way.backward(dy, None, None, given, wanted), {}
-        assert isinstance(self.layers[0], ScalingLayer)
+        head = self.layers[0]
+        assert isinstance(head, ScalingLayer)
+        if given == wanted == ALL and self._plain(contexts):
+            return head.scaled_back(params, self._scaled(x, contexts), scaling, dy, need_dx=contexts[0].need_dx)
         total, product = way.sums(dy, scaling, given)
-        grads, back = self.layers[0].gradients(params, scaling, total, product, x.size // x.shape[-1])
+        grads, back = head.gradients(params, scaling, total, product, x.size // x.shape[-1])
         return way.backward(dy, scaling, back, given, wanted) if contexts[0].need_dx else None, grads
+
+    def _codes(self, contexts: Sequence[Context]) -> list[int]:
+        """Return what the layers behind the head are in the loop."""
+        local = [(la, c) for la, c in zip(self.layers, contexts, strict=True) if isinstance(la, LocalLayer)]
+        return [operation.code for layer, ctx in local if (operation := layer.operation(ctx)) is not None]
+
+    def _plain(self, contexts: Sequence[Context]) -> bool:
+        """Return whether nothing but a ReLU is behind the head: then the map need not be cut into blocks."""
+        return self._codes(contexts) in ([], [RELU])
+
+    def _scaled(self, x: Array, contexts: Sequence[Context]) -> ScaledPass:
+        return ScaledPass(x, contexts[0].device, self._codes(contexts) == [RELU])
 
 
 class _ChainPass:
@@ -247,12 +261,13 @@ class _ChainPass:
 
 
 def _rows(scaling: Scaling | None, back: Scaling | None, x: Array) -> Array:
-    """Return what the loops take, `tiled` of `compiled.batchnorm`: (5, C), (0, C) without a head."""
-    if scaling is None:
-        return np.empty((0, x.shape[-1]), x.dtype)
-    none = np.zeros_like(scaling.mean)
-    by_x, by_all = (none, none) if back is None else (back.factor, back.shift)
-    return np.stack([scaling.mean, scaling.factor, scaling.shift, by_x, by_all])
+    """Return what the loops take by channel; (0, C) without a head."""
+    return np.empty((0, x.shape[-1]), x.dtype) if scaling is None else rows_of(scaling, back)
+
+
+def rectifies(layer: Layer) -> bool:
+    """Return whether the layer is a ReLU."""
+    return isinstance(layer, LocalLayer) and layer.rectifies
 
 
 @lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -14,7 +14,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, LayerError, Params, Residual, Shape, State
-from daskcnn.nn.local import Chain
+from daskcnn.nn.local import Chain, rectifies
 from daskcnn.nn.tree import map_leaves
 from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
 
@@ -149,8 +149,8 @@ class Sequential(Layer):
         while start < len(self.layers):
             names, layers = zip(*self.layers[start:], strict=True)
             chain = Chain.of(layers)
-            count = max(1, len(chain.layers))
-            runs.append(_Run(start, names[:count], chain if chain.layers else layers[0]))
+            work, count = (chain, len(chain.layers)) if chain.layers else _with_relu(layers)
+            runs.append(_Run(start, names[:count], work))
             start += count
         return tuple(runs)
 
@@ -182,6 +182,13 @@ class Sequential(Layer):
     def _first_with(self, params: Params) -> int:
         trained = params.keys() - self.frozen
         return next((i for i, (name, _) in enumerate(self.layers) if name in trained), len(self.layers))
+
+
+def _with_relu(layers: Sequence[Layer]) -> tuple[Layer, int]:
+    """Return the first layer, with the ReLU behind it if they go in one pass; and how many layers that is."""
+    first, *others = layers
+    rectified = first.with_relu() if others and rectifies(others[0]) else None
+    return (first, 1) if rectified is None else (rectified, 2)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from daskcnn.nn import (
     freeze,
     init_network,
     loss_and_gradients,
+    map_leaves,
     sequential_from_spec,
     summarise,
     walk,
@@ -30,6 +31,7 @@ from daskcnn.nn.layer import LayerError
 from daskcnn.nn.layers import Add, Branches, Conv, MaxPool, ReLU, Residual
 from daskcnn.nn.spec import spec_of
 from tests.nn.nn_cases import MAP, example, in_turn
+from tests.standin import device_of
 
 CONV = {"layer": "conv", "kernels": 3, "size": 3, "pad": 1}
 NETWORK: list[dict[str, Any]] = [
@@ -60,6 +62,37 @@ def test_a_sum_is_that_of_the_paths_by_themselves() -> None:
         np.testing.assert_allclose(y, parts[0] + parts[1], rtol=1e-12)
         assert dx is not None
         np.testing.assert_allclose(dx, back[0] + back[1], rtol=1e-12)
+
+
+NORMALISED = {"layer": "residual", "path": [CONV, {"layer": "relu"}, CONV, {"layer": "batchnorm"}]}
+PROJECTED = NORMALISED | {"shortcut": [CONV | {"bias": False}, {"layer": "batchnorm"}]}
+RELU, DENSE = {"layer": "relu"}, {"layer": "dense", "units": 4}
+
+
+@pytest.mark.parametrize("frozen", [[], ["residual1/path/batchnorm1"], ["residual1/path/*"], ["*conv*"]], ids=str)
+@pytest.mark.parametrize("behind", [[RELU, DENSE], [DENSE], [RELU, NORMALISED, RELU, DENSE]], ids=len)
+@pytest.mark.parametrize("block", [NORMALISED, PROJECTED], ids=["itself", "projected"])
+def test_a_normalised_sum_and_the_relu_behind_it_are_one_pass(
+    block: dict[str, Any], behind: list[dict[str, Any]], frozen: list[str]
+) -> None:
+    """As what the array expressions compute one by one, to the bit for any number of threads."""
+    model = freeze(sequential_from_spec([CONV, block, *behind]), frozen, MAP)
+    params, state = init_network(model, 0, MAP, "float64")
+    layout, rng = Layout.of(params, state), np.random.default_rng(0)
+    batch = rng.standard_normal((5, 4, 40, 3)), rng.integers(0, 4, 40)
+
+    def results(device: Device) -> np.ndarray:
+        host, move = device.backend.to_host, device.backend.from_host
+        own = layout.views(move(layout.flatten(params, state)))
+        loss, _, grads, new = loss_and_gradients(
+            model, *own, move(batch[0]), batch[1], LOSSES["softmax"], Context(device)
+        )
+        flat = layout.flatten(map_leaves(host, grads), map_leaves(host, new))
+        return np.append(flat, device.backend.scalar(loss))
+
+    found = results(Device.of("cpu", threads=1))
+    np.testing.assert_allclose(found, results(device_of("standin")), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(found, results(Device.of("cpu", threads=3)))
 
 
 def test_branches_lie_side_by_side_and_an_empty_one_is_the_input() -> None:

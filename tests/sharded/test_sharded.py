@@ -453,7 +453,8 @@ def test_a_sharded_network_follows_the_replica_with_every_optimizer(
         score, shards = group.step(shards, batch, 0.01)
         assert score.loss == pytest.approx(alone.step(batch, 0.01)[0], rel=1e-9)
     weights, state = group.collect(shards)
-    np.testing.assert_allclose(weights, alone.weights, rtol=0, atol=1e-9)
+    # the gradient of a bias in front of batch normalising is what rounding leaves, which AdamW divides by as little
+    np.testing.assert_allclose(weights, alone.weights, rtol=0, atol=1e-8)
     np.testing.assert_allclose(state.vectors, alone.optimizer_state.vectors, rtol=0, atol=1e-9)
     assert state.count == alone.optimizer_state.count == 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import pi
-from typing import Any
+from typing import Any, ClassVar
 
 from daskcnn.arrays import Array
 from daskcnn.compiled import program
@@ -28,6 +28,8 @@ class _Activation(LocalLayer):
 @dataclass(frozen=True)
 class ReLU(_Activation):
     """max(x, 0); the derivative at 0 is 0."""
+
+    rectifies: ClassVar[bool] = True
 
     def operation(self, ctx: Context) -> Operation:
         """Return the operation."""

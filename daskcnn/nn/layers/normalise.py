@@ -13,7 +13,8 @@ from daskcnn.compiled.program import Operation
 from daskcnn.nn.channels import moments
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Params, Residual, Shape, State, check_at_least
-from daskcnn.nn.local import LocalLayer, Scaling, ScalingLayer
+from daskcnn.nn.local import LocalLayer, ScalingLayer
+from daskcnn.nn.scaled import Scaling
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,10 +16,8 @@ from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Context, Layer, LayerError, Params, Shape, State
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.local import LocalLayer, ScalingLayer
+from daskcnn.nn.scaled import THREAD_NUMBERS, ScaledPass
 from daskcnn.nn.sequential import Sequential
-
-_AT_LEAST = 1 << 16
-"""Fewest numbers for each thread: adding them takes about as long as waking it."""
 
 Path = tuple[str, Sequential | None]
 """A path by name; None passes the input on as it is."""
@@ -136,6 +135,28 @@ class Residual(Parallel):
         shortcut = None if self.shortcut is None else _sequential(function("shortcut", self.shortcut))
         return Residual(_sequential(function("path", self.path)), shortcut)
 
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
+        """Return (y, new state, residual)."""
+        if ctx.device.backend.compiled and self.ends_scaled:
+            return NormalisedSum(self, rectified=False).forward(params, state, x, ctx)
+        return super().forward(params, state, x, ctx)
+
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return (dx, gradients)."""
+        if ctx.device.backend.compiled and self.ends_scaled:
+            return NormalisedSum(self, rectified=False).backward(params, residual, dy, ctx)
+        return super().backward(params, residual, dy, ctx)
+
+    @property
+    def ends_scaled(self) -> bool:
+        """Whether the path ends with batch normalising behind other layers, none of which lends its weights."""
+        *before, (_, last) = self.path.layers
+        return bool(before) and isinstance(last, ScalingLayer) and not self.path.ties
+
+    def with_relu(self) -> Layer | None:
+        """Return the block with the ReLU in the pass that adds, if its path ends with batch normalising."""
+        return NormalisedSum(self, rectified=True) if self.ends_scaled else None
+
     def _out_shape(self, shapes: Sequence[tuple[str, Shape]]) -> Shape:
         try:
             return _of_sum(shapes)
@@ -147,6 +168,70 @@ class Residual(Parallel):
 
     def _split(self, dy: Array, channels: Sequence[int], device: Device) -> list[Array]:
         return [dy] * len(channels)
+
+
+@dataclass(frozen=True)
+class NormalisedSum(Layer):
+    """A residual block whose path ends with batch normalising, on processors: that, the sum and a ReLU are one pass.
+
+    params, state and gradients are the block's. rectified: whether a ReLU follows the block.
+    """
+
+    block: Residual
+    rectified: bool
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the sum."""
+        return self.block.out_shape(in_shape)
+
+    @cached_property
+    def _body(self) -> Sequential:
+        """The path without its last layer."""
+        return replace(self.block.path, layers=self.block.path.layers[:-1])
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Any]:
+        """Return (y, new state, residual)."""
+        own, kept, path = params.get("path", {}), state.get("path", {}), ctx.child("path")
+        z, moved, of_body = self._body.forward(own, kept, x, path)
+        name, norm = self._norm
+        scaling, of_norm = norm.scaling(own.get(name, {}), kept.get(name, {}), z, path.child(name))
+        new = {"path": moved | {name: of_norm}}
+        other, of_shortcut, shortcut = x, None, self.block.shortcut
+        if shortcut is not None:
+            own, kept = params.get("shortcut", {}), state.get("shortcut", {})
+            other, moved, of_shortcut = shortcut.forward(own, kept, x, ctx.child("shortcut"))
+            new |= {"shortcut": moved} if moved else {}
+        y = ScaledPass(z, ctx.device, self.rectified).forward(scaling, other)
+        return y, new, (of_body, of_shortcut, z, scaling, y if self.rectified else None) if ctx.training else None
+
+    def backward(self, params: Params, residual: Any, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
+        """Return (dx, gradients)."""
+        of_body, of_shortcut, z, scaling, y = residual
+        (name, norm), own = self._norm, params.get("path", {})
+        way = ScaledPass(z, ctx.device, self.rectified)
+        total, product, change = way.sums(dy, scaling, y)
+        of_norm, back = norm.gradients(own.get(name, {}), scaling, total, product, z.size // z.shape[-1])
+        dz = replace(way, rectified=False).backward(change, scaling, back)
+        dx, grads = self._body.backward(own, of_body, dz, ctx.child("path", need_dx=ctx.need_dx))
+        if of_norm and name not in self.block.path.frozen:
+            grads |= {name: of_norm}
+        found = {"path": grads} if own else {}
+        other: Array | None = change
+        if self.block.shortcut is not None:
+            own, inner = params.get("shortcut", {}), ctx.child("shortcut", need_dx=ctx.need_dx)
+            other, grads = self.block.shortcut.backward(own, of_shortcut, change, inner)
+            found |= {"shortcut": grads} if own else {}
+        if not ctx.need_dx:
+            return None, found
+        assert dx is not None, "asked for"
+        assert other is not None, "asked for"
+        return added([dx, other], dy, ctx.device), found
+
+    @property
+    def _norm(self) -> tuple[str, ScalingLayer]:
+        name, norm = self.block.path.layers[-1]
+        assert isinstance(norm, ScalingLayer), "the block ends with one"
+        return name, norm
 
 
 @dataclass(frozen=True)
@@ -230,7 +315,7 @@ def added(parts: Sequence[Array], given: Array, device: Device) -> Array:
         for other in rest[1:]:
             np.add(flat[part], other[part], out=flat[part])
 
-    device.pool.map(add, device.pool.slices(flat.size, at_least=_AT_LEAST))
+    device.pool.map(add, device.pool.slices(flat.size, at_least=THREAD_NUMBERS))
     return out
 
 
