@@ -224,7 +224,7 @@ def _dense(layer: layers.Dense, params: Params) -> list[nn.Module]:
     """Behind a map the weights (H, W, C, units) are those of a vector of channels, rows and columns."""
     w, units = params["w"], layer.units
     matrix = (w.transpose(3, 2, 0, 1) if w.ndim == 4 else w.T).reshape(units, -1)
-    linear = _with(nn.Linear(matrix.shape[1], units), matrix, params["b"])
+    linear = _with(nn.Linear(matrix.shape[1], units, bias=layer.bias), matrix, params.get("b"))
     return [nn.Flatten(), linear] if w.ndim == 4 else [linear]
 
 
@@ -236,6 +236,25 @@ def _with(module: nn.Module, w: np.ndarray, b: np.ndarray | None) -> nn.Module:
     return module
 
 
+def _batchnorm(layer: layers.BatchNorm, params: Params) -> list[nn.Module]:
+    """PyTorch's has scale and shift or neither; a scale that ours lacks stays 1."""
+    norm = nn.BatchNorm2d(len(params["shift"]), layer.epsilon, layer.momentum)
+    norm.weight.requires_grad_(layer.scale)
+    return [norm]
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """factor · x."""
+        return x * self.factor
+
+
 def _pad(layer: layers.Pad, _: Params) -> list[nn.Module]:
     return [nn.ConstantPad3d((*[layer.size] * 4, 0, layer.channels), 0.0)]
 
@@ -243,9 +262,11 @@ def _pad(layer: layers.Pad, _: Params) -> list[nn.Module]:
 TWINS: Mapping[type[Layer], Callable[[Any, Params], list[nn.Module]]] = {
     layers.Conv: _conv,
     layers.Dense: _dense,
-    layers.BatchNorm: lambda layer, params: [nn.BatchNorm2d(len(params["scale"]), layer.epsilon, layer.momentum)],
+    layers.BatchNorm: _batchnorm,
     layers.ReLU: lambda layer, _: [nn.ReLU()],
     layers.Tanh: lambda layer, _: [nn.Tanh()],
+    layers.GELU: lambda layer, _: [nn.GELU()],
+    layers.Multiply: lambda layer, _: [Scaled(layer.factor)],
     layers.LRN: lambda layer, _: [nn.LocalResponseNorm(layer.size, layer.alpha, layer.beta, layer.k)],
     layers.MaxPool: lambda layer, _: [nn.MaxPool2d(layer.size, layer.step)],
     layers.AveragePool: lambda layer, _: [nn.AvgPool2d(layer.size, layer.step)],
