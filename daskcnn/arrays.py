@@ -22,7 +22,7 @@ import psutil
 from threadpoolctl import ThreadpoolController
 
 from daskcnn.compiled.given import readable
-from daskcnn.errors import ClusterError
+from daskcnn.errors import ClusterError, installing
 from daskcnn.pool import Pool as Pool
 
 LINE = 64
@@ -81,7 +81,7 @@ def _cupy() -> Backend:
         cupy.cuda.runtime.getDeviceCount()
     except ImportError as error:
         raise ClusterError(
-            "device gpu", "CuPy is not installed on this worker", "pip install 'daskcnn[gpu]' there"
+            "device gpu", "CuPy is not installed on this worker", f"{installing('gpu')} there"
         ) from error
     except Exception as error:  # CUDARuntimeError exists only where cupy does
         raise ClusterError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from unicodedata import category
+from urllib.parse import unquote, urlsplit
 
 _MOST_TOLD = 50
 _LINE = "\n"
@@ -29,6 +33,20 @@ def _escape(character: str) -> str:
 def told(value: str, reason: str, remedy: str) -> str:
     """One line of the three: "value: reason; remedy", without those that are empty."""
     return "; ".join(filter(None, [": ".join(filter(None, [value, reason])), remedy]))
+
+
+@cache
+def installing(extra: str) -> str:
+    """The command that installs an extra from where daskcnn was installed: a clone, a file, or the package index."""
+    try:
+        origin = json.loads(distribution("daskcnn").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    place = urlsplit(origin.get("url", ""))
+    if place.scheme != "file":
+        return f"pip install 'daskcnn[{extra}]'"
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}'{unquote(place.path)}[{extra}]'"
 
 
 class UserError(Exception):

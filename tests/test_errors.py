@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
 import pytest
 
-from daskcnn.errors import ClusterError, DataError, Interrupted, JobError, PushRefused, UserError, escaped, told
+from daskcnn.errors import (
+    ClusterError,
+    DataError,
+    Interrupted,
+    JobError,
+    PushRefused,
+    UserError,
+    escaped,
+    installing,
+    told,
+)
 from daskcnn.ps import Code
 from daskcnn.show.text import clean, plain
 
@@ -24,6 +35,31 @@ def test_the_three_parts_are_one_line_and_fields_wherever_the_error_goes(kind: t
         assert type(found) is kind
         assert str(found) == "a: b: is 3; not 4; make it 4; or 5"
         assert (found.value, found.reason, found.remedy) == ("a: b", "is 3; not 4", "make it 4; or 5")
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ({"url": "file:///home/ana/dask%20cnn", "dir_info": {"editable": True}}, "-e '/home/ana/dask cnn[plot]'"),
+        ({"url": "file:///home/ana/daskcnn", "dir_info": {}}, "'/home/ana/daskcnn[plot]'"),
+        ({"url": "file:///tmp/daskcnn.whl", "archive_info": {}}, "'/tmp/daskcnn.whl[plot]'"),
+        ({"url": "https://example.org/daskcnn.whl"}, "'daskcnn[plot]'"),
+        (None, "'daskcnn[plot]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    origin: dict[str, object] | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed:
+        def read_text(self, name: str) -> str | None:
+            return None if origin is None else json.dumps(origin)
+
+    monkeypatch.setattr("daskcnn.errors.distribution", lambda name: Installed())
+    installing.cache_clear()
+    try:
+        assert installing("plot") == f"pip install {expected}"
+    finally:
+        installing.cache_clear()
 
 
 def test_a_message_alone_is_the_reason() -> None:

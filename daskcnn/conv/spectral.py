@@ -64,7 +64,7 @@ class Blocks:
 class Spectral:
     """Real DFTs of whole maps, or of tiles of `tile` outputs a side. Supports stride 1."""
 
-    version = 3
+    version = 4
     rounding = 1e-6
 
     def __init__(self, tile: int | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from tornado.ioloop import IOLoop
 
 from daskcnn.dashboard.live_run import Message, Runs
+from daskcnn.errors import installing
 
 NAME = "daskcnn"
 """The page's path, its name in the navigation bar, and the scheduler's extension."""
@@ -42,7 +43,7 @@ def add_page(dask_scheduler: Any) -> str:
 
         from daskcnn.dashboard.page import show_runs
     except ImportError as error:
-        return f"{error} in the scheduler's environment (pip install 'daskcnn[dashboard]' there)"
+        return f"{error} in the scheduler's environment ({installing('dashboard')} there)"
     web = dask_scheduler.http_application
     own = next((each for each in web.applications if isinstance(each, BokehTornado)), None)
     if own is None:

@@ -20,7 +20,7 @@ from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
 from daskcnn.doctor.findings import GIB, Finding, failed
 from daskcnn.doctor.loops import compiled_loops
 from daskcnn.doctor.worker import blas_names
-from daskcnn.errors import ClusterError
+from daskcnn.errors import ClusterError, installing
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
 
@@ -111,7 +111,7 @@ def _dashboard() -> Finding:
     if not missing:
         return Finding("dashboard", True, "a scheduler started here shows it on its port 8787: /status, /metrics")
     pages = ", ".join(DASHBOARD[package] for package in missing)
-    return Finding("dashboard", True, f"a scheduler started here has no {pages}", "pip install 'daskcnn[dashboard]'")
+    return Finding("dashboard", True, f"a scheduler started here has no {pages}", installing("dashboard"))
 
 
 def _disk() -> Finding:

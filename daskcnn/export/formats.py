@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from daskcnn.errors import UserError
+from daskcnn.errors import UserError, installing
 from daskcnn.training.trained_network import Classifier
 
 
@@ -38,8 +38,7 @@ class Format:
         except ModuleNotFoundError as error:
             if self.package is None or (error.name or "").partition(".")[0] != self.package:
                 raise
-            remedy = f"pip install 'daskcnn[{self.package}]'"
-            raise UserError(f"package {self.package}", "it is not installed", remedy) from error
+            raise UserError(f"package {self.package}", "it is not installed", installing(self.package)) from error
         return found
 
 

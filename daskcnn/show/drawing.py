@@ -9,7 +9,7 @@ from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daskcnn.errors import DataError, UserError
+from daskcnn.errors import DataError, UserError, installing
 from daskcnn.show.figure import Figure
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def need_matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("pictures", "matplotlib is not installed", "pip install 'daskcnn[plot]'") from error
+        raise UserError("pictures", "matplotlib is not installed", installing("plot")) from error
     return matplotlib
 
 

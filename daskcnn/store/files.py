@@ -17,7 +17,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.documents import BOUNDS, parse_json, unknown_keys
-from daskcnn.errors import DataError, UserError
+from daskcnn.errors import DataError, UserError, installing
 from daskcnn.files import check_regular, local_path, open_regular, read_regular
 
 _OTHER_FIELDS: dict[str, Any] = dict.fromkeys(("attributes", "dimension_names"))  # without a meaning here
@@ -55,7 +55,7 @@ class Files:
         try:
             return cls(path, FsspecStore.from_url(path, read_only=read_only))
         except ImportError as error:
-            extra = "pip install 'daskcnn[s3]'" if path.startswith(("s3:", "s3a:")) else "pip install what it names"
+            extra = installing("s3") if path.startswith(("s3:", "s3a:")) else "pip install what it names"
             raise DataError(path, error, f"{extra}, or use a local path") from error
         except Exception as error:  # every file system of fsspec has errors of its own
             raise DataError(path, _words(error), "give a local path or the URL of a store that fsspec knows") from error

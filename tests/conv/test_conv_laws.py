@@ -23,6 +23,7 @@ SPECS = {
     "3x3 valid": ConvSpec(N=2, H=7, W=6, C=3, K=5, R=3, S=3),
     "1x1": ConvSpec(N=2, H=4, W=5, C=3, K=4, R=1, S=1),
     "1x1 stride 2": ConvSpec(N=2, H=5, W=6, C=3, K=4, R=1, S=1, stride=(2, 2)),
+    "1x1, several blocks": ConvSpec(N=40, H=9, W=40, C=40, K=50, R=1, S=1, stride=(2, 1)),
     "1x1 padded, strided over it": ConvSpec(N=1, H=1, W=2, C=2, K=2, R=1, S=1, stride=(3, 3), pad=(1, 1)),
     "even kernel": ConvSpec(N=2, H=6, W=6, C=2, K=3, R=2, S=4, pad=(1, 2)),
     "one row of taps": ConvSpec(N=2, H=6, W=5, C=3, K=2, R=1, S=3, pad=(0, 1)),

@@ -28,7 +28,7 @@ from daskcnn.doctor.examine import asked_for, examine
 from daskcnn.doctor.findings import GIB, Finding, readable_findings, would_start
 from daskcnn.doctor.links import Way, rounds
 from daskcnn.doctor.worker import Gpu, Seen, look
-from daskcnn.errors import ClusterError, JobError
+from daskcnn.errors import ClusterError, JobError, installing
 from daskcnn.job.tables import Workers
 from tests.fake_client import fake_client
 
@@ -95,7 +95,7 @@ def test_a_dashboard_that_is_missing_stops_no_job(monkeypatch: pytest.MonkeyPatc
     found = finding("dashboard")
     assert found.ok
     assert page in found.seen
-    assert "daskcnn[dashboard]" in found.remedy
+    assert found.remedy == installing("dashboard")
 
 
 def test_idle_vector_units_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

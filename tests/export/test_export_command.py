@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
+from daskcnn.errors import installing
 from daskcnn.export import FORMATS, read_model
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.trained_run import load_classifier
@@ -85,7 +86,7 @@ def test_a_missing_package_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) 
     missing: Any = None
     monkeypatch.setitem(sys.modules, "onnx", missing)
     told = refused("export", run, "--to", "onnx")
-    assert "package onnx: it is not installed; pip install 'daskcnn[onnx]'" in told
+    assert f"package onnx: it is not installed; {installing('onnx')}" in told
 
 
 def test_what_cannot_be_written_is_named(run: Path) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from daskcnn.errors import JobError
+from daskcnn.errors import JobError, installing
 from daskcnn.events import EpochEnded, Event, RunStarted, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.followers import Feeds, FollowedRun, check_tools, feeds, tool
@@ -118,7 +118,7 @@ def test_what_is_missing_is_refused_all_at_once(monkeypatch: pytest.MonkeyPatch)
         check_tools(job)
     assert len(caught.value.problems) == 2
     for extra, problem in zip(("tensorboard", "mlflow"), caught.value.problems, strict=True):
-        assert f"pip install 'daskcnn[{extra}]'" in problem
+        assert installing(extra) in problem
 
 
 def test_nothing_starts_where_a_tool_is_missing(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:

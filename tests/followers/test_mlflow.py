@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daskcnn.errors import installing
 from daskcnn.launch.followers.mlflow_run import EXPERIMENT, KEPT_ID, MLflowRun
 from daskcnn.launch.trained_model import load
 from tests.followers.runs_followed import a_run, events, followed
@@ -87,4 +88,4 @@ def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setattr("daskcnn.launch.followers.tool.find_spec", lambda name: None)
     (problem,) = MLflowRun.problems("http://127.0.0.1:9")
-    assert "pip install 'daskcnn[mlflow]'" in problem
+    assert installing("mlflow") in problem

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from daskcnn.arrays import Device
 from daskcnn.cli import main as daskcnn
+from daskcnn.errors import installing
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import evaluate
 from daskcnn.launch.trained_run import load_trained
@@ -124,7 +125,7 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_computed(
     assert "pictures are SVG or PNG" in _evaluate(trained, "--picture", tmp_path / "a.jpg", code=2)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     told = _evaluate(trained, "--picture", tmp_path / "a.svg", code=2)
-    assert "matplotlib is not installed; pip install 'daskcnn[plot]'" in told
+    assert f"matplotlib is not installed; {installing('plot')}" in told
 
 
 def test_names_of_classes_are_drawn_as_they_are(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.errors import DataError, Interrupted, Lost
+from daskcnn.errors import DataError, Interrupted, Lost, installing
 from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.predictions import kept, sources, tables, task, whole
@@ -501,7 +501,7 @@ def test_pyarrow_is_asked_for_before_anything_starts(run: Path, store: str, monk
     missing: Any = None
     monkeypatch.setitem(sys.modules, "pyarrow", missing)
     told = refused(run, store, "--out", "p.parquet")
-    assert "package pyarrow: it is not installed; pip install 'daskcnn[parquet]'" in told
+    assert f"package pyarrow: it is not installed; {installing('parquet')}" in told
     assert DONE == []
 
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daskcnn.cli import main as daskcnn
+from daskcnn.errors import installing
 from daskcnn.show.history import ROUND_COLUMNS
 
 CALIBRATION = {"event": "calibration", "workers": [{"name": "w0", "device": "cpu"}]}
@@ -174,7 +175,7 @@ def test_a_page_that_cannot_be_is_refused(run: Path, monkeypatch: pytest.MonkeyP
     assert "compare: 1 run, which has nothing beside it" in told("compare", run, "--html", "x")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for command in (["report", run], ["compare", run, run]):
-        assert "matplotlib is not installed; pip install 'daskcnn[plot]'" in told(*command, "--html", "x.html")
+        assert f"matplotlib is not installed; {installing('plot')}" in told(*command, "--html", "x.html")
     assert not Path("x.html").exists()
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 from daskcnn.cli import main as daskcnn
-from daskcnn.errors import DataError
+from daskcnn.errors import DataError, installing
 from daskcnn.events import KernelsSharded
 from daskcnn.launch import paper_figures as figures
 from daskcnn.launch import plot
@@ -356,6 +356,6 @@ def test_figures_where_there_can_be_no_folder_are_refused() -> None:
 
 def test_without_matplotlib_figures_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "matplotlib is not installed; pip install 'daskcnn[plot]'" in refused(
+    assert f"matplotlib is not installed; {installing('plot')}" in refused(
         "simulate", "job.toml", "--figures", "pictures"
     )

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from distributed import Client
 
+from daskcnn.errors import installing
 from daskcnn.events import Event
 from daskcnn.launch.prepared_job import Prepared
 
@@ -53,7 +54,7 @@ class Tool(ABC):
         if cls.package and find_spec(cls.package) is None:
             yield (
                 f"run.{cls.key}: needs the package {cls.package}, which is not installed; "
-                f"pip install 'daskcnn[{cls.extra}]', or remove the key"
+                f"{installing(cls.extra)}, or remove the key"
             )
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import zarr
 
-from daskcnn.errors import DataError, UserError
+from daskcnn.errors import DataError, UserError, installing
 from daskcnn.launch.predictions.rows import Columns, Predicted, likeliest
 from daskcnn.launch.predictions.sources import Part
 
@@ -195,6 +195,6 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        remedy = "pip install 'daskcnn[parquet]', or write to a name that ends in .csv or .zarr"
+        remedy = f"{installing('parquet')}, or write to a name that ends in .csv or .zarr"
         raise UserError("package pyarrow", "it is not installed", remedy) from error
     return pyarrow, pyarrow.parquet
