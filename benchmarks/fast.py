@@ -38,6 +38,8 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.prepared_job import find_dataset
+from daskcnn.nn import SGD
+from daskcnn.nn.optimizers import Lookahead
 from daskcnn.nn.views import weighted_views
 from daskcnn.runs.log import read_events
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
@@ -147,8 +149,9 @@ class TorchSide:
         ahead = self.train.lookahead
         if ahead is None or self.count % ahead.steps:
             return
+        kept = Lookahead(SGD(), ahead.steps, ahead.alpha, ahead.last, ahead.over or 1).kept(self.count)
         for slow, tensor in zip(self.slow, self.model.parameters(), strict=True):
-            slow.lerp_(tensor, ahead.alpha)
+            slow.lerp_(tensor, kept)
             tensor.copy_(slow)
 
     @torch.inference_mode()

@@ -102,7 +102,8 @@ def optimizer_of(job: Job) -> Optimizer:
     tables = {**dict(train), "nesterov": train.nesterov and train.momentum > 0, **dict(train.optimizer)}
     optimizer = kind(**{field.name: tables[field.name] for field in fields(kind)})  # type: ignore[arg-type] # every optimizer is a dataclass
     if train.lookahead is not None:
-        optimizer = Lookahead(optimizer, train.lookahead.steps, train.lookahead.alpha)
+        ahead = train.lookahead
+        optimizer = Lookahead(optimizer, ahead.steps, ahead.alpha, ahead.last, ahead.over or 1)
     return optimizer if train.ema is None else Averaged(optimizer, train.ema)
 
 

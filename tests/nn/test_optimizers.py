@@ -168,10 +168,21 @@ def test_lookahead_goes_back_after_so_many_steps(inner: Optimizer) -> None:
     np.testing.assert_array_equal(ahead.vectors[-1], start)
 
 
+def test_lookahead_keeps_less_and_less_of_the_way() -> None:
+    optimizer = Lookahead(SGD(), 2, 1.0, 0.2, over=8)
+    assert [optimizer.kept(count) for count in (0, 4, 8, 20)] == pytest.approx([1.0, 0.9, 0.2, 0.2])
+    params = np.zeros(1)
+    state = optimizer.init(params)
+    for _ in range(4):  # a step of 1 each: all of the first two is kept up to 1 / 64 of 0.8, 0.9 of the next
+        state = optimizer.step(params, -np.ones(1), state, 1.0, Device())
+    first = 2 * (1 - 0.8 / 64)
+    np.testing.assert_allclose(params, first + 2 * 0.9)
+
+
 @pytest.mark.parametrize("every", [1, 2])
 def test_lookahead_of_replicas_that_take_means_is_that_of_their_mean(every: int) -> None:
     # what BSP does: replicas of one size meet in the mean of their weights, with the rate times their number
-    rng, optimizer = np.random.default_rng(0), Lookahead(SGD(0.9, nesterov=True), 3, 0.4)
+    rng, optimizer = np.random.default_rng(0), Lookahead(SGD(0.9, nesterov=True), 3, 0.4, 0.2, over=9)
     start, slopes = rng.standard_normal(4), rng.standard_normal((2, 12, 4))
     alone, state = start.copy(), optimizer.init(start)
     replicas = [start.copy(), start.copy()]
