@@ -3,6 +3,8 @@
 Rows of a map are copied into planes first: padded, channel by channel. Then the numbers that one tap of one channel
 meets under successive output pixels lie side by side, and the columns of a block of pixels are R·S·C copies of runs.
 With a stride along the width every phase of it has a plane of its own, which keeps the runs whole.
+
+Where pixels have many channels, a correlation takes these as runs: R·S copies for each output pixel, without planes.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ def plane_width(taps: Taps, width: int) -> int:
     return width + (taps.width - 1) * taps.columns_apart // taps.right
 
 
+MANY = 32
+"""Channels of a pixel that are worth a copy of their own."""
+
 _plane_rows, _plane_width = inner(plane_rows), inner(plane_width)
 TAPS = integers(Taps)
 
@@ -55,17 +60,21 @@ def correlate(
     scratch : planes of a strip, then columns of a block
     """
     K, across, size, target = y.shape[3], y.shape[1] * y.shape[2], len(w), y.reshape(y.size)
-    kernels = Matrix(w.reshape(w.size), 0, K, False)
+    kernels, wide = Matrix(w.reshape(w.size), 0, K, False), x.shape[3] >= MANY
     planes = _planes(x, y, taps, rows, scratch)
     for strip in range(first, last):
         row, end = strip * rows, min((strip + 1) * rows, y.shape[0])
-        _spread(x, row, end, taps, planes)
+        if not wide:
+            _spread(x, row, end, taps, planes)
         for start in range(0, (end - row) * across, pixels):
             n = min(pixels, (end - row) * across - start)
             columns = scratch[planes.size : planes.size + size * n]
-            _expand(planes, across, start, taps, columns.reshape(size, n))
+            if wide:
+                _collect(x, across, row * across + start, taps, columns.reshape(n, size))
+            else:
+                _expand(planes, across, start, taps, columns.reshape(size, n))
             out = Matrix(target, (row * across + start) * K, K, False)
-            multiply(Matrix(columns, 0, n, True), kernels, out, n, K, size, False, small)
+            multiply(Matrix(columns, 0, size if wide else n, not wide), kernels, out, n, K, size, False, small)
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], TAPS, intp, intp, intp, intp, intp, T[::1]))
@@ -142,3 +151,30 @@ def _expand(planes: Any, across: int, start: int, taps: Any, columns: Any) -> No
         pixel += n
     for row in range(taps.height * taps.width * C, len(columns)):
         columns[row] = 1
+
+
+@inner
+def _collect(x: Any, across: int, start: int, taps: Any, columns: Any) -> None:
+    """Write the numbers below n pixels (n, R·S·C) from the output's pixel `start` on; a column more is of ones."""
+    H, W, N, C = x.shape
+    source, target, size = x.reshape(x.size), columns.reshape(columns.size), columns.shape[1]
+    pixel, end = start, start + columns.shape[0]
+    while pixel < end:
+        place, sample = pixel // N, pixel % N
+        n = min(N - sample, end - pixel)
+        row, col = place // (across // N) * taps.down + taps.top, place % (across // N) * taps.right + taps.left
+        to = (pixel - start) * size
+        for r in range(taps.height):
+            for s in range(taps.width):
+                above, left = row + r * taps.rows_apart, col + s * taps.columns_apart
+                inside = 0 <= above < H and 0 <= left < W
+                at = ((above * W + left) * N + sample) * C
+                for i in range(n):
+                    if inside:
+                        copy(source, at + i * C, target, to + i * size, C)
+                    else:
+                        target[to + i * size : to + i * size + C] = 0
+                to += C
+        for i in range(n):
+            target[to + i * size : (pixel - start + i + 1) * size] = 1
+        pixel += n
