@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,14 @@ def _words(parameters: list[inspect.Parameter]) -> Iterator[str]:
         if each.kind is each.KEYWORD_ONLY and not named:
             named = True
             yield "*"
-        default = "" if each.default is each.empty else f" = {each.default!r}"
-        yield f"{each.name}{_annotation(each.annotation, ': ')}{default}"
+        yield f"{each.name}{_annotation(each.annotation, ': ')}{_default(each.default)}"
+
+
+def _default(value: Any) -> str:
+    """A default; a function, which has no name to give, as an ellipsis."""
+    if value is inspect.Parameter.empty:
+        return ""
+    return " = …" if callable(value) else f" = {value!r}"
 
 
 def _annotation(annotation: Any, mark: str) -> str:
@@ -100,7 +107,7 @@ def docstring(thing: Any) -> str:
     lines = (inspect.getdoc(thing) or "").splitlines()
     heads = [i for i, line in enumerate(lines) if line in TITLES and lines[i + 1 : i + 2] == ["-" * len(line)]]
     parts = [_paragraphs(lines[: heads[0]] if heads else lines)]
-    for begin, end in zip(heads, [*heads[1:], len(lines)], strict=True):
+    for begin, end in pairwise([*heads, len(lines)]):
         parts.append(_titled(lines[begin], lines[begin + 2 : end]))
     return "\n\n".join(part for part in parts if part)
 

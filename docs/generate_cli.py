@@ -55,7 +55,11 @@ def section(path: list[str], command: click.Command, context: click.Context) -> 
     parts = [f"## `{' '.join(path)}`", f"```text\n{usage}\n```", _help(command)]
     if path[-1] in DATASETS:
         parts.append(f"Names: {', '.join(f'`{name}`' for name in DATASETS)}. All have the same options.")
-    options = [record for param in command.get_params(context) if (record := param.get_help_record(context))]
+    options = [
+        record
+        for param in command.get_params(context)
+        if isinstance(param, click.Option) and (record := param.get_help_record(context))
+    ]
     return "\n\n".join([*parts, "\n".join(f"- `{plain(flags)}`: {_said(text)}" for flags, text in options)])
 
 
@@ -70,8 +74,9 @@ def plain(text: str) -> str:
 
 
 def _said(text: str) -> str:
-    """The meaning of an option, or that it has none but its name; names in capitals stay as they are."""
-    return re.sub(r"([<>*|])", r"\\\1", plain(text)) or "see above."
+    """The meaning of an option, as Markdown."""
+    readable = plain(text).replace("<=", " ≤ ").replace(">=", " ≥ ")
+    return re.sub(r"([*<>])", r"\\\1", readable)
 
 
 def _help(command: click.Command) -> str:
