@@ -24,12 +24,13 @@ HEAD = """# Python
 
 <!-- Generated from the docstrings of the package by docs/generate_api.py: edit those, not this page. -->
 
-What `import daskcnn` gives. [python.md](python.md) shows the same by examples that run. Names that begin with an underscore, and modules
-that are not listed here, may change from version to version.
+What `import daskcnn` gives. [python.md](python.md) shows the same by examples that run. Names that begin with an
+underscore, and modules that are not listed here, may change from version to version.
 """
 TITLES = ("Parameters", "Attributes", "Returns", "Raises", "Examples")
 MODULES = {
-    "errors": "What a user can mend. Each error names the value, the reason and the remedy. The exit code is that of the command line.",
+    "errors": "What a user can mend. Each error names the value, the reason and the remedy. "
+    "The exit code is that of the command line.",
     "events": "A model for each event of a run: [events.md](events.md) lists them with their fields.",
 }
 
@@ -147,7 +148,8 @@ def errors_section() -> str:
     """Every error with its exit code."""
     found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.UserError)]
     rows = [f"| `{each.__name__}` | {_exit_code(each)} | {_one_line(each)} |" for each in found]
-    return "\n".join(["## `daskcnn.errors`", "", MODULES["errors"], "", "| error | exit code | when |", "|---|---|---|", *rows])
+    table = ["| error | exit code | when |", "|---|---|---|", *rows]
+    return "\n".join(["## `daskcnn.errors`", "", MODULES["errors"], "", *table])
 
 
 def _exit_code(error: type[errors.UserError]) -> str:

@@ -42,10 +42,12 @@ def weight_updating() -> Any:
 def _attenuation(ax: Any) -> None:
     ages, others = np.arange(0, 9), 3
     for version, colour in zip((10, 100, 1000), (BLUE, GREEN, AMBER), strict=True):
-        ax.plot(ages, [_gamma(AGWU(), version, age, others) for age in ages], "o-", ms=3, color=colour, label=f"paper, v = {version}")
+        gammas = [_gamma(AGWU(), version, age, others) for age in ages]
+        ax.plot(ages, gammas, "o-", ms=3, color=colour, label=f"paper, v = {version}")
     by_age = AGWU(attenuation="staleness")
     ax.plot(ages, [_gamma(by_age, 1000, age, others) for age in ages], "s--", ms=3, color=RED, label="staleness, any v")
-    ax.set(xlabel="staleness v − k of the push", ylabel="γ", title="AGWU: weight of a push; the three others are current", ylim=(0, None))
+    ax.set(xlabel="staleness v − k of the push", ylabel="γ", ylim=(0, None))
+    ax.set_title("AGWU: weight of a push; the three others are current")
     ax.legend()
 
 
@@ -67,7 +69,8 @@ def _accuracy_mean(ax: Any) -> None:
         ax.annotate(f"Q = {q}", (x, y), xytext=(9, 8), textcoords="offset points")
     ax.plot(*mean, "x", color=GREY, ms=9, mew=2, label="mean")
     ax.plot(*weighted, "*", color=RED, ms=13, label="SGWU")
-    ax.set(title="SGWU: replicas in a plane of two weights", xlim=(-0.7, 5.2), ylim=(-0.7, 3.9), xlabel="weight 1", ylabel="weight 2")
+    ax.set(xlim=(-0.7, 5.2), ylim=(-0.7, 3.9), xlabel="weight 1", ylabel="weight 2")
+    ax.set_title("SGWU: replicas in a plane of two weights")
     ax.legend(loc="upper right")
 
 

@@ -49,14 +49,13 @@ def bsp() -> Any:
 def downpour() -> Any:
     """Pushes a second by the number of workers, and the two bounds."""
     figure, ax = panels()
-    one = scenario("downpour", 1, LINKS["100 Mb/s"], rule={"n_fetch": 10**6}, train={"partition": "udpa"})
-    constants = constants_of(one)
+    constants = constants_of(_pushing(1))
     full = constants.saturation or 1.0
     workers = sorted({max(1, round(full * part)) for part in (0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.15, 1.35, 1.6, 2)})
     rates = []
     for number in workers:
-        total = simulate(scenario("downpour", number, LINKS["100 Mb/s"], rule={"n_fetch": 10**6}, train={"partition": "udpa"})).report
-        rates.append(total.total.pushes / total.seconds)
+        report = simulate(_pushing(number)).report
+        rates.append(report.total.pushes / report.seconds)
     ax.plot(workers, rates, "o", color=BLUE, label="simulated", zorder=3)
     ax.plot([0, 2 * full], [0, 2 * full / constants.T], "--", color=GREY, label="k / T")
     ax.axhline(1 / constants.tau, color=RED, ls="--", label="1 / τ")
@@ -67,13 +66,20 @@ def downpour() -> Any:
     return figure
 
 
+def _pushing(workers: int) -> Scenario:
+    """Workers that push after every step, and pull at the end of a round only."""
+    rule, train = {"n_fetch": 10**6}, {"partition": "udpa"}
+    return scenario("downpour", workers, LINKS["100 Mb/s"], rule=rule, train=train)
+
+
 def simulation() -> Any:
     """Busy and waiting seconds of two real runs beside the simulated ones."""
     figure, axes = panels(2, sharex=True)
     for ax, name in zip(axes, ("udpa", "idpa"), strict=True):
         measured = read_events(PICTURES / f"run-{name}.jsonl")
         real, made = spent(measured), spent(again(measured, name))
-        bars = [(f"{worker}, {kind}", found[worker]) for worker in real for kind, found in (("run", real), ("simulated", made))]
+        kinds = {"run": real, "simulated": made}
+        bars = [(f"{worker}, {kind}", found[worker]) for worker in real for kind, found in kinds.items()]
         busy, wait = [b for _, (b, _) in bars], [w for _, (_, w) in bars]
         ax.barh(range(len(bars)), busy, color=[BLUE, LIGHT] * len(real))
         ax.barh(range(len(bars)), wait, left=busy, color=RED, alpha=0.8)

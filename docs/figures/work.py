@@ -35,7 +35,8 @@ def _increments(ax: Any, name: str) -> None:
         allocation = partitioner.allocate(allocation, SECONDS, increment=increment)
         for i, (worker, has) in enumerate(allocation.sizes().items()):
             label = f"increment {increment}" if name == "idpa" and i == 0 else None
-            ax.bar(i, has - below[worker], bottom=below[worker], color=COLOURS[0], alpha=shades[increment - 1], label=label)
+            shade = shades[increment - 1]
+            ax.bar(i, has - below[worker], bottom=below[worker], color=COLOURS[0], alpha=shade, label=label)
             below[worker] = has
     ax.set_xticks(range(len(SECONDS)), list(SECONDS))
     ax.set_title(name)
@@ -72,8 +73,8 @@ def layer_sharding() -> Any:
 
 
 def _speedups(ax: Any) -> None:
-    devices = (1, 2, 3, 4, 6, 8, 12, 16)
-    for colour, (label, bandwidth) in zip(COLOURS, {"5 MB/s": 5e6, "1 Gb/s": 1.25e8, "10 Gb/s": 1.25e9}.items(), strict=False):
+    devices, links = (1, 2, 3, 4, 6, 8, 12, 16), {"5 MB/s": 5e6, "1 Gb/s": 1.25e8, "10 Gb/s": 1.25e9}
+    for colour, (label, bandwidth) in zip(COLOURS, links.items(), strict=False):
         found = [scenario("layer", n, bandwidth, model="500:1500") for n in devices]
         ax.plot(devices, [each.star(each.cluster).speedup() for each in found], "o-", ms=3, color=colour, label=label)
     top = ceiling(found[0].star(found[0].cluster).serial)

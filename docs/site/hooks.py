@@ -28,7 +28,9 @@ LINK = re.compile(r"(?P<text>!?\[(?:[^\]\[]|\[[^\]]*\])*\])\((?P<target>[^)\s]+)
 MARKS = re.compile(r"(?m)^```(\w+) [\w ]+$")
 NOT_RUN = re.compile(r"(?m)^<!-- not run: (.*?) -->$")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\s*\\[(\[](.*?)\\[)\]]\s*</\1>', re.DOTALL)
-FROM_ELSEWHERE = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="(?:https?:)?//|<link\b[^>]*\bhref="(?:https?:)?//')
+FROM_ELSEWHERE = re.compile(
+    r'<(?:script|img|iframe|source)\b[^>]*\bsrc="(?:https?:)?//|<link\b[^>]*\bhref="(?:https?:)?//'
+)
 CANONICAL = re.compile(r'<link rel="canonical"[^>]*>')
 
 

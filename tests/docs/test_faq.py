@@ -30,7 +30,7 @@ def texts() -> tuple[str, ...]:
 
 
 def pieces(message: str) -> list[str]:
-    """The parts of a message that stand in the code as they are: between what is put in, and of value, reason, remedy."""
+    """The parts of a message that stand in the code as they are: between what is put in, and value, reason, remedy."""
     found = re.split(r"…|; |: |'", message)
     return [piece.strip() for piece in found if len(piece.strip()) >= SHORTEST]
 
