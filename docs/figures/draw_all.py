@@ -1,6 +1,7 @@
 """Draw every figure of docs/concepts into docs/pictures.
 
-`make figures`, or `python docs/figures/draw_all.py [NAME …]`. Needs matplotlib. Names are those of the files without `concept-` and `.svg`; without any, all are drawn.
+`make figures`, or `python docs/figures/draw_all.py [NAME …]`. Needs matplotlib. Names are those of the files without
+`concept-` and `.svg`; without any, all are drawn.
 """
 
 from __future__ import annotations

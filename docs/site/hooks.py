@@ -58,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links as they are in the site; fences without the words that tests go by."""
     own = page.file.src_uri
     markdown = outside_fences(markdown, lambda text: LINK.sub(lambda found: in_site(found, own), text))
-    markdown = NOT_RUN.sub(r'<p class="not-run">Not run by the tests: \1.</p>', markdown)
+    markdown = NOT_RUN.sub(r'<p class="not-run">Not run by the tests: \1.</p>\n', markdown)
     return MARKS.sub(r"```\1", markdown)
 
 
