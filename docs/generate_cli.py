@@ -24,7 +24,7 @@ HEAD = """# Commands
 <!-- Generated from the commands in daskcnn/cli by docs/generate_cli.py: do not edit. -->
 
 `daskcnn COMMAND`, `dask cnn COMMAND` and, for `run`, `python -m daskcnn.run` are the same programs.
-`--help` after any command prints what stands here. [faults.md](faults.md#exit-codes) lists the exit codes.
+`-h` or `--help` after any command prints what stands here. [faults.md](faults.md#exit-codes) lists the exit codes.
 """
 
 
@@ -58,7 +58,7 @@ def section(path: list[str], command: click.Command, context: click.Context) -> 
     options = [
         record
         for param in command.get_params(context)
-        if isinstance(param, click.Option) and (record := param.get_help_record(context))
+        if isinstance(param, click.Option) and param.name != "help" and (record := param.get_help_record(context))
     ]
     return "\n\n".join([*parts, "\n".join(f"- `{plain(flags)}`: {_said(text)}" for flags, text in options)])
 

@@ -109,4 +109,3 @@ def spent(log: Sequence[Event]) -> dict[str, tuple[float, float]]:
             busy[event.worker] += event.busy
             wait[event.worker] += event.wait or 0.0
     return {names[worker]: (busy[worker], wait[worker]) for worker in sorted(busy)}
-

@@ -44,7 +44,7 @@ def test_a_message_is_one_of_the_program(message: str) -> None:
 
 def test_every_message_is_explained() -> None:
     text = FAQ.read_text(encoding="utf-8")
-    sections = [part for part in re.split(r"(?m)^### ", text)[1:]]
+    sections = re.split(r"(?m)^### ", text)[1:]
     assert len(sections) >= 25
     for section in sections:
         heading = section.partition("\n")[0]
