@@ -58,7 +58,7 @@ def section(path: list[str], command: click.Command, context: click.Context) -> 
     options = [
         record
         for param in command.get_params(context)
-        if isinstance(param, click.Option) and param.name != "help" and (record := param.get_help_record(context))
+        if isinstance(param, click.Option) and "--help" not in param.opts and (record := param.get_help_record(context))
     ]
     return "\n\n".join([*parts, "\n".join(f"- `{plain(flags)}`: {_said(text)}" for flags, text in options)])
 
