@@ -99,5 +99,5 @@ def _fits(line: str, printed: str) -> bool:
 
 def _shape(line: str) -> str:
     """The line without what differs from run to run."""
-    line = re.sub(r"\d[\d.,:T-]*", "#", line)
+    line = re.sub(r"\d[\d.,:T-]*(e-?\d+)?", "#", line)
     return " ".join(re.sub(r"[*|]", " ", line).split())
