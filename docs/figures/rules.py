@@ -96,10 +96,10 @@ def _springs(rule: EASGD, steps: int) -> tuple[list[float], list[list[float]]]:
     for _ in range(steps):
         for i, local in enumerate(locals_):
             local.weights -= 0.1 * (local.weights + rng.normal(0, 4, 1))
+            paths[i].append(float(local.weights[0]))  # before the springs pull
             merged = rule.merge(center, {}, [push(i, local.weights)], seen)
             rule.adopt(local, merged.replies[str(i)], 0)
             center = merged.center
-            paths[i].append(float(local.weights[0]))
         path.append(float(center[0]))
     return path, paths
 

@@ -22,11 +22,13 @@ MISSING = "nowhere.zarr"
 """A path without a data set: the simulator knows the sizes of those that have a name."""
 
 
-def scenario(strategy: str, workers: int, bandwidth: float, *, model: str = "quick", **tables: Any) -> Scenario:
-    """A job on CIFAR-10's sizes over equal workers behind links of this many bytes a second."""
+def scenario(
+    strategy: str, workers: int, bandwidth: float, *, model: str = "quick", speed: float = 500, **tables: Any
+) -> Scenario:
+    """A job on CIFAR-10's sizes over equal workers of this speed, behind links of this many bytes a second."""
     train = {"strategy": strategy, "epochs": 1, "batch_size": 64, **tables.pop("train", {})}
     job = {"data": {"name": "cifar10", "path": MISSING}, "model": {"name": model}, "train": train, **tables}
-    worker = {"name": "desk", "count": workers, "images_per_second": 500, "bandwidth": bandwidth, "latency": 0.0003}
+    worker = {"name": "desk", "count": workers, "images_per_second": speed, "bandwidth": bandwidth, "latency": 0.0003}
     cluster = parse_cluster({"server": {"bandwidth": bandwidth}, "worker": [worker]})
     return scenario_of(resolve(job), cluster, "figure")
 
@@ -41,6 +43,8 @@ def bsp() -> Any:
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.set_xticks(every, [str(n) for n in every])
+    ax.set_yticks((25, 50, 100, 200), ["25", "50", "100", "200"], minor=False)
+    ax.minorticks_off()
     ax.set(xlabel="steps between two meetings (rule.every)", ylabel="seconds of an epoch")
     ax.legend(title="links of workers and server")
     return figure
