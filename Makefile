@@ -7,7 +7,7 @@ ARGS ?=
 # kept whatever the environment says: every process that a test or a run starts would compile the package anew
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install tools run test test-all check docs format bench bench-conv bench-cifar10 image-replay clean
+.PHONY: install tools run test test-all check docs figures format bench bench-conv bench-cifar10 image-replay clean
 
 # what running needs
 install: $(VENV)/.installed
@@ -59,9 +59,19 @@ check: tools
 	$(BIN)/lint-imports
 	@for script in docs/generate_*.py; do $(BIN)/python $$script --check || exit 1; done
 
-# the pages that are made of the package's own models
-docs: tools
+# the documentation site, in build/site: the pages that are made of the package's own models, then all of them
+docs: $(VENV)/.docs
 	@for script in docs/generate_*.py; do $(BIN)/python $$script || exit 1; done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server --directory build/site"
+
+$(VENV)/.docs: $(VENV)/.tools
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+# the drawings of docs/concepts, in docs/pictures
+figures: tools
+	$(BIN)/python docs/figures/draw_all.py
 
 format: tools
 	$(BIN)/ruff check --fix .

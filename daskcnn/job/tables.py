@@ -468,9 +468,8 @@ class Job(Options):
 
     Attributes
     ----------
-    rule : UpdateRule or None
-        The update rule itself, of the class that `RULES` has for `train.strategy`. It is read from, and dumped as, the
-        table of the parameters that were given. None for strategy `layer`.
+    rule : the update rule itself, of the class that `RULES` has for `train.strategy`. It is read from, and dumped as,
+        the table of the parameters that were given. None for strategy `layer`.
     """
 
     data: Data = Data()

@@ -51,7 +51,7 @@ def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> 
     if labels.ndim != 1:
         raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
     if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
-        labels = labels.astype(str)
+        labels = labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
     if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
         labels = labels.astype(np.int64)
     if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)) and (np.abs(labels) <= _MOST).all():

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *(
         ROOT / page
         for page in ("data/README.md", "benchmarks/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -64,6 +64,11 @@ def commands(block: Block) -> Iterator[str]:
             yield line
         if here := re.search(r"<<'?(\w+)'?", line):
             end = here[1]
+
+
+def told(block: Block) -> str:
+    """What a block of Python says that it prints, in comments `# > …`."""
+    return "\n".join(re.findall(r"(?m)^# ?> (.*)$", block.text))
 
 
 def links(page: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -18,7 +19,8 @@ from distributed.cli import dask_scheduler, dask_spec, dask_worker
 
 from daskcnn import cli, run
 from tests.command_lines import context_of
-from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths
+from tests.docs.pages import PAGES, ROOT, Block, anchors, blocks, commands, links, name, paths, told
+from tests.docs.tutorials import TUTORIALS, environment
 
 MADE_BY_USE = {"data/NAME.zarr", "data/shapes.zarr", "data/cifar10.zarr", "data/synthetic.zarr"}
 COMMANDS = {
@@ -32,10 +34,12 @@ COMMANDS = {
 SHELL = ("sh", "")
 RUN = "run"
 STARTS_WORKERS = ("daskcnn.run", "LocalCluster")
+OTHERS = [page for page in PAGES if page not in TUTORIALS]
+"""The tutorials have a test of their own, which also looks at what they show as output."""
 WITH_CLUSTER = [
-    page for page in PAGES if any(RUN in b.marks and start in b.text for b in blocks(page) for start in STARTS_WORKERS)
+    page for page in OTHERS if any(RUN in b.marks and start in b.text for b in blocks(page) for start in STARTS_WORKERS)
 ]
-WITHOUT = [page for page in PAGES if page not in WITH_CLUSTER and any(RUN in b.marks for b in blocks(page))]
+WITHOUT = [page for page in OTHERS if page not in WITH_CLUSTER and any(RUN in b.marks for b in blocks(page))]
 EXAMPLES = [
     *(pytest.param(p, marks=[pytest.mark.cluster, pytest.mark.slow]) for p in WITH_CLUSTER),
     *(pytest.param(p) for p in WITHOUT),
@@ -79,7 +83,9 @@ def test_the_readme_is_a_door() -> None:
 
 def words_of(line: str) -> list[str]:
     """The words of the command, without variables set before it, comments and what follows a pipe or `&&`."""
-    words = shlex.split(line, comments=True)
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+    lexer.whitespace_split = True
+    words = list(itertools.takewhile(lambda word: not set(word) <= set("|&;<>"), lexer))
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     return words
@@ -118,7 +124,7 @@ def test_examples_run(page: Path, tmp_path: Path) -> None:
             done = execute(block, tmp_path)
             assert done.returncode == 0, f"{name(page)}, block at line {block.line}:\n{done.stdout}{done.stderr}"
             if block.language == "python":
-                assert said(block) in done.stdout, f"{name(page)}, block at line {block.line}:\n{done.stdout}"
+                assert told(block) in done.stdout, f"{name(page)}, block at line {block.line}:\n{done.stdout}"
 
 
 def runs_here(block: Block, folder: Path) -> bool:
@@ -140,13 +146,6 @@ def execute(block: Block, folder: Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(script)]
     else:
         command = ["bash", "-e", "-c", block.text]
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240, check=False
     )
-
-
-def said(block: Block) -> str:
-    """What the block says that it prints, in comments `#> …`."""
-    return "\n".join(re.findall(r"(?m)^#> (.*)$", block.text))

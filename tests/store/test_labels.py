@@ -17,6 +17,7 @@ from daskcnn.store.labels import numbered
     [
         (np.array([7, 3, 7]), None, [1, 0, 1], ("3", "7")),
         (np.array(["dog", "cat", "dog"]), None, [1, 0, 1], ("cat", "dog")),
+        (np.array(["dog", "cat", "dog"], np.dtypes.StringDType()), None, [1, 0, 1], ("cat", "dog")),
         (np.array(["dog", "cat"], object), ["dog", "cat", "cow"], [0, 1], ("dog", "cat", "cow")),
         (np.array([True, False]), None, [1, 0], ("False", "True")),
         (np.array([1.0, 0.0, 2.0]), ["a", "b", "c"], [1, 0, 2], ("a", "b", "c")),

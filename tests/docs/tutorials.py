@@ -1,0 +1,103 @@
+"""The tutorials: their blocks in order, what a run of them prints, and what the page says that it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.docs.pages import ROOT, Block, blocks
+
+TUTORIALS = [
+    ROOT / "docs/quick-start.md",
+    ROOT / "docs/own-images.md",
+    *sorted((ROOT / "docs/tutorials").glob("*.md")),
+]
+OUTPUT = "output"
+"""Marks a block of text that shows what the block before it printed."""
+SKIPPED = "…"
+"""A line of this alone stands for any lines; at the end of a line, for the rest of it."""
+LONGEST = 280.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A block that is run, and what the page says that it prints; none: the page does not say."""
+
+    block: Block
+    shown: Block | None
+
+
+def steps(page: Path) -> Iterator[Step]:
+    """The blocks that are run, in order."""
+    found = blocks(page)
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        if "run" in block.marks:
+            yield Step(block, after if after is not None and OUTPUT in after.marks else None)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a reader whose commands are this Python's, and this checkout's package."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "110"}
+
+
+class Reader:
+    """A reader who gives the commands of a tutorial in one folder. Use as a context: at its end all processes end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:  # each leads a group: what it left in the background is in it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def run(self, block: Block) -> tuple[int, str]:
+        """Run a block as a script of its own. Returns its exit code and all that it printed."""
+        command = ["bash", "-e", "-c", block.text]
+        if block.language == "python":
+            (self.folder / "example.py").write_text(block.text, encoding="utf-8")
+            command = [sys.executable, "example.py"]
+        printed = self.folder / "printed.log"
+        with printed.open("wb") as file:  # a pipe would stay open as long as what is left in the background
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=environment(), stdout=file, stderr=file, start_new_session=True
+            )
+            self._started.append(process)
+            code = process.wait(timeout=LONGEST)
+        return code, printed.read_text(encoding="utf-8")
+
+
+def missing_line(shown: str, printed: str) -> str | None:
+    """The first line of what a page shows that was not printed in this order; None where all were.
+
+    Numbers, columns and marks of the best differ from run to run, so they are not compared.
+    """
+    left = iter([_shape(line) for line in printed.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() and line.strip() != SKIPPED and not any(_fits(line, other) for other in left):
+            return line
+    return None
+
+
+def _fits(line: str, printed: str) -> bool:
+    if line.rstrip().endswith(SKIPPED):
+        return printed.startswith(_shape(line.rstrip().removesuffix(SKIPPED)))
+    return _shape(line) == printed
+
+
+def _shape(line: str) -> str:
+    """The line without what differs from run to run."""
+    line = re.sub(r"\d[\d.,:T-]*(e-?\d+)?", "#", line)
+    return " ".join(re.sub(r"[*|]", " ", line).split())
