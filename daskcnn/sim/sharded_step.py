@@ -96,10 +96,15 @@ class Direct(Sharding):
         return stages, [{name: n for name, n in own.items() if n} for own in by_layer]
 
     def why_no_shorter(self) -> str:
-        """Why more workers do not shorten the step: what keeps one from any kernels, else what the step is made of."""
-        unused = self._balance().unused(self.plan.kernels)
-        if unused:
-            return unused[max(unused)]
+        """Why one more worker like the last does not shorten the step.
+
+        It is what keeps it, or one that is alike, from any kernels; or what the step is made of, where none is idle.
+        """
+        unused, last = self._balance().unused(self.plan.kernels), self.workers[-1]
+        alike = (worker.name for worker in self.workers if worker.model_copy(update={"name": last.name}) == last)
+        for name in alike:
+            if name in unused:
+                return unused[name]
         step = self.step()
         return (
             f"of a step of {step.seconds:.2g} s, {step.comm:.2g} s go to sending and to handing out tasks, and "

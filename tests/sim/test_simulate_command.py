@@ -285,6 +285,18 @@ def test_a_plan_for_sharded_layers_says_why_another_worker_does_not_pay() -> Non
     assert "its share is not worth what it takes to send" in verdict["reason"]
 
 
+def test_the_reason_is_that_of_the_worker_that_is_added() -> None:
+    """And not that of a laptop on a slow link, which is idle before and after."""
+    workers = (
+        "name = 'desk'\nimages_per_second = 100\nbandwidth = 1e8\n",
+        "name = 'laptop'\nimages_per_second = 9\nbandwidth = 1e4\n",
+    )
+    Path("cluster.toml").write_text("".join(f"[[worker]]\n{own}latency = 0.01\n" for own in workers))
+    (verdict,) = plan("--add", "cpu=1", "--set", "train.strategy=layer")["verdicts"]
+    assert verdict["stops"] is not None
+    assert "its link (100 MB/s, 10 ms a message)" in verdict["reason"]
+
+
 def test_ordinals() -> None:
     found = [worker_plan._ordinal(n) for n in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)]
     assert found == ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]
