@@ -44,7 +44,7 @@ class Lookahead(Around):
     """After every `steps` steps the weights go back to `alpha` of the way that they have come since the last time.
 
     The slow weights, where they go on from, are one more vector of the state. They begin where the weights do.
-    With `last`, the part of the way goes from `alpha` there over so many steps, by their third power (airbench94,
+    With `last`, the part of the way goes from `alpha` there over `over` steps, by their third power (airbench94,
     Jordan 2024): weights run free at first, and in the end they are an average.
     """
 
@@ -62,7 +62,7 @@ class Lookahead(Around):
                 raise ValueError(f"{name}={part}: Lookahead needs 0 < {name} <= 1")
 
     def kept(self, count: int) -> float:
-        """Return the part of the way that is kept after so many steps."""
+        """Return the part of the way that is kept after `count` steps."""
         last = self.alpha if self.last is None else self.last
         return self.alpha + (last - self.alpha) * min(1.0, count / self.over) ** 3
 
