@@ -54,7 +54,7 @@ def test_a_scalar_is_a_python_number(device: Device) -> None:
 
 def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ClusterError, match=r"CuPy is not installed.*pip install 'daskcnn\[gpu\]'"):
+    with pytest.raises(ClusterError, match=r"CuPy is not installed.*pip install .*\[gpu\]' there"):
         Device.of("gpu")
 
 

@@ -154,5 +154,5 @@ def test_what_cannot_be_drawn_is_refused(runs: list[str], monkeypatch: pytest.Mo
     with pytest.raises(DataError, match="give a folder that may be written"):
         draw_breakdown(runs, "nowhere/breakdown.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match="matplotlib is not installed; pip install 'daskcnn"):
+    with pytest.raises(UserError, match="matplotlib is not installed; pip install"):
         draw_breakdown(runs, "breakdown.svg")
