@@ -54,7 +54,7 @@ from daskcnn.store import open_dataset
 PARTS = ("error", "energy", "largest", "workers")
 SIZES = (784, 500, 250, 10)
 RATE, BATCH = 0.45, 64
-"""Of the appendix, for the sum of squared differences; the loss here is their mean."""
+"""The appendix's rate and batch. Its loss is half of the sum of squared differences."""
 CLASSIFIER_RATE = 0.05
 """For fine-tuning with momentum, by cross-entropy."""
 VALIDATION = 10_000
@@ -136,7 +136,7 @@ def classifier(first: int = SIZES[1]) -> list[dict[str, Any]]:
 
 
 def rate_of(visible: int) -> float:
-    """The rate for the mean over so many numbers that is the appendix's for half of their sum."""
+    """The appendix's rate for our loss: the mean of squared differences of an image's `visible` numbers."""
     return RATE * visible / 2
 
 
@@ -309,7 +309,7 @@ def energy(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def step_seconds(first: int, memory: int) -> float | None:
-    """Seconds of a step with so many units in the first layer; None if it takes more memory than that.
+    """Seconds of a step with `first` units in the first layer; None if it takes more than `memory` bytes.
 
     The limit counts from what the process holds before: libraries and loops.
     """

@@ -454,7 +454,8 @@ def test_a_sharded_network_follows_the_replica_with_every_optimizer(
         assert score.loss == pytest.approx(alone.step(batch, 0.01)[0], rel=1e-9)
     weights, state = group.collect(shards)
     # the gradient of a bias in front of batch normalising is what rounding leaves, which AdamW divides by as little
-    np.testing.assert_allclose(weights, alone.weights, rtol=0, atol=1e-8)
+    rounded = network == "batch norm" and "adamw" in str(train)
+    np.testing.assert_allclose(weights, alone.weights, rtol=0, atol=1e-8 if rounded else 1e-9)
     np.testing.assert_allclose(state.vectors, alone.optimizer_state.vectors, rtol=0, atol=1e-9)
     assert state.count == alone.optimizer_state.count == 8
 
