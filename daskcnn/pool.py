@@ -7,6 +7,7 @@ tasks of the first levels of the graph go first, each to the least loaded thread
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
@@ -18,8 +19,15 @@ from threading import Lock
 from typing import Any, TypeVar
 from weakref import finalize
 
+import numpy as np
+
 T = TypeVar("T")
 R = TypeVar("R")
+
+WATCH_US = 1000.0
+"""How long a thread watches for the next call, or for the end of another's work, before it sleeps."""
+HAND_OVER_US = 5.0
+"""How long a caller waits, at most, for a helper that watches to come into the interpreter."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,20 +43,72 @@ class Task:
         self.level = 1 + max((task.level for task in self.after), default=-1)
 
 
+class _Signals:
+    """Numbers by which threads of a pool call each other while neither holds the interpreter.
+
+    A helper that has done its work watches for the next call for a while before it sleeps. It is called at a moment
+    when the caller has left the interpreter to it: otherwise it would wait for that asleep.
+    """
+
+    def __init__(self, threads: int) -> None:
+        from daskcnn.compiled import signals, warm
+        from daskcnn.compiled.loop import step_aside
+
+        warm.warm_module("signals", "float32")
+        self._functions, self.step_aside = signals, step_aside
+        # a line of the cache each: how many calls there were, and how many each helper has ended
+        self._numbers = np.zeros((threads, 8), np.int64)
+        first, apart = self._numbers.ctypes.data, self._numbers.strides[0]
+        self._addresses = [first + row * apart for row in range(threads)]
+        self._rows = self._numbers.data
+        self._watching = [False] * threads
+        turns_of_us = 1000 / min(self._seconds_of(1000) * 1e6 for _ in range(5))
+        self._watch, self._hand_over = int(WATCH_US * turns_of_us), int(HAND_OVER_US * turns_of_us)
+
+    def _seconds_of(self, turns: int) -> float:
+        begun = time.perf_counter()
+        self._functions.watch(self._addresses[0], 0, turns)
+        return time.perf_counter() - begun
+
+    def call(self) -> None:
+        """Tell helpers that calls are in the queue."""
+        self._functions.call(self._addresses[0], self._hand_over if any(self._watching) else 0)
+
+    def ended(self, helper: int) -> int:
+        """Return how many calls this helper has ended."""
+        return self._rows[helper, 0]
+
+    def watch_end(self, helper: int, ended: int) -> None:
+        """Watch for the end of a helper's call, for a while. It had ended so many before it."""
+        self._functions.watch(self._addresses[helper], ended, self._watch)
+
+    def end(self, helper: int, calls: SimpleQueue[_Call | None]) -> None:
+        """Tell that a helper's call has ended, and watch for the next one, for a while."""
+        seen = self._rows[0, 0]
+        turns = self._watch if calls.empty() else 0
+        self._watching[helper] = True
+        self._functions.end_and_watch(self._addresses[helper], self._addresses[0], seen, turns)
+        self._watching[helper] = False
+        if calls.empty():
+            self.step_aside()
+
+
 class _Call:
     """Work that a helping thread may begin, once, until the caller takes it back."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], signals: _Signals) -> None:
         # NumPy's error state is a context variable: threads see the caller's only if it is handed on
-        self._context, self._work = copy_context(), work
+        self._context, self._work, self._signals = copy_context(), work, signals
         self._taken, self._done = Lock(), Lock()
         self._done.acquire()
+        self._by: tuple[int, int] | None = None
         self._error: BaseException | None = None
 
-    def begin(self) -> None:
+    def begin(self, helper: int) -> None:
         """Do the work, unless it was taken back."""
         if not self._taken.acquire(blocking=False):
             return
+        self._by = helper, self._signals.ended(helper)
         try:
             self._context.run(self._work)
         except BaseException as error:
@@ -59,23 +119,28 @@ class _Call:
     def finish(self) -> BaseException | None:
         """Take the work back if no thread has begun it, else wait for its end. Return the exception it ended with."""
         if not self._taken.acquire(blocking=False):
-            self._done.acquire()
+            if self._by:
+                self._signals.watch_end(*self._by)
+            if not self._done.acquire(blocking=False):
+                self._signals.step_aside()
+                self._done.acquire()
         return self._error
 
 
-def _help(calls: SimpleQueue[_Call | None], local: threading.local, number: int) -> None:
+def _help(calls: SimpleQueue[_Call | None], signals: _Signals, local: threading.local, number: int) -> None:
     """A helping thread: do what is called for, until None comes."""
     local.thread = number
     while (call := calls.get()) is not None:
-        call.begin()
+        call.begin(number)
         del call  # it holds arrays
+        signals.end(number, calls)
 
 
 class Pool:
     """Threads of one worker, the caller among them. BLAS must be single-threaded inside (`single_threaded_blas`).
 
-    The caller begins at once and the others join: waking a thread takes longer than many small tasks, and work that is
-    finished by then does not wait for the other threads.
+    The caller does not wait for the others to join: waking one that sleeps takes longer than many small tasks, and
+    work that is finished by then does not wait for them.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -86,6 +151,8 @@ class Pool:
         # locks and a queue in C begin and end sooner than futures of the standard library
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
+        self._starting = Lock()
+        self._signals: _Signals | None = None
         self._end = finalize(self, _end, self._calls, threads - 1)
 
     @property
@@ -135,11 +202,15 @@ class Pool:
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:
         """Call `work` on the caller's thread and on as many others as can be of use."""
-        calls = [_Call(work) for _ in range(min(self.threads, at_most) - 1)]
-        if calls and not self._helpers:
-            self._start()
+        helpers = min(self.threads, at_most) - 1
+        if helpers < 1:
+            work()
+            return
+        signals = self._signals or self._start()
+        calls = [_Call(work, signals) for _ in range(helpers)]
         for call in calls:
             self._calls.put(call)
+        signals.call()
         try:
             work()
         finally:
@@ -147,12 +218,18 @@ class Pool:
         if errors:
             raise errors[0]
 
-    def _start(self) -> None:
+    def _start(self) -> _Signals:
         """Start the helping threads, which know nothing of the pool: it ends with its last owner, and they with it."""
-        for number in range(1, self.threads):
-            arguments = self._calls, self._local, number
-            self._helpers.append(threading.Thread(target=_help, args=arguments, name=f"daskcnn_{number}", daemon=True))
-            self._helpers[-1].start()
+        with self._starting:
+            if self._signals is None:
+                signals = _Signals(self.threads)
+                for number in range(1, self.threads):
+                    given = self._calls, signals, self._local, number
+                    helper = threading.Thread(target=_help, args=given, name=f"daskcnn_{number}", daemon=True)
+                    self._helpers.append(helper)
+                    helper.start()
+                self._signals = signals
+            return self._signals
 
     def close(self) -> None:
         """Stop the threads."""

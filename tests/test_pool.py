@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -108,3 +110,45 @@ def test_no_tasks_are_no_work() -> None:
         pool = Pool(threads)
         pool.run([])
         pool.close()
+
+
+@pytest.mark.parametrize("idle", [0.0, 0.02])
+def test_helpers_are_there_whether_they_watch_or_sleep(idle: float) -> None:
+    """A helper that has slept since its last work is woken, one that still watches is called."""
+    pool = Pool(2)
+    for _ in range(50):
+        together = threading.Barrier(2, timeout=60)
+        assert sorted(pool.map(lambda _: together.wait(), range(2))) == [0, 1]
+        time.sleep(idle)
+    pool.close()
+
+
+def test_several_threads_may_call_one_pool() -> None:
+    """Each caller gets its own results, whoever computes them, and waits for no other caller's work."""
+    pool = Pool(3)
+
+    def call(caller: int) -> list[list[int]]:
+        return [pool.map(lambda i: caller * 1000 + i, range(n % 7)) for n in range(300)]
+
+    with ThreadPoolExecutor(4) as callers:
+        for caller, results in enumerate(callers.map(call, range(4))):
+            assert results == [[caller * 1000 + i for i in range(n % 7)] for n in range(300)]
+    pool.close()
+
+
+def test_work_that_takes_longer_than_anybody_watches_is_waited_for() -> None:
+    """The caller has done its own part long before; a failure of the helper reaches it all the same."""
+    pool = Pool(2)
+
+    def work(i: int) -> int:
+        together.wait()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.05)
+            raise ArithmeticError(f"{i} failed late")
+        return i
+
+    together = threading.Barrier(2, timeout=60)
+    with pytest.raises(ArithmeticError, match="failed late"):
+        pool.map(work, range(2))
+    assert pool.map(str, range(3)) == ["0", "1", "2"]
+    pool.close()

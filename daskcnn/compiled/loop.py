@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
+from functools import update_wrapper
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import llvmlite.binding
 import numba
+import numpy as np
 import numpy.typing as npt
+from llvmlite import ir
 from numba import carray
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 from numba.extending import overload as overload
 from numba.np.linalg import _BLAS, get_blas_kind
-from numba.types import CPointer, NamedUniTuple
+from numba.types import CPointer, NamedUniTuple, void
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
 from numba.types import float32 as float32
@@ -96,8 +101,8 @@ def integers(kind: type[Any]) -> Any:
 class Loop:
     """A compiled function, and the types of arguments that its callers give it."""
 
-    def __init__(self, function: Any, signature: Signature) -> None:
-        self.function, self._signature = function, signature
+    def __init__(self, function: Any, signature: Signature, written: Callable[..., Any]) -> None:
+        self.function, self._signature, self.written = function, signature, written
 
     @property
     def name(self) -> str:
@@ -127,11 +132,27 @@ def loop(signature: Signature, *, as_written: bool = False) -> Callable[[F], F]:
     """
 
     def compiled(function: F) -> F:
-        dispatcher = numba.njit(fastmath=set() if as_written else _FREE, **_OPTIONS)(function)
-        LOOPS.append(Loop(dispatcher, signature))
+        fastmath = set() if as_written else _FREE
+        within = numba.njit(fastmath=fastmath, **_INNER)(function)
+        dispatcher = numba.njit(fastmath=fastmath, **_OPTIONS)(_by_turns(function, within))
+        LOOPS.append(Loop(dispatcher, signature, function))
         return dispatcher
 
     return compiled
+
+
+def _by_turns(function: Any, within: Any) -> Any:
+    """Return what calls `within` when the interpreter is left, and comes back when no other thread is there.
+
+    It has name, parameters and place of the function, which is where Numba keeps what it compiled.
+    """
+    code = function.__code__
+    given = ", ".join(code.co_varnames[: code.co_argcount])
+    lines = f"def {code.co_name}({given}):", " leave()", f" result = within({given})", " come_back()", " return result"
+    source = compile("\n" * (code.co_firstlineno - 1) + "\n".join(lines), code.co_filename, "exec")
+    names = {"__name__": function.__module__, "leave": _leave, "within": within, "come_back": _come_back}
+    exec(source, names)  # noqa: S102
+    return update_wrapper(names[code.co_name], function, ("__module__", "__qualname__", "__doc__"), ())
 
 
 def inner(function: F) -> F:
@@ -172,3 +193,122 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 def vector_at(address: Any, like: Any, size: int) -> Any:
     """Numbers that lie at this address, of a type or of that of an array's numbers: a view, nothing is copied."""
     return carray(_pointer(address, like), (size,))
+
+
+_PAUSES: dict[str, tuple[str, list[int]]] = {
+    **dict.fromkeys(("x86_64", "AMD64", "i686"), ("llvm.x86.sse2.pause", [])),
+    **dict.fromkeys(("aarch64", "arm64"), ("llvm.aarch64.hint", [1])),
+}
+"""LLVM's function that tells a processor that a loop waits, and its arguments."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pause(typing: Any) -> Any:
+    """Let the other thread of a core, or its power supply, profit from a turn of a loop that waits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if platform.machine() in _PAUSES:
+            name, given = _PAUSES[platform.machine()]
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(given))
+            builder.call(get_or_insert_function(builder.module, kind, name), [ir.IntType(32)(each) for each in given])
+        return context.get_dummy_value()
+
+    return void(), generate
+
+
+def _shared(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, ir.IntType(64).as_pointer())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def read_shared(typing: Any, address: Any) -> Any:
+    """Read an integer of 64 bits that other threads change."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_shared(builder, arguments[0]), "acquire", 8)
+
+    return int64(intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def write_shared(typing: Any, address: Any, number: Any) -> Any:
+    """Write an integer of 64 bits that other threads read."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], _shared(builder, arguments[0]), "release", 8)
+        return context.get_dummy_value()
+
+    return void(intp, int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def add_shared(typing: Any, address: Any, number: Any) -> Any:
+    """Add to an integer of 64 bits that other threads read or change too; return what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("add", _shared(builder, arguments[0]), arguments[1], "acq_rel")
+
+    return int64(intp, int64), generate
+
+
+_TURN = np.zeros(8, np.int64)
+"""1 while a thread that came back from a loop is in the interpreter."""
+llvmlite.binding.add_symbol("daskcnn_turn", _TURN.ctypes.data)
+_TURNS = 4_000
+"""How often a thread looks before it comes back although another one is there: 100 µs, or more on other processors."""
+
+
+def step_aside() -> None:
+    """Tell that this thread, which is in the interpreter, is about to sleep."""
+    _TURN[0] = 0
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _turn(typing: Any) -> Any:
+    """Address of `_TURN`, by its name: what is kept on disk is of other processes too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = builder.module.globals.get("daskcnn_turn")
+        number = number or ir.GlobalVariable(builder.module, ir.IntType(64), "daskcnn_turn")
+        return builder.ptrtoint(number, ir.IntType(64))
+
+    return intp(), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _swap_shared(typing: Any, address: Any, old: Any, new: Any) -> Any:
+    """Write an integer of 64 bits that other threads change too, if it is `old`; return whether it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        address, old, new = arguments
+        pair = builder.cmpxchg(_shared(builder, address), old, new, "acq_rel", "monotonic")
+        return builder.extract_value(pair, 1)
+
+    return boolean(intp, int64, int64), generate
+
+
+@inner_as_written
+def _leave() -> None:
+    """A thread has left the interpreter."""
+    write_shared(_turn(), 0)
+
+
+@inner_as_written
+def wait_for_turn(turns: int) -> None:
+    """Wait until another thread of loops is in the interpreter, at most for so long."""
+    for _ in range(turns):
+        if read_shared(_turn()):
+            return
+        pause()
+
+
+@inner_as_written
+def _come_back() -> None:
+    """Wait until no other thread of loops is in the interpreter, for a while.
+
+    To wait for the interpreter itself is to sleep, and to wake takes longer than most threads stay there.
+    """
+    for _ in range(_TURNS):
+        if _swap_shared(_turn(), 0, 1):
+            return
+        pause()

@@ -68,7 +68,7 @@ def warm_in_processes(dtype: str, say: Say, processes: int) -> int:
     with FileLock(_lock()), ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         new = 0
         # the longest first, so that the processes end together
-        order = sorted(LOOPS, key=lambda loop: -len(getsource(loop.function.py_func)))
+        order = sorted(LOOPS, key=lambda loop: -len(getsource(loop.written)))
         for done, compiled in enumerate(as_completed([pool.submit(_compile_one, o.name, dtype) for o in order]), 1):
             if compiled.result():
                 new += 1

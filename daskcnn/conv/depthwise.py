@@ -25,8 +25,8 @@ RUN = 512
 """Numbers that a tap multiplies at once: enough for vectors, few enough that those of all taps stay in cache."""
 PARTS = 8
 """Partial sums of a kernel gradient, for threads to share. They are the same for any number of threads."""
-THREAD_FLOPS = 1_000_000
-"""Fewest operations of a thread: about a tenth of a millisecond, the time that waking one takes."""
+THREAD_FLOPS = 250_000
+"""Fewest operations of a thread: about 25 µs, the time that calling one takes."""
 
 
 class Depthwise:

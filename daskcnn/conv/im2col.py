@@ -25,8 +25,8 @@ STRIPS = 8
 """Strips of a map, for threads to share and for as many partial sums of a kernel gradient."""
 STRIP_BYTES = 4 << 20
 """Bytes of a strip's planes beyond which it is halved, to stay near the cache."""
-THREAD_FLOPS = 10_000_000
-"""Fewest operations of a thread: about a tenth of a millisecond, the time that waking one takes."""
+THREAD_FLOPS = 2_500_000
+"""Fewest operations of a thread: about 25 µs, the time that calling one takes."""
 
 Origin = tuple[int, int]
 

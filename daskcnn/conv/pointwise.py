@@ -21,7 +21,7 @@ BLOCK = 1 << 18
 """Numbers of a block's pixels and outputs: about what the second-level cache holds."""
 PARTS = 8
 """Partial sums of a kernel gradient, for threads to share. They are the same for any number of threads."""
-THREAD_FLOPS = 10_000_000
+THREAD_FLOPS = 2_500_000
 """Fewest operations of a thread, as in `im2col`."""
 
 

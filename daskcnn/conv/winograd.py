@@ -34,8 +34,8 @@ PARTS, PART_BYTES = 8, 16 << 20
 """Most partial sums of a kernel gradient, and most bytes of them. No result depends on the number of threads."""
 TASKS = 4
 """Tasks of a thread, to even out the threads' speeds."""
-THREAD_NUMBERS = 1 << 14
-"""Fewest numbers of a tap that a thread transforms: waking one takes as long."""
+THREAD_NUMBERS = 1 << 12
+"""Fewest numbers of a tap that a thread transforms: calling one takes as long."""
 
 
 @dataclass(frozen=True)

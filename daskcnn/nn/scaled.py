@@ -11,9 +11,9 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.program import LEAST_PART, PARTS, RUN
 
-THREAD_PARTS = 5
-"""Fewest parts of a map for each thread of a chain, worth waking one."""
-THREAD_NUMBERS = 1 << 16
+THREAD_PARTS = 2
+"""Fewest parts of a map for each thread of a chain, worth calling one."""
+THREAD_NUMBERS = 1 << 14
 """Fewest numbers for each thread of a pass that does little with each."""
 
 

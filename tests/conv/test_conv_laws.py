@@ -302,11 +302,13 @@ SINGLE = {
 @pytest.mark.parametrize(("algorithm", "single"), cases(SINGLE))
 def test_float32_stays_within_its_rounding(algorithm: str, single: ConvSpec, device: Device) -> None:
     results, exact = run(ALGORITHMS[algorithm], single, arrays(single), device), in_double(single)
+    # array expressions leave whole sums to a library: OpenBLAS's kernels for AVX-512 add up 6,400 numbers one by one
+    bound = ALGORITHMS[algorithm].rounding if device.backend.compiled else max(4e-6, ALGORITHMS[algorithm].rounding)
     for name in DIRECTIONS:
         error = np.linalg.norm(results[name] - exact[name]) / np.linalg.norm(exact[name])
         assert error < 1e-5, name
         largest = np.abs(results[name] - exact[name]).max() / np.abs(exact[name]).max()
-        assert largest < ALGORITHMS[algorithm].rounding, name
+        assert largest < bound, name
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 
-AT_LEAST = 1 << 16
-"""Fewest parameters for each thread: their step takes about as long as waking it."""
+AT_LEAST = 1 << 14
+"""Fewest parameters for each thread: their step takes about as long as calling it."""
 Loop: TypeAlias = Callable[[slice], None]
 """Steps a part of the vectors by a compiled loop."""
 
