@@ -27,6 +27,15 @@ def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int
     return rng.uniform(-limit, limit, shape)
 
 
+def uniform_by_inputs(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
+    """Draw from a uniform distribution of variance 1 / (3 · fan_in): PyTorch's own start.
+
+    It matters where normalising follows: steps turn small weights further than large ones.
+    """
+    limit = 1 / np.sqrt(fan_in)
+    return rng.uniform(-limit, limit, shape)
+
+
 def passing_through(w: Array) -> Array:
     """Return kernels w (R, S, C, K) whose first C ones, or all K, pass a channel on each: 1 at the centre, 0 elsewhere.
 

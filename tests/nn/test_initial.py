@@ -10,7 +10,7 @@ import pytest
 from daskcnn.arrays import Device
 from daskcnn.nn import Context, build_model
 from daskcnn.nn.initial import passing_through
-from daskcnn.nn.layers import Conv
+from daskcnn.nn.layers import Conv, Dense
 from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
 from tests.nn.nn_cases import values
 
@@ -32,7 +32,7 @@ def test_the_first_kernels_pass_a_channel_on(size: int, channels: int, kernels: 
     y, _, _ = layer.forward(params, state, x, Context(Device(exact=True)))
     passed = min(channels, kernels)
     np.testing.assert_allclose(y[..., :passed], x[..., :passed], rtol=0, atol=1e-12)
-    drawn, _, _ = Conv(kernels, size, bias=False).init(np.random.default_rng(0), (6, 7, channels))
+    drawn, _, _ = Conv(kernels, size, bias=False, initial="uniform").init(np.random.default_rng(0), (6, 7, channels))
     np.testing.assert_array_equal(params["w"][..., passed:], drawn["w"][..., passed:])
 
 
@@ -45,8 +45,27 @@ def test_they_are_pytorchs(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("initial", ["eye", ""])
 def test_another_name_is_refused(initial: str) -> None:
-    with pytest.raises(ValueError, match="use 'dirac' or 'whitening', or leave it out"):
+    with pytest.raises(ValueError, match="use 'uniform', 'dirac' or 'whitening', or leave it out"):
         build_model(None, [conv(kernels=2, size=1, initial=initial), HEAD], (4, 4, 1), 4)
+
+
+# --- small weights ---
+
+
+def test_uniform_weights_are_as_small_as_pytorchs() -> None:
+    torch = pytest.importorskip("torch")
+    for ours, theirs in (
+        (Conv(40, 3, initial="uniform").init(np.random.default_rng(0), (9, 9, 50)), torch.nn.Conv2d(50, 40, 3)),
+        (Dense(300, initial="uniform").init(np.random.default_rng(0), (200,)), torch.nn.Linear(200, 300)),
+    ):
+        w, given = ours[0]["w"], theirs.weight.detach().numpy()
+        assert np.abs(w).max() == pytest.approx(np.abs(given).max(), rel=1e-2)
+        assert w.std() == pytest.approx(given.std(), rel=3e-2)
+
+
+def test_a_dense_layer_refuses_another_name() -> None:
+    with pytest.raises(ValueError, match="initial='dirac': use 'uniform', or leave it out"):
+        Dense(3, initial="dirac")
 
 
 # --- kernels that whiten ---

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from daskcnn.show.page import report_page
+from daskcnn.show.comparison import compare
+from daskcnn.show.page import comparison_page, report_page
 from tests.show.chromium import NAMES, Tab, chromium
 from tests.show.html_page import report_of
 from tests.show.test_page import EVALUATION
@@ -166,6 +167,32 @@ def test_on_paper_it_is_light_whatever_the_theme_and_has_no_buttons_to_choose_wi
     assert not tab.run("document.querySelector('.picks').checkVisibility()")
     printed: dict[str, Any] = tab.call("Page.printToPDF", printBackground=True)
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("page", ["report", "comparison"])
+def test_axe_finds_nothing_to_mend(tab: Tab, tmp_path: Path, page: str, dark: bool) -> None:
+    """Labels, roles, headings, contrast where axe can tell it, and some ninety rules more of axe-core."""
+    axe = Path(pytest.importorskip("axe_core_python").__file__).with_name("axe.min.js")
+    reports = {rule: report_of(rule) for rule in ("sgwu", "agwu")}
+    html = report_page(reports["sgwu"], evaluation=EVALUATION)
+    if page == "comparison":
+        html = comparison_page(compare(list(reports.values())), reports)
+    shown = tmp_path / "page.html"
+    shown.write_text(html, encoding="utf-8")
+    tab.see(dark=dark)
+    came_from = tab.run("location.pathname")
+    try:
+        tab.open(shown)
+        tab.run(f"{axe.read_text(encoding='utf-8')}; 0")
+        found = tab.run(
+            "axe.run().then(({passes, violations}) => ({passed: passes.map((rule) => rule.id),"
+            "failed: violations.map((rule) => [rule.id, rule.help, ...rule.nodes.map((node) => node.html)])}))"
+        )
+    finally:
+        tab.open(Path(came_from))
+    assert found["failed"] == []
+    assert {"button-name", "document-title", "heading-order", "html-has-lang", "svg-img-alt"} <= set(found["passed"])
 
 
 def test_everything_that_can_be_clicked_or_scrolled_has_a_name(tab: Tab, tmp_path: Path) -> None:

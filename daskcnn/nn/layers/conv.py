@@ -12,7 +12,7 @@ from daskcnn.arrays import Array
 from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
 from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.channels import channel_sum
-from daskcnn.nn.initial import Initializer, glorot_uniform, passing_through
+from daskcnn.nn.initial import Initializer, glorot_uniform, passing_through, uniform_by_inputs
 from daskcnn.nn.kernel_parts import KernelPart, kernel_parts
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
 
@@ -47,11 +47,12 @@ class Conv(Layer):
     groups: int = 1
     dilation: int | tuple[int, int] = 1
     initial: str | None = None
-    """Initial kernels: "dirac", the first C pass their channel on; "whitening", made of the images (`nn.whitening`)."""
+    """Initial kernels: "uniform", `nn.initial.uniform_by_inputs`; "dirac", of these the first C pass their channel on;
+    "whitening", made of the images (`nn.whitening`)."""
 
     def __post_init__(self) -> None:
-        if self.initial not in (None, "dirac", "whitening"):
-            raise ValueError(f"initial={self.initial!r}: use 'dirac' or 'whitening', or leave it out")
+        if self.initial not in (None, "uniform", "dirac", "whitening"):
+            raise ValueError(f"initial={self.initial!r}: use 'uniform', 'dirac' or 'whitening', or leave it out")
         check_at_least(self, 1, "kernels", "size", "stride", "groups", "dilation")
         if not isinstance(self.pad, str):
             check_at_least(self, 0, "pad")
@@ -97,7 +98,8 @@ class Conv(Layer):
         out_shape = self.out_shape(in_shape)
         (R, S), seen = _pair(self.size), in_shape[-1] // self.groups
         fan_in, fan_out = R * S * seen, R * S * self.kernels // self.groups
-        params = {"w": initial(rng, (R, S, seen, self.kernels), fan_in, fan_out)}
+        draw = uniform_by_inputs if self.initial in ("uniform", "dirac") else initial
+        params = {"w": draw(rng, (R, S, seen, self.kernels), fan_in, fan_out)}
         if self.initial == "dirac":
             params["w"] = passing_through(params["w"])
         if self.bias:

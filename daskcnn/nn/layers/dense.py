@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.initial import Initializer, glorot_uniform
+from daskcnn.nn.initial import Initializer, glorot_uniform, uniform_by_inputs
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
 
 _PIECE = 512
@@ -30,9 +30,13 @@ class Dense(Layer):
     units: int
     bias: bool = True
     tied: str | None = None
+    initial: str | None = None
+    """Initial weights: "uniform", `nn.initial.uniform_by_inputs`."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "units")
+        if self.initial not in (None, "uniform"):
+            raise ValueError(f"initial={self.initial!r}: use 'uniform', or leave it out")
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return (units,)."""
@@ -57,7 +61,8 @@ class Dense(Layer):
         """Return weights w (*in_shape, units), unless they are another layer's, and, with `bias`, zeros b (units,)."""
         params: Params = {}
         if self.tied is None:
-            params["w"] = initial(rng, (*in_shape, self.units), prod(in_shape), self.units)
+            draw = uniform_by_inputs if self.initial == "uniform" else initial
+            params["w"] = draw(rng, (*in_shape, self.units), prod(in_shape), self.units)
         if self.bias:
             params["b"] = np.zeros(self.units)
         return params, {}, (self.units,)

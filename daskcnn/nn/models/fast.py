@@ -16,12 +16,13 @@ _SCALE = 1 / 9
 def fast(in_shape: Shape, classes: int) -> Spec:
     """Whitening 2×2 kernels, three blocks of two 3×3 convolutions, and scaled scores.
 
-    Convolutions begin as the identity. Normalising shifts but does not scale.
+    Convolutions begin as the identity on the channels that come in; their other kernels, and the weights of the scores,
+    are drawn as PyTorch draws them. Normalising shifts but does not scale.
     """
     layers = [conv(2 * _PATCH**2 * in_shape[-1], _PATCH, initial="whitening"), *only("gelu")]
     for kernels in _KERNELS:
         layers += [_convolution(kernels), pool("maxpool"), *_normalised(), _convolution(kernels), *_normalised()]
-    scores = {"layer": "dense", "units": classes, "bias": False}
+    scores = {"layer": "dense", "units": classes, "bias": False, "initial": "uniform"}
     return [*layers, pool("maxpool", 3, 3), scores, *only("scale", factor=_SCALE)]
 
 
