@@ -37,8 +37,8 @@ class Pointwise:
         return spec.R == spec.S == spec.groups == 1 and spec.pad == spec.pad_end == (0, 0)
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Return the bytes of a row's pixels, where a stride leaves some out, and of one sum."""
-        return ROUNDING + (_row(spec) + spec.C * spec.K) * spec.itemsize
+        """Return the bytes of a row's pixels, where a stride leaves some out, of a block's gradient and of one sum."""
+        return ROUNDING + (_row(spec) + 2 * spec.C * spec.K) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return the products of the direction."""
@@ -60,7 +60,7 @@ class Pointwise:
         if not device.backend.compiled:
             y = device.xp.matmul(_pixels(spec, x), prepared)
             return (y if bias is None else y + bias).reshape(spec.y_shape)
-        way, x, y = _Blocks.of(spec, device, sums=0), device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype)
+        way, x, y = _Blocks.of(spec, device), device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype)
 
         def some(rows: slice, own: Array) -> None:
             out = _matrix(y[rows])
@@ -79,7 +79,7 @@ class Pointwise:
             found = device.xp.matmul(dy.reshape(-1, spec.K), prepared.T)
             dx[:: spec.stride[0], :: spec.stride[1]] = found.reshape(*spec.y_shape[:3], spec.C)
             return dx
-        way, dy = _Blocks.of(spec, device, sums=0), device.backend.contiguous(dy)
+        way, dy = _Blocks.of(spec, device), device.backend.contiguous(dy)
 
         def some(rows: slice, own: Array) -> None:
             if whole:
@@ -96,16 +96,19 @@ class Pointwise:
         """Return dw (1, 1, C, K), summed over parts of the map in an order that does not depend on the threads."""
         if not device.backend.compiled:
             return device.xp.matmul(_pixels(spec, x).T, dy.reshape(-1, spec.K)).reshape(spec.w_shape)
-        room = (device.workspace_limit - ROUNDING) // spec.itemsize - _row(spec)
-        parts = max(1, min(PARTS, spec.out_H, room // (spec.C * spec.K)))
-        way = _Blocks.of(spec, device, sums=parts * spec.C * spec.K)
+        size = spec.C * spec.K
+        room = (device.workspace_limit - ROUNDING) // spec.itemsize - _row(spec) - size
+        parts = max(1, min(PARTS, spec.out_H, room // size))
+        way = _Blocks.of(spec, device, sums=parts * size, more=size)
         sums = device.workspace.take("pointwise.sums", (parts, spec.C, spec.K), spec.dtype)
         x, dy = device.backend.contiguous(x), device.backend.contiguous(dy)
 
         def add_up(part: int, own: Array) -> None:
+            product = own[-size:].reshape(spec.C, spec.K)
             sums[part] = 0
             for rows in way.blocks[len(way.blocks) * part // parts : len(way.blocks) * (part + 1) // parts]:
-                sums[part] += _gathered(spec, x, rows, own).T @ _matrix(dy[rows])
+                np.matmul(_gathered(spec, x, rows, own).T, _matrix(dy[rows]), out=product)
+                sums[part] += product
 
         way.share(add_up, range(parts))
         return sums.sum(axis=0).reshape(spec.w_shape)
@@ -124,15 +127,18 @@ class _Blocks:
     scratch: list[Array]
 
     @classmethod
-    def of(cls, spec: ConvSpec, device: Device, *, sums: int) -> _Blocks:
-        """Begin a pass that holds `sums` numbers. Blocks depend on the limit, not on the number of threads."""
+    def of(cls, spec: ConvSpec, device: Device, *, sums: int = 0, more: int = 0) -> _Blocks:
+        """Begin a pass that holds `sums` numbers, and `more` of each thread beside a block's pixels.
+
+        Blocks depend on the limit, not on the number of threads.
+        """
         row, room = _row(spec), (device.workspace_limit - ROUNDING) // spec.itemsize - sums
         rows = max(1, min(spec.out_H, BLOCK // (spec.out_W * spec.N * (spec.C + spec.K))))
-        rows = max(1, min(rows, room // row)) if row else rows
-        threads = max(1, min(device.pool.threads, spec.flops // THREAD_FLOPS))
-        threads = max(1, min(threads, room // (rows * row))) if row else threads
-        device.workspace.recycle((sums + threads * rows * row) * spec.itemsize + ROUNDING)
-        scratch = [device.workspace.take(f"pointwise.rows{i}", (rows * row,), spec.dtype) for i in range(threads)]
+        rows = max(1, min(rows, (room - more) // row)) if row else rows
+        threads, each = max(1, min(device.pool.threads, spec.flops // THREAD_FLOPS)), rows * row + more
+        threads = max(1, min(threads, room // each)) if each else threads
+        device.workspace.recycle((sums + threads * each) * spec.itemsize + ROUNDING)
+        scratch = [device.workspace.take(f"pointwise.rows{i}", (each,), spec.dtype) for i in range(threads)]
         return cls(ranges_of(spec.out_H, rows), device, scratch)
 
     def share(self, work: Callable[[Any, Array], None], items: Any = None) -> None:

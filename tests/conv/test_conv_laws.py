@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import tracemalloc
 import weakref
 from dataclasses import replace
 from functools import cache
@@ -18,6 +19,8 @@ from daskcnn.conv.spectral import Sizes
 from daskcnn.conv.tiles import Tiling
 from tests.standin import device_of
 
+OBJECTS = 1 << 19
+"""Bytes of a pass beside its arrays, at most: the tasks of its threads."""
 SPECS = {
     "5x5 same": ConvSpec(N=3, H=8, W=8, C=4, K=6, R=5, S=5, pad=(2, 2)),
     "3x3 valid": ConvSpec(N=2, H=7, W=6, C=3, K=5, R=3, S=3),
@@ -41,7 +44,6 @@ SPECS = {
     "one sample": ConvSpec(N=1, H=6, W=7, C=3, K=4, R=3, S=3, pad=(1, 1)),
     "one kernel": ConvSpec(N=2, H=6, W=6, C=3, K=1, R=3, S=3, pad=(1, 1)),
     "many channels": ConvSpec(N=2, H=3, W=3, C=40, K=2, R=3, S=3, pad=(1, 1)),
-    "16 to 32": ConvSpec(N=3, H=9, W=7, C=16, K=32, R=3, S=3, pad=(1, 1)),
     "32 to 64, 5x5": ConvSpec(N=2, H=6, W=9, C=32, K=64, R=5, S=5, pad=(2, 2)),
     "64 to 16, stride 2": ConvSpec(N=3, H=7, W=6, C=64, K=16, R=3, S=3, stride=(2, 2), pad=(1, 1)),
     "64 to 48": ConvSpec(N=2, H=5, W=6, C=64, K=48, R=3, S=3, pad=(1, 1)),
@@ -54,8 +56,6 @@ SPECS = {
     "many kernels": ConvSpec(N=2, H=4, W=4, C=2, K=600, R=2, S=3, pad=(1, 1)),
     "thin": ConvSpec(N=9, H=9, W=7, C=16, K=32, R=3, S=3, pad=(1, 1)),
     "thin, 5x5": ConvSpec(N=5, H=9, W=7, C=32, K=16, R=5, S=5, pad=(2, 2)),
-    "64 channels": ConvSpec(N=3, H=6, W=5, C=64, K=48, R=3, S=3, pad=(1, 1)),
-    "1024 channels": ConvSpec(N=2, H=4, W=3, C=1024, K=20, R=3, S=3, pad=(1, 1)),
     "1024 kernels": ConvSpec(N=2, H=3, W=2, C=20, K=1024, R=3, S=3, pad=(1, 1)),
     "padding beyond a 3x3 kernel": ConvSpec(N=2, H=3, W=4, C=2, K=3, R=3, S=3, pad=(4, 3)),
     "padding of one side": ConvSpec(N=2, H=9, W=6, C=3, K=4, R=5, S=5, pad=(0, 2)),
@@ -269,9 +269,14 @@ def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec,
         ("backward", (x, dy, prepared)),
     ):
         fresh = replace(device, workspace=type(device.workspace)())
+        tracemalloc.start()
         result = getattr(chosen, name)(spec, *arguments, fresh)
+        allocated = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        results = result if name == "backward" else (result,)
         assert fresh.workspace.nbytes <= device.workspace_limit, name
-        for part, of in zip(result, DIRECTIONS[1:], strict=True) if name == "backward" else [(result, name)]:
+        assert allocated <= device.workspace_limit + sum(a.nbytes for a in results) + OBJECTS, name
+        for part, of in zip(results, DIRECTIONS[1:] if name == "backward" else [name], strict=True):
             assert_close(chosen, part, expected[of], name)
     device.pool.close()
 
