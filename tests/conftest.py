@@ -23,6 +23,11 @@ settings.register_profile("daskcnn", deadline=None)
 settings.load_profile("daskcnn")
 
 
+def pytest_report_header() -> str:
+    """Say what the tests of every device run on."""
+    return f"devices: {', '.join(DEVICES)}" + ("" if "cupy" in DEVICES else " (without CuPy nothing runs on a GPU)")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile all loops, once for all processes of the session and those that tests start."""
     if not hasattr(session.config, "workerinput"):
