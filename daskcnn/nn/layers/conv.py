@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -63,15 +64,7 @@ class Conv(Layer):
 
         Raises ValueError where the layer does not fit the input.
         """
-        H, W, N, C = x_shape
-        size, stride, dilation = _pair(self.size), _pair(self.stride), _pair(self.dilation)
-        if isinstance(self.pad, str):
-            pad, pad_end = same_padding((H, W), size, stride, dilation)
-        else:
-            pad, pad_end = _pair(self.pad), (0, 0)
-        groups = self.groups if groups is None else groups
-        more = {"stride": stride, "pad": pad, "dilation": dilation, "pad_end": pad_end}
-        return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], dtype=dtype, groups=groups, **more)
+        return _problem(self, tuple(x_shape), kernels, dtype, self.groups if groups is None else groups)
 
     def out_shape(self, in_shape: Shape) -> Shape:
         """Return (out_H, out_W, kernels).
@@ -169,6 +162,18 @@ class _Passed:
     conv: ConvPlan
     x: Array
     prepared: Prepared
+
+
+@lru_cache(maxsize=1024)  # every pass asks for it, and it takes as long as a small layer's loop
+def _problem(layer: Conv, x_shape: Shape, kernels: int, dtype: str, groups: int) -> ConvSpec:
+    H, W, N, C = x_shape
+    size, stride, dilation = _pair(layer.size), _pair(layer.stride), _pair(layer.dilation)
+    if isinstance(layer.pad, str):
+        pad, pad_end = same_padding((H, W), size, stride, dilation)
+    else:
+        pad, pad_end = _pair(layer.pad), (0, 0)
+    more = {"stride": stride, "pad": pad, "dilation": dilation, "pad_end": pad_end}
+    return ConvSpec(N=N, H=H, W=W, C=C, K=kernels, R=size[0], S=size[1], dtype=dtype, groups=groups, **more)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
