@@ -80,7 +80,11 @@ class _Signals:
 
     def watch_end(self, helper: int, ended: int) -> None:
         """Watch for the end of a helper's call, for a while. It had ended so many before it."""
-        self._functions.watch(self._addresses[helper], ended, self._watch)
+        self.watch(self._addresses[helper], ended)
+
+    def watch(self, address: int, seen: int) -> bool:
+        """Watch a number for a while; return whether it is another than the one seen."""
+        return self._functions.watch(address, seen, self._watch)
 
     def end(self, helper: int, calls: SimpleQueue[_Call | None]) -> None:
         """Tell that a helper's call has ended, and watch for the next one, for a while."""
@@ -192,12 +196,13 @@ class Pool:
 
         Tasks of one level start in the order given. On one thread this fixes the order of all tasks.
         """
-        if self.threads == 1:
+        at_once = max(Counter(task.level for task in tasks).values(), default=0)
+        if self.threads == 1 or at_once <= 1:
             for task in sorted(tasks, key=lambda task: task.level):
                 task.work()
             return
-        graph = _Graph(tasks)
-        self._together(graph.work, max(Counter(task.level for task in tasks).values(), default=0))
+        graph = _Graph(tasks, self._signals or self._start())
+        self._together(graph.work, at_once)
         graph.check()
 
     def _together(self, work: Callable[[], None], at_most: int) -> None:
@@ -252,8 +257,8 @@ def _end(calls: SimpleQueue[_Call | None], helpers: int) -> None:
 class _Graph:
     """Tasks and what they wait for. Every thread takes the ready task of highest priority until none is left."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self._tasks = tasks
+    def __init__(self, tasks: Sequence[Task], signals: _Signals) -> None:
+        self._tasks, self._signals = tasks, signals
         self._order = {task: (task.level, i) for i, task in enumerate(tasks)}
         self._waits = {task: len(task.after) for task in tasks}
         self._next: dict[Task, list[Task]] = {task: [] for task in tasks}
@@ -265,6 +270,9 @@ class _Graph:
         self._left = len(tasks)
         self._error: BaseException | None = None
         self._changed = threading.Condition()
+        self._sleeping = 0
+        self._changes = np.zeros(1, np.int64)
+        self._address, self._row = self._changes.ctypes.data, self._changes.data
 
     def work(self) -> None:
         """Take and run tasks until all are done or one has failed."""
@@ -276,10 +284,20 @@ class _Graph:
             self._fail(error)
 
     def _take(self) -> Task | None:
-        with self._changed:
-            while not self._ready and self._left:
-                self._changed.wait()
-            return self._tasks[heappop(self._ready)[1]] if self._left else None
+        """Wait for a task that is ready, watching for it before sleeping; None: all are done, or one has failed."""
+        watched = False
+        while True:
+            with self._changed:
+                while watched and self._left and not self._ready:
+                    self._sleeping += 1
+                    self._changed.wait()
+                    self._sleeping -= 1
+                if not self._left:
+                    return None
+                if self._ready:
+                    return self._tasks[heappop(self._ready)[1]]
+                seen = self._row[0]
+            watched = not self._signals.watch(self._address, seen)
 
     def _done(self, task: Task) -> None:
         with self._changed:
@@ -290,12 +308,17 @@ class _Graph:
                 self._waits[after] -= 1
                 if not self._waits[after]:
                     heappush(self._ready, self._order[after])
-            self._changed.notify_all()
+            self._tell()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
             self._error = self._error or error
             self._left = 0
+            self._tell()
+
+    def _tell(self) -> None:
+        self._row[0] += 1
+        if self._sleeping:
             self._changed.notify_all()
 
     def check(self) -> None:

@@ -152,3 +152,14 @@ def test_work_that_takes_longer_than_anybody_watches_is_waited_for() -> None:
         pool.map(work, range(2))
     assert pool.map(str, range(3)) == ["0", "1", "2"]
     pool.close()
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02])
+def test_tasks_that_wait_for_a_long_one_begin_side_by_side(seconds: float) -> None:
+    """The idle thread watches for the end of the first task, then sleeps until it is woken."""
+    pool = Pool(2)
+    for _ in range(10):
+        together = threading.Barrier(2, timeout=60)
+        first = Task(partial(time.sleep, seconds))
+        pool.run([first, *(Task(together.wait, (first,)) for _ in range(2))])
+    pool.close()
