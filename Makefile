@@ -50,7 +50,7 @@ test-all: test
 	$(BIN)/python -m pip install --quiet --group test-s3
 	$(BIN)/python -m pip install --quiet --group test-mlflow
 	$(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m "slow and cluster"
+	$(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile
 
 check: tools
 	$(BIN)/ruff check .

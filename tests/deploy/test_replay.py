@@ -88,7 +88,7 @@ def events(stage: Stage, kind: str) -> list[dict[str, Any]]:
     return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
 
-def wait_for_checkpoints(stage: Stage, count: int, pod: Pod, within: float = 90) -> None:
+def wait_for_checkpoints(stage: Stage, count: int, pod: Pod, within: float = 200) -> None:
     deadline = time.monotonic() + within
     while len(events(stage, "checkpoint")) < count:
         assert pod.process is not None
