@@ -19,6 +19,8 @@ SMALL = 1_000_000
 """Multiplications of the largest product that OpenBLAS makes without copying its factors, where it can."""
 DIRECT = {"skylakex", "cooperlake", "sapphirerapids"}
 """OpenBLAS's names for the kernels that can."""
+DEEPEST = 1_024
+"""Longest sum in such a product. The rows of the right factor that it meets lie too far apart for a cache beyond."""
 PANEL, STEP, MOST = 6_000, 16, 64
 """Numbers of the left factor in such a product, to stay in the first-level cache; what its rows and columns are a
 multiple of; and its most columns."""
@@ -44,10 +46,10 @@ def small_products() -> int:
 def multiply(a: Matrix, b: Matrix, c: Matrix, rows: int, columns: int, depth: int, add: bool, small: int) -> None:
     """Write or add c = a·b (rows × columns), each number a sum over `depth`.
 
-    Products of more than `small` multiplications are cut into such; none is with 0.
+    Products of more than `small` multiplications are cut into such, if sums are short enough; none is with 0.
     """
     across, step = rows, columns
-    if rows * columns * depth > small >= STEP * STEP * depth:
+    if rows * columns * depth > small >= STEP * STEP * depth and depth <= DEEPEST:
         across = max(STEP, PANEL // depth // STEP * STEP)
         step = min(MOST, small // (across * depth) // STEP * STEP)
     for i in range(0, rows, across):

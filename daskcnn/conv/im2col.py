@@ -35,7 +35,7 @@ class Im2col:
     """Products over columns. Supports every problem of one group."""
 
     name = "im2col"
-    version = 4
+    version = 5
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
