@@ -14,12 +14,18 @@ from daskcnn.ps import RULES
 
 
 def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
-    """A line for each problem that the models found in a job. strategy: whose rule `[rule]` belongs to."""
+    """A line for each problem that the models found in a job. strategy: whose rule `[rule]` belongs to.
+
+    All keys of a table are told once, however many unknown ones it has.
+    """
+    listed: set[str] = set()
     for item in error.errors():
         loc = [str(part) for part in item["loc"]]
         key, value = ".".join(loc), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
-            yield f"{key}: {_unknown(loc, strategy)}"
+            reason, known, keys = _unknown(loc, strategy).partition("; known: ")
+            yield f"{key}: {reason}" + (f"{known}{keys}" if keys not in listed else "")
+            listed.add(keys)
         elif item["type"] in ("model_type", "dict_type"):
             yield f"{key} = {value}: write a table of keys"
         else:

@@ -525,3 +525,11 @@ def test_options_are_strict_everywhere() -> None:
         assert model.model_config["extra"] == "forbid"
         assert model.model_config["frozen"]
         assert model.model_config["strict"]
+
+
+def test_the_keys_of_a_table_are_told_once() -> None:
+    with pytest.raises(JobError) as refused:
+        resolve({"train": {"qqq": 1, "zzz": 2, "epoch": 3}, "run": {"xxx": 4}})
+    told = {problem.partition(":")[0]: problem for problem in refused.value.problems}
+    assert ["; known: " in told[key] for key in ("train.qqq", "train.zzz", "run.xxx")] == [True, False, True]
+    assert told["train.epoch"].endswith("did you mean 'epochs'?")
