@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.arrays import Array, Device, Pool, device_profile, single_threaded_blas
+from daskcnn.arrays import Array, Device, Pool, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Layout, Sequential, build_model, init_network, loss_and_gradients
 from daskcnn.nn.initial import Initializer, glorot_uniform
 from daskcnn.nn.layer import Params, Residual, Shape, State
@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of measuring, a model")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     arguments = parser.parse_args()
+    keep_freed_memory()  # as a worker does
     with single_threaded_blas():
         results = [measure(model, arguments.batch, arguments.threads, arguments.seconds) for model in arguments.model]
     if arguments.json:

@@ -3,7 +3,7 @@
 from daskcnn.conv.algorithm import ConvAlgorithm, Prepared
 from daskcnn.conv.algorithms import ALGORITHMS
 from daskcnn.conv.im2col import Im2col
-from daskcnn.conv.planner import ConvPlan, plan
+from daskcnn.conv.planner import BothForms, ConvPlan, plan
 from daskcnn.conv.spec import ConvSpec
 
-__all__ = ["ALGORITHMS", "ConvAlgorithm", "ConvPlan", "ConvSpec", "Im2col", "Prepared", "plan"]
+__all__ = ["ALGORITHMS", "BothForms", "ConvAlgorithm", "ConvPlan", "ConvSpec", "Im2col", "Prepared", "plan"]

@@ -17,9 +17,13 @@ class Seconds(NamedTuple):
     backward: float
     backward_filter: float
 
+    def way_back(self, need_dx: bool) -> float:
+        """Return the seconds of the backward pass, with or without the gradient of the input."""
+        return self.backward if need_dx else self.backward_filter
+
     def step(self, need_dx: bool) -> float:
-        """Return the seconds of a training step: forward, and backward with or without the gradient of the input."""
-        return self.forward + (self.backward if need_dx else self.backward_filter)
+        """Return the seconds of a training step, forward and backward."""
+        return self.forward + self.way_back(need_dx)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,30 +35,50 @@ class Candidate:
     predicted: Seconds
     measured: Seconds | None
 
+    @property
+    def seconds(self) -> Seconds:
+        """Measured, or else predicted."""
+        return self.predicted if self.measured is None else self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class BothForms:
+    """Kernels in the form of a plan's algorithm for each way."""
+
+    forward: Prepared
+    backward: Prepared
+
 
 @dataclass(frozen=True)
 class ConvPlan:
-    """The decision for one problem; it also runs the chosen algorithm.
+    """The decision for one problem; it also runs the chosen algorithms.
 
     Attributes
     ----------
     spec : the problem
-    algorithm : name of the chosen algorithm
-    workspace, workspace_limit : bytes of scratch memory that it needs, and that it may use
-    reason : why it was chosen
+    forward_algorithm, backward_algorithm : names of the algorithm that makes y, and of the one that makes dx and dw
+    workspace, workspace_limit : bytes of scratch memory that they need, and that they may use
+    reason : why they were chosen
     seconds : of a training step, measured or else predicted
     measured : whether `seconds` were measured
     need_dx : whether `seconds` include dx
     """
 
     spec: ConvSpec
-    algorithm: str
+    forward_algorithm: str
+    backward_algorithm: str
     workspace: int
     workspace_limit: int
     reason: str
     seconds: float
     measured: bool
     need_dx: bool
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name, or both: "winograd-4x5, backward spectral"."""
+        forward, backward = self.forward_algorithm, self.backward_algorithm
+        return forward if forward == backward else f"{forward}, backward {backward}"
 
     @property
     def flops_per_second(self) -> float:
@@ -75,41 +95,44 @@ class ConvPlan:
             f"{self.flops_per_second / 1e9:.3g} GFLOP/s, workspace {need} to {limit}"
         )
 
-    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> Prepared:
-        """Return the algorithm's form of the kernels w (R, S, C / groups, K); `keep`: for many passes."""
+    def prepare(self, w: Array, device: Device, *, keep: bool = False) -> BothForms:
+        """Return the kernels w (R, S, C / groups, K) in the algorithms' forms; `keep`: for many forward passes."""
         _expect("w", w, self.spec.w_shape)
-        return self._chosen.prepare(self.spec, w, self._limited(device), keep=keep)
+        forward, backward = self._algorithms
+        limited = self._limited(device)
+        form = forward.prepare(self.spec, w, limited, keep=keep)
+        return BothForms(form, form if backward is forward else backward.prepare(self.spec, w, limited))
 
-    def forward(self, x: Array, prepared: Prepared, device: Device, *, bias: Array | None = None) -> Array:
+    def forward(self, x: Array, prepared: BothForms, device: Device, *, bias: Array | None = None) -> Array:
         """Return y (out_H, out_W, N, K) from x (H, W, N, C), and from bias (K,) if given."""
         _expect("x", x, self.spec.x_shape)
-        return self._chosen.forward(self.spec, x, prepared, self._limited(device), bias=bias)
+        return self._algorithms[0].forward(self.spec, x, prepared.forward, self._limited(device), bias=bias)
 
-    def backward_data(self, dy: Array, prepared: Prepared, device: Device) -> Array:
+    def backward_data(self, dy: Array, prepared: BothForms, device: Device) -> Array:
         """Return dx (H, W, N, C) from dy (out_H, out_W, N, K)."""
         _expect("dy", dy, self.spec.y_shape)
-        return self._chosen.backward_data(self.spec, dy, prepared, self._limited(device))
+        return self._algorithms[1].backward_data(self.spec, dy, prepared.backward, self._limited(device))
 
     def backward_filter(self, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C / groups, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
-        return self._chosen.backward_filter(self.spec, x, dy, self._limited(device))
+        return self._algorithms[1].backward_filter(self.spec, x, dy, self._limited(device))
 
-    def backward(self, x: Array, dy: Array, prepared: Prepared, device: Device) -> tuple[Array, Array]:
+    def backward(self, x: Array, dy: Array, prepared: BothForms, device: Device) -> tuple[Array, Array]:
         """Return (dx, dw) from x (H, W, N, C) and dy (out_H, out_W, N, K). Work that both share is done once."""
         _expect("x", x, self.spec.x_shape)
         _expect("dy", dy, self.spec.y_shape)
-        return self._chosen.backward(self.spec, x, dy, prepared, self._limited(device))
+        return self._algorithms[1].backward(self.spec, x, dy, prepared.backward, self._limited(device))
 
     @cached_property
-    def _chosen(self) -> ConvAlgorithm:
-        """The algorithm of that name, looked up at the first call."""
-        return ALGORITHMS[self.algorithm]
+    def _algorithms(self) -> tuple[ConvAlgorithm, ConvAlgorithm]:
+        """The algorithms of these names, looked up at the first call."""
+        return ALGORITHMS[self.forward_algorithm], ALGORITHMS[self.backward_algorithm]
 
     def __getstate__(self) -> dict[str, Any]:
-        """The decision alone: the algorithm is looked up where it arrives."""
-        return {name: value for name, value in vars(self).items() if name != "_chosen"}
+        """The decision alone: the algorithms are looked up where it arrives."""
+        return {name: value for name, value in vars(self).items() if name != "_algorithms"}
 
     def _limited(self, device: Device) -> Device:
         if device.workspace_limit == self.workspace_limit:
@@ -118,7 +141,7 @@ class ConvPlan:
 
 
 def plan(spec: ConvSpec, device: Device, *, workspace_limit: int | None = None, need_dx: bool = True) -> ConvPlan:
-    """Choose the algorithm with the fastest training step, measured on this machine or else predicted.
+    """Choose the fastest algorithm for each way of a training step, measured on this machine or else predicted.
 
     Parameters
     ----------
@@ -158,10 +181,15 @@ def _plan(spec: ConvSpec, limit: int, backend: Backend, threads: int, exact: boo
     fit = _candidates(spec, limit, backend, threads, exact, need_dx)
     if not fit:
         raise _nothing_fits(spec, limit, exact)
-    best, measured = fit[0], fit[0].measured is not None
-    seconds = (best.measured or best.predicted).step(need_dx)
-    reason = "; ".join([_against(fit, need_dx), *_left_out(spec, fit, exact)])
-    return ConvPlan(spec, best.name, best.workspace, limit, reason, seconds, measured, need_dx)
+    measured = fit[0].measured is not None
+    alike = [c for c in fit if (c.measured is not None) == measured]
+    there = min(alike, key=lambda c: c.seconds.forward)
+    back = min(alike, key=lambda c: c.seconds.way_back(need_dx))
+    seconds = there.seconds.forward + back.seconds.way_back(need_dx)
+    others = alike[1:] if there is back else alike
+    reason = "; ".join([_against(seconds, others, measured, need_dx), *_left_out(spec, fit, exact)])
+    workspace = max(there.workspace, back.workspace)
+    return ConvPlan(spec, there.name, back.name, workspace, limit, reason, seconds, measured, need_dx)
 
 
 def _candidates(
@@ -175,7 +203,7 @@ def _candidates(
         if algorithm.supports(spec) and _allowed(algorithm, exact) and (need := algorithm.workspace(spec)) <= limit:
             known = Seconds(*measured[name]) if name in measured else None
             found.append(Candidate(name, need, predict(algorithm, spec, rates, threads), known))
-    return sorted(found, key=lambda c: (c.measured is None, (c.measured or c.predicted).step(need_dx)))
+    return sorted(found, key=lambda c: (c.measured is None, c.seconds.step(need_dx)))
 
 
 def _allowed(algorithm: ConvAlgorithm, exact: bool) -> bool:
@@ -191,13 +219,10 @@ def _nothing_fits(spec: ConvSpec, limit: int, exact: bool) -> ValueError:
     )
 
 
-def _against(fit: Sequence[Candidate], need_dx: bool) -> str:
-    """Return the best algorithm's time, and the runner-up's if it is of the same kind."""
-    best, *others = fit
-    kind = "predicted" if best.measured is None else "measured"
-    times = [(c.name, c.measured or c.predicted) for c in others[:1] if (c.measured is None) == (best.measured is None)]
-    seconds = readable((best.measured or best.predicted).step(need_dx))
-    return f"{kind} {seconds}" + "".join(f" against {name}'s {readable(t.step(need_dx))}" for name, t in times)
+def _against(seconds: float, others: Sequence[Candidate], measured: bool, need_dx: bool) -> str:
+    """Return the seconds of a step, and those of the best algorithm of the others, if there is one."""
+    text = f"{'measured' if measured else 'predicted'} {readable(seconds)}"
+    return text + "".join(f" against {c.name}'s {readable(c.seconds.step(need_dx))}" for c in others[:1])
 
 
 def _left_out(spec: ConvSpec, fit: Sequence[Candidate], exact: bool) -> Iterator[str]:

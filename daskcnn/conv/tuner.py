@@ -24,8 +24,6 @@ RUNS, MOST_RUNS, ENOUGH = 3, 15, 0.2
 """Measured runs of each candidate after a warm-up, if there is time: at least, at most, and seconds of a problem."""
 TICK = 1e-9
 """Least seconds of a run, for clocks that are too coarse."""
-STEPS = (True, False)
-"""Training steps with dx, and without it (a first layer's): candidates for both are measured."""
 
 Clock = Callable[[], float]
 Begun = Callable[[int, int, ConvSpec], None]
@@ -155,8 +153,9 @@ def _worth_running(found: Iterable[Candidate], seconds: float) -> list[str]:
 
 
 def _within(factor: float, seconds: Seconds, among: Mapping[str, Seconds]) -> bool:
-    """Return whether a step, with dx or without, takes at most `factor` times the shortest."""
-    return any(seconds.step(dx) <= factor * min(other.step(dx) for other in among.values()) for dx in STEPS)
+    """Return whether one of the directions takes at most `factor` times the shortest: plans choose for each."""
+    least = map(min, zip(*among.values(), strict=True))
+    return any(own <= factor * shortest for own, shortest in zip(seconds, least, strict=True))
 
 
 def _median(runs: Iterable[Seconds]) -> Seconds:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from daskcnn.arrays import Device, single_threaded_blas
+from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import Candidate, candidates
 from daskcnn.conv.tuner import tune
@@ -48,6 +48,7 @@ def plan_conv(
         if not specs:
             raise ValueError(f"model {model!r}: has no convolutions; name another network")
         if measure:
+            keep_freed_memory()  # as in a run: its times are kept for runs
             with single_threaded_blas():
                 tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
         inner = 1 if model != SINGLE else 0  # a network's first layer needs no gradient of its input

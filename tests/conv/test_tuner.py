@@ -83,14 +83,14 @@ def test_who_is_predicted_far_behind_is_not_run(only: Only, clock: FakeClock) ->
     assert measured().keys() == {"a", "b"}
 
 
-def test_who_is_slow_without_dx_alone_stays(only: Only, clock: FakeClock) -> None:
+def test_who_is_fast_one_way_alone_stays(only: Only, clock: FakeClock) -> None:
     """A first layer has no dx: the best there may be the last elsewhere."""
     first = FakeAlgorithm("first", 0.01, (0.01, 0.9, 0.01), clock=clock)
     others = FakeAlgorithm("others", 0.01, (0.05, 0.05, 0.05), clock=clock)
     only(first, others)
     tune([SPEC], Device(), clock=clock, seconds=1000)
     assert first.runs == others.runs == 1 + RUNS
-    assert plan(SPEC, Device()).algorithm == "others"
+    assert plan(SPEC, Device()).algorithm == "first, backward others"
     assert plan(SPEC, Device(), need_dx=False).algorithm == "first"
 
 

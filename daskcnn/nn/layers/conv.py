@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.conv import ConvPlan, ConvSpec, Prepared, plan
+from daskcnn.conv import BothForms, ConvPlan, ConvSpec, plan
 from daskcnn.conv.spec import check_divides, same_padding
 from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.initial import Initializer, glorot_uniform, passing_through, uniform_by_inputs
@@ -113,8 +113,8 @@ class Conv(Layer):
         conv = plan(spec, ctx.device, need_dx=ctx.need_dx)
         return _Passed(part, conv, x, self._prepared(conv, part, w, ctx))
 
-    def _prepared(self, conv: ConvPlan, part: KernelPart, w: Array, ctx: Context) -> Prepared:
-        """Return the algorithm's form of the part's kernels, made once for all passes that share `ctx.kept`."""
+    def _prepared(self, conv: ConvPlan, part: KernelPart, w: Array, ctx: Context) -> BothForms:
+        """Return the part's kernels in the algorithms' forms, made once for all passes that share `ctx.kept`."""
         own = w[..., part.kernels]
         if ctx.kept is None:
             return conv.prepare(own, ctx.device)
@@ -161,7 +161,7 @@ class _Passed:
     part: KernelPart
     conv: ConvPlan
     x: Array
-    prepared: Prepared
+    prepared: BothForms
 
 
 @lru_cache(maxsize=1024)  # every pass asks for it, and it takes as long as a small layer's loop
