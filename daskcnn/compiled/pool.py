@@ -78,30 +78,32 @@ def backward(
     code: int, x: Array, width: int, dy: Array, sides: tuple[int, int], size: int, step: int, kept: Array, dx: Array
 ) -> None:
     """dx of all windows, where windows overlap added up; 0 where there is none."""
-    rows, columns = sides
+    (rows, columns), adds = sides, size != step
     run = len(dy) // (rows * columns)
-    dx[:] = 0
+    if adds:
+        dx[:] = 0
     for row in range(rows):
         for column in range(columns):
             at = (row * columns + column) * run
             back, note = dy[at : at + run], kept[at : at + run]
             for place in range(size * size):
                 at = ((row * step + place // size) * width + column * step + place % size) * run
-                _give(code, x[at : at + run], back, note, place, size, dx[at : at + run])
+                _give(code, x[at : at + run], back, note, place, size, dx[at : at + run], adds)
 
 
 @inner
-def _give(code: int, x: Array, dy: Array, note: Array, place: int, size: int, dx: Array) -> None:
-    """A place's run gets its part of the gradient."""
+def _give(code: int, x: Array, dy: Array, note: Array, place: int, size: int, dx: Array, adds: bool) -> None:
+    """A place's run gets its part of the gradient, added to what other windows gave it, if there may be others."""
     T = x.dtype.type
+    zero = T(0)
     if code == MAX:
-        here, zero = T(place), T(0)
+        here = T(place)
         for i in range(len(dy)):
-            dx[i] += dy[i] if note[i] == here else zero
+            dx[i] = (dx[i] if adds else zero) + (dy[i] if note[i] == here else zero)
     elif code == AVERAGE:
         share = T(1) / T(size * size)
         for i in range(len(dy)):
-            dx[i] += dy[i] * share
+            dx[i] = (dx[i] if adds else zero) + dy[i] * share
     else:
         for i in range(len(dy)):
-            dx[i] += x[i] * (dy[i] * note[i])
+            dx[i] = (dx[i] if adds else zero) + x[i] * (dy[i] * note[i])

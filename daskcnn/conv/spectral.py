@@ -39,6 +39,8 @@ TASKS_A_THREAD = 4
 """Tasks of one kind for each thread: enough to even out their speeds."""
 TASK_FLOPS = 10_000_000
 """Fewest operations of a task: some tenths of a millisecond, many times the cost of starting one."""
+LEAST_FLOPS = 1_000_000
+"""Fewest operations of a thread's only task of one kind: a second thread pays sooner than more even shares do."""
 
 Loop = Callable[[int, int, Array], None]
 """A compiled loop over items first … last, with scratch memory."""
@@ -64,7 +66,7 @@ class Blocks:
 class Spectral:
     """Real DFTs of whole maps, or of tiles of `tile` outputs a side. Supports stride 1."""
 
-    version = 4
+    version = 5
     rounding = 1e-6
 
     def __init__(self, tile: int | None = None) -> None:
@@ -303,7 +305,9 @@ class _Pass:
 
     def _tasks(self, loop: Loop, items: int, flops: int, after: Sequence[Task]) -> list[Task]:
         """Add tasks that share `items` items, each with scratch memory; return them."""
-        parts = max(1, min(TASKS_A_THREAD * self.device.pool.threads, items, flops // TASK_FLOPS))
+        threads = self.device.pool.threads
+        one_each = min(threads, flops // LEAST_FLOPS)
+        parts = max(1, min(items, max(one_each, min(TASKS_A_THREAD * threads, flops // TASK_FLOPS))))
 
         def of(first: int, last: int) -> Task:
             def work() -> None:
