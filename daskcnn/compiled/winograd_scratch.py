@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 RUN = 128
 """Numbers of a pixel that go through both steps of a transform at once, so that they stay in the first-level cache."""
 STEP = RUN + 16
 """Distance of runs in scratch memory: powers of two would meet in the same lines of the cache."""
-MOST_POINTS = 8
+MOST_POINTS = 9
 """Points of the largest tile along one axis."""
 STEPS = (MOST_POINTS * MOST_POINTS + MOST_POINTS) * STEP
 """Numbers of scratch memory between the two steps of a transform, and for what of a tile lies beyond the map."""
+
+
+class Tile(NamedTuple):
+    """What a tile has along one axis: inputs, points and outputs; `step` pixels of the input lie from one to the next.
+
+    kernels : points that have kernels of their own; those behind the last of these share its kernels
+    """
+
+    inputs: int
+    step: int
+    points: int
+    kernels: int
+    outputs: int
 
 
 def apart(rows: int, channels: int) -> int:

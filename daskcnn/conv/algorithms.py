@@ -6,13 +6,17 @@ from daskcnn.conv.algorithm import ConvAlgorithm
 from daskcnn.conv.depthwise import Depthwise
 from daskcnn.conv.grouped import Grouped
 from daskcnn.conv.im2col import Im2col
+from daskcnn.conv.minimal import Minimal
 from daskcnn.conv.pointwise import Pointwise
 from daskcnn.conv.spectral import Spectral
 from daskcnn.conv.winograd import Winograd
 
 _OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
     *(Im2col(), Pointwise(), Spectral(), Spectral(tile=4), Spectral(tile=8), Spectral(tile=16)),
-    *(Winograd(2, 3, rounding=1e-6), Winograd(4, 3, rounding=1e-5), Winograd(4, 5, rounding=3e-5)),
+    Winograd("winograd-2x3", Minimal.of(2, 3), rounding=1e-6),
+    Winograd("winograd-4x3", Minimal.of(4, 3), rounding=1e-5),
+    Winograd("winograd-4x5", Minimal.of(4, 5), rounding=3e-5),
+    Winograd("winograd-4x3-stride2", Minimal.halving(4), rounding=1e-5),
 )
 ALGORITHMS: dict[str, ConvAlgorithm] = {a.name: a for a in (*_OF_ONE_GROUP, *map(Grouped, _OF_ONE_GROUP), Depthwise())}
 """Algorithms by name; im2col supports every problem of one group, and grouped-im2col or depthwise every other."""

@@ -5,6 +5,9 @@ Algorithms for Convolutional Neural Networks, 2015). A and G evaluate polynomial
 points, ∞ last; B interpolates. In two dimensions each matrix is applied along the height and along the width, and ⊙ is
 one product of matrices over the channels for each pair of points. GPUs run the expressions, and the compiled loops are
 held to them.
+
+With a stride of 2 the even inputs meet the outer two of three taps as with a stride of 1, and the odd inputs meet the
+middle one. Each of these is a point by itself, and all share the middle tap's kernels.
 """
 
 from __future__ import annotations
@@ -17,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device
+from daskcnn.compiled.winograd_scratch import Tile
 from daskcnn.conv.spec import ConvSpec, Shape4
 
 Matrix = npt.NDArray[np.float64]
 
 POINTS: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
     4: ((0, 1, -1), (1, 1 / 2, 1 / 2, 1)),
+    5: ((0, 1, -1, 2), (1 / 2, 1 / 2, 1 / 6, 1 / 6, 1)),
     6: ((0, 1, -1, 1 / 2, -2), (1, 1 / 6, 1 / 6, 16 / 15, 1 / 30, 1)),
     8: ((0, 1, -1, 2, -2, 1 / 2, -1 / 2), (1, 2 / 9, 2 / 9, 1 / 360, 1 / 360, 16 / 45, 16 / 45, 1)),
 }
@@ -33,45 +38,78 @@ Convolution for Deep Neural Networks, 2020).
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Minimal:
-    """F(m×m, r×r): tiles of m×m outputs of r×r taps."""
+    """F(m×m, r×r): tiles of m×m outputs of r×r taps.
 
-    outputs: int
+    Attributes
+    ----------
+    tile : what a tile has along one axis
+    taps : r
+    stride : pixels of the input from one output to the next
+    a : A (points, outputs)
+    g : G (kernels, taps)
+    bt : Bᵀ (points, inputs)
+    backward : what makes the gradient of the input, with the kernels turned by 180°; None: the same
+    """
+
+    tile: Tile
     taps: int
+    stride: int
+    a: Matrix
+    g: Matrix
+    bt: Matrix
+    backward: Minimal | None = None
+
+    @classmethod
+    def of(cls, outputs: int, taps: int) -> Minimal:
+        """Return F(m×m, r×r) with a stride of 1: as many inputs as points, each of which has kernels of its own."""
+        points, (finite, factors) = outputs + taps - 1, POINTS[outputs + taps - 1]
+
+        def powers(coefficients: int) -> Matrix:
+            return np.vstack([np.array(finite)[:, None] ** np.arange(coefficients), np.eye(coefficients)[-1]])
+
+        column, tile = np.array(factors)[:, None], Tile(points, outputs, points, points, outputs)
+        return cls(tile, taps, 1, powers(outputs), column * powers(taps), np.linalg.inv(powers(points)).T / column)
+
+    @classmethod
+    def halving(cls, m: int) -> Minimal:
+        """Return F(m×m, 3×3) with a stride of 2: m + 1 points of the even inputs, and the m odd inputs."""
+        outer, identity = cls.of(m, 2), np.eye(m)
+        points, own = 2 * m + 1, m + 1
+        g, bt, a = np.zeros((own + 1, 3)), np.zeros((points, points)), np.zeros((points, 2 * m))
+        g[:own, ::2], g[own, 1] = outer.g, 1
+        bt[:own, ::2], bt[own:, 1::2] = outer.bt, identity
+        # the gradient of every second input is the outer taps', that of the others an output's times the middle tap
+        a[:own, 1::2], a[own:, ::2] = outer.a, identity
+        back = cls(Tile(own, m, points, own + 1, 2 * m), 3, 1, a, g, np.vstack([outer.bt, np.eye(m, own)]))
+        return cls(Tile(points, 2 * m, points, own + 1, m), 3, 2, np.vstack([outer.a, identity]), g, bt, back)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a tile along one axis."""
+        return self.tile.outputs
 
     @property
     def points(self) -> int:
-        """Points along one axis, as many as a tile has inputs."""
-        return self.outputs + self.taps - 1
+        """Points of a tile along one axis."""
+        return self.tile.points
 
     @cached_property
-    def a(self) -> Matrix:
-        """A (points, outputs)."""
-        return self._powers(self.outputs)
-
-    @cached_property
-    def g(self) -> Matrix:
-        """G (points, taps)."""
-        return np.array(POINTS[self.points][1])[:, None] * self._powers(self.taps)
-
-    @cached_property
-    def bt(self) -> Matrix:
-        """Bᵀ (points, points)."""
-        return np.linalg.inv(self._powers(self.points)).T / np.array(POINTS[self.points][1])[:, None]
+    def kernels_of(self) -> list[int]:
+        """The number of the kernels at each pair of points."""
+        kernels = self.tile.kernels
+        own = [min(p, kernels - 1) for p in range(self.points)]
+        return [i * kernels + j for i, j in product(own, repeat=2)]
 
     def kernel_matrix(self, turned: bool) -> Matrix:
-        """Return G (points, taps), or that of kernels turned by 180°."""
+        """Return G (kernels, taps), or that of kernels turned by 180°."""
         return self.g[:, ::-1] if turned else self.g
-
-    def _powers(self, coefficients: int) -> Matrix:
-        finite = np.array(POINTS[self.points][0])[:, None] ** np.arange(coefficients)
-        return np.vstack([finite, np.eye(coefficients)[-1]])
 
 
 @dataclass(frozen=True, slots=True)
 class Correlation:
-    """A correlation of stride 1: shapes of input and output, and the rows and columns of zeros before the input.
+    """A convolution or its adjoint: shapes of input and output, and the rows and columns of zeros before the input.
 
     A negative number of zeros leaves rows of the input out.
     """
@@ -88,8 +126,11 @@ class Correlation:
 
     @classmethod
     def data(cls, spec: ConvSpec) -> Correlation:
-        """Return the gradient of x: dy correlated with the kernels turned by 180°."""
-        pad = spec.R - 1 - spec.pad[0], spec.S - 1 - spec.pad[1]
+        """Return the gradient of x: dy with the kernels turned by 180°. With a stride of 2 the padding is odd."""
+        if spec.stride == (1, 1):
+            pad = spec.R - 1 - spec.pad[0], spec.S - 1 - spec.pad[1]
+        else:
+            pad = -(spec.pad[0] // 2), -(spec.pad[1] // 2)
         return cls(spec.y_shape, spec.x_shape, pad, spec.dtype)
 
     def tiles(self, f: Minimal) -> tuple[int, int]:
@@ -98,25 +139,26 @@ class Correlation:
 
 
 def transform_kernels(f: Minimal, w: Array, turned: bool, device: Device) -> Array:
-    """Return the kernels (R, S, C, K), or those turned by 180°, at their points: (points², C, K)."""
+    """Return the kernels (R, S, C, K), or those turned by 180°, at their points: (kernels², C, K)."""
     R, S, C, K = w.shape
     return _applied(f.kernel_matrix(turned), w.reshape(R * S, C, K), device)
 
 
 def correlate(f: Minimal, c: Correlation, x: Array, u: Array, device: Device) -> Array:
-    """Return y (out_H, out_W, N, K) from x (H, W, N, C) and kernels at their points (points², C, K)."""
+    """Return y (out_H, out_W, N, K) from x (H, W, N, C) and kernels at their points (kernels², C, K)."""
     (th, tw), m, (h, w, N, K) = c.tiles(f), f.outputs, c.y_shape
-    v = _applied(f.bt, _tiles(x, c.pad, (th, tw), m, f.points, device), device)
-    y = _applied(f.a.T, device.xp.matmul(v, u), device).reshape(m, m, th, tw, N, K)
+    v = _applied(f.bt, _tiles(x, c.pad, (th, tw), f.tile.step, f.tile.inputs, device), device)
+    y = _applied(f.a.T, device.xp.matmul(v, u[f.kernels_of]), device).reshape(m, m, th, tw, N, K)
     whole = y.transpose(2, 0, 3, 1, 4, 5).reshape(th * m, tw * m, N, K)
     return device.xp.ascontiguousarray(whole[:h, :w])
 
 
 def correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
     """Return dw (R, S, C, K) from x (H, W, N, C) and dy (out_H, out_W, N, K)."""
-    v = _applied(f.bt, _tiles(x, c.pad, c.tiles(f), f.outputs, f.points, device), device)
+    v = _applied(f.bt, _tiles(x, c.pad, c.tiles(f), f.tile.step, f.tile.inputs, device), device)
     z = _applied(f.a, _tiles(dy, (0, 0), c.tiles(f), f.outputs, f.outputs, device), device)
-    dw = _applied(f.g.T, device.xp.matmul(v.swapaxes(1, 2), z), device)
+    own = f.kernels_of[: f.points]
+    dw = _applied(f.g[own].T, device.xp.matmul(v.swapaxes(1, 2), z), device)
     return dw.reshape(f.taps, f.taps, *dw.shape[1:])
 
 

@@ -40,7 +40,7 @@ THREAD_NUMBERS = 1 << 12
 
 @dataclass(frozen=True)
 class PointKernels:
-    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (points², C, K)."""
+    """Kernels (R, S, C, K) and, if there was memory to keep it, their transform (kernels², C, K)."""
 
     w: Array
     transformed: Array | None
@@ -69,36 +69,37 @@ class Groups:
 
 
 class Winograd:
-    """F(m×m, r×r): tiles of m×m outputs. Supports stride 1 and kernels of r×r."""
+    """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding."""
 
-    version = 1
+    version = 2
 
-    def __init__(self, outputs: int, taps: int, rounding: float) -> None:
-        self.name, self.rounding, self._f = f"winograd-{outputs}x{taps}", rounding, Minimal(outputs, taps)
+    def __init__(self, name: str, f: Minimal, rounding: float) -> None:
+        self.name, self.rounding, self._f, self._back = name, rounding, f, f.backward or f
 
     def supports(self, spec: ConvSpec) -> bool:
-        """Return True for stride 1, kernels of r×r adjacent taps and one group, in float32 and float64."""
-        fits = spec.R == spec.S == self._f.taps and spec.stride == spec.dilation == (1, 1) and spec.groups == 1
-        return fits and spec.dtype in ("float32", "float64")
+        """Return True for its stride, kernels of r×r adjacent taps and one group, in float32 and float64."""
+        if spec.stride != (self._f.stride, self._f.stride) or spec.dilation != (1, 1) or spec.groups != 1:
+            return False
+        odd = self._f.stride == 1 or all(pad % 2 for pad in spec.pad)
+        return odd and spec.R == spec.S == self._f.taps and spec.dtype in ("float32", "float64")
 
     def workspace(self, spec: ConvSpec) -> int:
         """Return the bytes of kernels at their points, and of the smallest group.
 
         The array expressions of a GPU take more: the whole map at its points.
         """
-        f, forward, data = self._f, Correlation.forward(spec), Correlation.data(spec)
+        f, forward = self._f, Correlation.forward(spec)
         kernels = _kernels(f, spec)
-        gradient = kernels + _groups(f, forward, 0, spec.C * spec.K).numbers
+        gradient = kernels + _groups(f, forward, 0).numbers
         passes = [
             sum(_of_lines(f, c)) if _by_lines(f, c) else kernels + c.y_shape[3] + _groups(f, c, 0).numbers
-            for c in (forward, data)
+            for f, c in ((f, forward), (self._back, Correlation.data(spec)))
         ]
         return ROUNDING + max(gradient, *passes) * spec.itemsize
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return transforms and products of the direction."""
-        f = self._f
-        forward, data = (_work(f, c(spec)) for c in (Correlation.forward, Correlation.data))
+        forward, data = _work(self._f, Correlation.forward(spec)), _work(self._back, Correlation.data(spec))
         return {"forward": forward, "backward": (*data, *forward), "backward_filter": forward}[direction]
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> PointKernels:
@@ -111,7 +112,7 @@ class Winograd:
             return PointKernels(w, None)
         if not device.backend.compiled:
             return PointKernels(w, transform_kernels(f, w, False, device))
-        u, scratch = np.empty((f.points**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
+        u, scratch = np.empty((f.tile.kernels**2, spec.C, spec.K), spec.dtype), _Scratch(device, spec.dtype, 0, STEPS)
         return PointKernels(w, _transformed(f, w, u, scratch, turned=False))
 
     def forward(
@@ -122,7 +123,7 @@ class Winograd:
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: PointKernels, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
-        return _correlate(self._f, Correlation.data(spec), dy, prepared, None, device, turned=True)
+        return _correlate(self._back, Correlation.data(spec), dy, prepared, None, device, turned=True)
 
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K): tiles of x by those of dy, summed in an order that does not depend on the threads."""
@@ -140,7 +141,7 @@ class Winograd:
 
 def _kernels(f: Minimal, spec: ConvSpec) -> int:
     """Return the numbers of the kernels at their points."""
-    return f.points**2 * spec.C * spec.K
+    return f.tile.kernels**2 * spec.C * spec.K
 
 
 def _correlate(
@@ -171,9 +172,10 @@ class _LoopPass:
     def by_groups(self, device: Device) -> Array:
         """Return y, made group by group, each of which stays in cache from its transform to its outputs."""
         from daskcnn.compiled import winograd
+        from daskcnn.compiled.products import small_products
 
         f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
-        shape = (f.points**2, *self.w.shape[2:])
+        shape = (f.tile.kernels**2, *self.w.shape[2:])
         held = prod(shape) + c.y_shape[3]
         groups = _groups(f, c, _room(device, c.dtype) - held)
         scratch = _Scratch(device, c.dtype, held, groups.numbers)
@@ -186,7 +188,7 @@ class _LoopPass:
         def some(part: slice, own: Array) -> None:
             inputs, products = own[:cut], own[cut:]
             numbers = (*c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points)
-            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.tile, *numbers, small_products(), inputs)
 
         scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
         return y
@@ -194,9 +196,10 @@ class _LoopPass:
     def by_lines(self, device: Device) -> Array:
         """Return y, made line of points by line, whose kernels stay in cache from their transform to the products."""
         from daskcnn.compiled import winograd
+        from daskcnn.compiled.products import small_products
 
         f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
-        shape, tiles, samples = (f.points, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
+        shape, tiles, samples = (f.tile.kernels, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
         held, own = _of_lines(f, c)
         scratch = _Scratch(device, c.dtype, held, own)
         products, bias = scratch.take("products", held - c.y_shape[3]), self._bias(scratch)
@@ -208,14 +211,14 @@ class _LoopPass:
                 u = kernels.reshape(shape)
                 winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
             else:
-                u = self.u[i * f.points : (i + 1) * f.points]
-            numbers = (*c.pad, tiles, samples, 0, 1, i, i + 1)
-            winograd.correlate(self.x, u, self.turned, bias, y, products, f.outputs, f.points, *numbers, inputs)
+                u = self.u[i * shape[0] : (i + 1) * shape[0]]
+            numbers = (*c.pad, tiles, samples, 0, 1, *_points_of(f, slice(i, i + 1)))
+            winograd.correlate(self.x, u, self.turned, bias, y, products, f.tile, *numbers, small_products(), inputs)
 
         def outputs(part: slice, own: Array) -> None:
-            winograd.write_outputs(products, y, f.outputs, f.points, part.start, part.stop, own)
+            winograd.write_outputs(products, y, f.tile, part.start, part.stop, own)
 
-        scratch.map(line, range(f.points))
+        scratch.map(line, reversed(range(f.tile.kernels)))  # the last kernels may be of several lines
         scratch.map(outputs, _parts(tiles * samples, scratch.threads))
         return y
 
@@ -229,22 +232,22 @@ class _LoopPass:
 def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
     """Return dw (R, S, C, K). A partial sum is of the same groups for any number of threads."""
     from daskcnn.compiled import winograd
+    from daskcnn.compiled.products import small_products
 
-    C, K = x.shape[3], dy.shape[3]
-    sums, room = f.points**2 * C * K, _room(device, c.dtype)
-    fit = (room - _groups(f, c, 0, C * K).numbers) // sums
+    C, K, kernels = x.shape[3], dy.shape[3], f.tile.kernels
+    sums, room = kernels**2 * C * K, _room(device, c.dtype)
+    fit = (room - _groups(f, c, 0).numbers) // sums
     parts = max(1, min(PARTS, fit, PART_BYTES // (sums * x.itemsize)))
-    groups = _groups(f, c, room - parts * sums, C * K)
+    groups = _groups(f, c, room - parts * sums)
     scratch = _Scratch(device, c.dtype, parts * sums, groups.numbers)
-    du = scratch.take("sums", min(parts, groups.count), f.points**2, C, K)
-    # threads beyond the parts share out the points of a part, at which sums are independent
-    lines = ranges_of(f.points, -(-f.points // -(-scratch.threads // len(du))))
+    du = scratch.take("sums", min(parts, groups.count), kernels**2, C, K)
+    # threads beyond the parts share out the kernels of a part, whose sums are independent
+    lines = ranges_of(kernels, -(-kernels // -(-scratch.threads // len(du))))
 
     def some(task: tuple[int, slice, slice], own: Array) -> None:
         part, of_part, line = task
-        numbers = (f.outputs, f.points, *c.pad, groups.tiles, groups.samples)
-        bounds = (of_part.start, of_part.stop, line.start, line.stop)
-        winograd.correlate_filter(x, dy, du[part], *numbers, *bounds, own)
+        numbers = (*c.pad, groups.tiles, groups.samples, of_part.start, of_part.stop, *_points_of(f, line))
+        winograd.correlate_filter(x, dy, du[part], f.tile, *numbers, small_products(), own)
 
     scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
     dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
@@ -256,14 +259,19 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
     return dw
 
 
+def _points_of(f: Minimal, kernels: slice) -> tuple[int, int]:
+    """Return the first and last of the points along the height that have these kernels."""
+    return kernels.start, f.points if kernels.stop == f.tile.kernels else kernels.stop
+
+
 def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool) -> Array:
-    """Return u (points², C, K), filled with the kernels w at their points."""
+    """Return u (kernels², C, K), filled with the kernels w at their points."""
     from daskcnn.compiled import winograd
 
     g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
 
     def some(part: slice, own: Array) -> None:
-        winograd.transform_kernels(w, g, u, 0, f.points, part.start, part.stop, own)
+        winograd.transform_kernels(w, g, u, 0, f.tile.kernels, part.start, part.stop, own)
 
     scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
     return u
@@ -315,18 +323,19 @@ def _by_lines(f: Minimal, c: Correlation) -> bool:
 
 
 def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
-    """Return the numbers of all products and a bias, and those of a line of points: its kernels and inputs."""
-    rows, C, K = prod(c.tiles(f)) * c.x_shape[2], c.x_shape[3], c.y_shape[3]
-    return f.points**2 * apart(rows, K) + K, STEPS + f.points * (C * K + apart(rows, C))
+    """Return the numbers of all products and a bias, and those of a line's kernels and inputs."""
+    rows, C, K, kernels = prod(c.tiles(f)) * c.x_shape[2], c.x_shape[3], c.y_shape[3], f.tile.kernels
+    lines = f.points - kernels + 1  # that share the last kernels
+    return f.points**2 * apart(rows, K) + K, STEPS + kernels * C * K + lines * f.points * apart(rows, C)
 
 
 @lru_cache(maxsize=1024)
-def _groups(f: Minimal, c: Correlation, room: int, product: int = 0) -> Groups:
-    """Return groups of as many rows as stay in cache and fit `room` numbers, `product` of them beside the group."""
+def _groups(f: Minimal, c: Correlation, room: int) -> Groups:
+    """Return groups of as many rows as stay in cache and fit `room` numbers."""
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
 
     def numbers(rows: int) -> int:
-        return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K)) + product
+        return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K))
 
     # a product with fewer rows than channels would read kernels more than maps
     rows = max(LEAST_ROWS, (C + K) // 2, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
@@ -348,7 +357,7 @@ def _work(f: Minimal, c: Correlation) -> tuple[Work, ...]:
     (N, C), K, itemsize = c.x_shape[2:], c.y_shape[3], np.dtype(c.dtype).itemsize
     rows, squared = prod(c.tiles(f)) * N, f.points**2
     return (
-        Work("kernels", 0, (f.taps**2 + squared) * C * K * itemsize),
+        Work("kernels", 0, (f.taps**2 + f.tile.kernels**2) * C * K * itemsize),
         Work("transforms", 0, squared * rows * (C + K) * itemsize // 2),
-        Work("products", 2 * squared * rows * C * K, squared * C * K * itemsize, (rows, C, K)),
+        Work("products", 2 * squared * rows * C * K, f.tile.kernels**2 * C * K * itemsize, (rows, C, K)),
     )

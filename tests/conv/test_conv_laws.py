@@ -32,6 +32,9 @@ SPECS = {
     "one row of taps": ConvSpec(N=2, H=6, W=5, C=3, K=2, R=1, S=3, pad=(0, 1)),
     "one column of taps": ConvSpec(N=2, H=6, W=5, C=9, K=2, R=4, S=1, pad=(2, 0)),
     "stride 2": ConvSpec(N=2, H=9, W=8, C=3, K=4, R=3, S=3, stride=(2, 2), pad=(1, 1)),
+    "stride 2, several tiles, padding at the end": ConvSpec(
+        N=3, H=17, W=20, C=5, K=4, R=3, S=3, stride=(2, 2), pad=(1, 3), pad_end=(2, 1)
+    ),
     "stride 4, 11x11": ConvSpec(N=2, H=23, W=23, C=3, K=4, R=11, S=11, stride=(4, 4), pad=(2, 2)),
     "unequal strides": ConvSpec(N=2, H=9, W=10, C=2, K=3, R=4, S=3, stride=(2, 3), pad=(1, 0)),
     "stride beyond the kernel": ConvSpec(N=2, H=10, W=9, C=2, K=3, R=2, S=2, stride=(3, 4)),
@@ -299,6 +302,7 @@ def in_double(single: ConvSpec) -> dict[str, np.ndarray]:
 SINGLE = {
     "5x5": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2)),
     "3x3": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1)),
+    "3x3, stride 2": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1), stride=(2, 2)),
     "3x3 in groups": ConvSpec(N=16, H=20, W=20, C=16, K=24, R=3, S=3, pad=(1, 1), groups=2),
     "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=8, K=8, R=3, S=3, pad=(1, 1), groups=8),
 }

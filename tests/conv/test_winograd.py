@@ -28,7 +28,13 @@ SPECS = {
         *((2, 2, 2, 8, 1024), (40, 9, 4, 64, 16), (16, 20, 20, 32, 48)),
     )
 }
+SPECS |= {
+    f"{name}, every second": replace(spec, stride=(2, 2), pad=(1 + 2 * (spec.H == 13), 1))
+    for name, spec in SPECS.items()
+    if spec.R == 3
+}
 WINOGRAD = {name: a for name, a in ALGORITHMS.items() if name.startswith("winograd")}
+MINIMAL = dict(zip(WINOGRAD, (Minimal.of(2, 3), Minimal.of(4, 3), Minimal.of(4, 5), Minimal.halving(4)), strict=True))
 
 
 @pytest.mark.parametrize(("algorithm", "spec"), [c for c in cases(SPECS) if c.values[0] in WINOGRAD])
@@ -46,8 +52,8 @@ def test_loops_compute_what_the_expressions_say(algorithm: str, spec: ConvSpec, 
 
 @pytest.mark.parametrize("algorithm", WINOGRAD)
 def test_a_tight_limit_changes_no_more_than_rounding_does(algorithm: str) -> None:
-    R = int(algorithm[-1])
-    spec = ConvSpec(N=50, H=12, W=12, C=16, K=24, R=R, S=R, pad=(1, 1))
+    f = MINIMAL[algorithm]
+    spec = ConvSpec(N=50, H=12, W=12, C=16, K=24, R=f.taps, S=f.taps, pad=(1, 1), stride=(f.stride, f.stride))
     host, chosen = arrays(spec), WINOGRAD[algorithm]
     expected = run(chosen, spec, host, Device())
     for limit in (chosen.workspace(spec), 2 * chosen.workspace(spec), 3 << 20):
@@ -55,8 +61,28 @@ def test_a_tight_limit_changes_no_more_than_rounding_does(algorithm: str) -> Non
             assert_close(chosen, result, expected[name], name)
 
 
-@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 3), (4, 5)])
+@pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 2), (4, 3), (4, 5)])
 def test_the_matrices_are_minimal_filtering_to_the_last_digits(outputs: int, taps: int) -> None:
-    f, rng = Minimal(outputs, taps), np.random.default_rng(0)
+    f, rng = Minimal.of(outputs, taps), np.random.default_rng(0)
     d, g = rng.standard_normal(f.points), rng.standard_normal(taps)
     np.testing.assert_allclose(f.a.T @ ((f.g @ g) * (f.bt @ d)), np.correlate(d, g, "valid"), rtol=1e-12)
+
+
+def test_every_second_output_needs_as_many_points_as_inputs() -> None:
+    f, rng = Minimal.halving(4), np.random.default_rng(0)
+    d, g, own = rng.standard_normal(9), rng.standard_normal(3), f.kernels_of[: f.points]
+    y = f.a.T @ ((f.g @ g)[own] * (f.bt @ d))
+    np.testing.assert_allclose(y, np.correlate(d, g, "valid")[::2], rtol=1e-12)
+    assert (f.points, f.tile.kernels, f.tile.step) == (9, 6, 8)
+
+
+def test_its_gradient_is_what_inputs_receive_from_outputs() -> None:
+    """A tile of the gradient begins at an odd input, for a padding of 1."""
+    f, rng = Minimal.halving(4).backward, np.random.default_rng(0)
+    assert f is not None
+    dy, g = rng.standard_normal(5), rng.standard_normal(3)
+    dx = np.zeros(11)
+    for i, change in enumerate(dy):
+        dx[2 * i : 2 * i + 3] += change * g
+    made = f.a.T @ ((f.kernel_matrix(turned=True) @ g)[f.kernels_of[: f.points]] * (f.bt @ dy))
+    np.testing.assert_allclose(made, dx[1:9], rtol=1e-12)
