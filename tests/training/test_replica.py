@@ -614,7 +614,7 @@ def test_a_network_without_convolutions_is_calibrated_too(dataset: Dataset) -> N
 
 
 def test_as_many_are_scored_at_once_as_fit() -> None:
-    conv = {"layer": "conv", "kernels": 8, "size": 3, "stride": 3, "pad": 1}
+    conv = {"layer": "conv", "kernels": 8, "size": 3, "stride": 2, "pad": 2}
     model = build_model(None, [conv, {"layer": "dense", "units": 10}], (32, 32, 3), 10)
     small, large = Device(workspace_limit=1 << 20), Device()
     assert evaluation_batch(model, (32, 32, 3), "float32", large, 500) == 500
