@@ -16,7 +16,10 @@ import pytest
 import yaml
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
-KUSTOMIZATIONS = ("k8s/base", "k8s/overlays/gpu", "k8s/overlays/tls", "k8s/overlays/kind", "operator")
+KUSTOMIZATIONS = (
+    *("k8s/base", "k8s/overlays/gpu", "k8s/overlays/tls", "k8s/overlays/kind", "k8s/overlays/monitoring"),
+    "operator",
+)
 Manifest = dict[str, Any]
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml's where it is there: the other takes seconds for what the operator's package ships."""

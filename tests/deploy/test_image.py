@@ -86,7 +86,7 @@ def test_constraints_hold_for_what_is_required() -> None:
     pinned = {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    for text in (*project["dependencies"], *extras["dashboard"], *extras["gpu"]):
+    for text in (*project["dependencies"], *extras["dashboard"], *extras["gpu"], *extras["plot"]):
         needed = Requirement(text)
         assert needed.specifier.contains(pinned[needed.name]), text
 

@@ -173,7 +173,9 @@ def test_services_reach_the_scheduler(manifests: list[Manifest]) -> None:
     (container,) = scheduler.containers
     ports = {p["name"]: p["containerPort"] for p in container["ports"]}
     params = parsed(started(container, manifests)[0]).params
-    assert (params["port"], params["dashboard_address"]) == (str(ports["comm"]), f"10.1.2.3:{ports['http']}")
+    at, *forwarded = params["dashboard_address"].split(",")
+    assert (params["port"], at) == (str(ports["comm"]), f"10.1.2.3:{ports['http']}")
+    assert forwarded in ([], [f"127.0.0.1:{ports['http']}"])
     services = [m["spec"] for m in of_kind(manifests, "Service").values()]
     by_operator = [m["spec"]["cluster"]["spec"]["scheduler"]["service"] for m in of_kind(manifests, "DaskJob").values()]
     given = {"dask.org/cluster-name": "daskcnn", "dask.org/component": "scheduler"} if by_operator else {}

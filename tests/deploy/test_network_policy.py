@@ -66,6 +66,21 @@ def test_only_the_preparation_leaves_the_cluster_and_only_by_https() -> None:
             assert {"10.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"} <= set(blocks[0]["except"])
 
 
+def test_a_prometheus_beside_reads_figures_and_nothing_else() -> None:
+    """Another namespace's pods come through by a rule that names both, namespace and pod."""
+    manifests = build("k8s/overlays/monitoring")
+    read = set()
+    for policy in of_kind(manifests, "NetworkPolicy").values():
+        rules = [r for r in policy["spec"].get("ingress", ()) if any("namespaceSelector" in e for e in r["from"])]
+        for rule in rules:
+            (peer,) = rule["from"]
+            assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "monitoring"}
+            assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "prometheus"}
+            chosen = [pod for pod in pods(manifests) if _chosen(policy["spec"]["podSelector"], pod)]
+            read |= {(pod.component, _ports(pod)[port["port"]]) for pod in chosen for port in rule["ports"]}
+    assert read == {("scheduler", 8787), ("cpu-worker", 8788), ("parameter-server", 8788)}
+
+
 def _ports(pod: Pod) -> dict[str, int]:
     return {p["name"]: p["containerPort"] for c in pod.containers for p in c.get("ports", ())}
 
@@ -82,7 +97,7 @@ def _side(policies: list[Manifest], pod: Pod, direction: str, peer: Pod, target:
     chosen = [p for p in policies if direction in p["policyTypes"] and _chosen(p["podSelector"], pod)]
     rules = [rule for policy in chosen for rule in policy.get(field, ())]
     return not chosen or any(
-        any("podSelector" in e and _chosen(e["podSelector"], peer) for e in rule[end])
+        any("podSelector" in e and "namespaceSelector" not in e and _chosen(e["podSelector"], peer) for e in rule[end])
         and any(_ports(target).get(p["port"], p["port"]) == port for p in rule["ports"])
         for rule in rules
     )

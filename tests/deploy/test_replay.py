@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from tests.deploy.manifests import Manifest, build, of_kind
+from tests.deploy.manifests import KUSTOMIZATIONS, Manifest, build, of_kind
 from tests.deploy.replay_authority import Authority
 from tests.deploy.replay_manifests import merged
 from tests.deploy.replay_pods import Pod, Stage
 
 
-@pytest.mark.parametrize("folder", ["k8s/base", "k8s/overlays/gpu", "k8s/overlays/tls", "k8s/overlays/kind"])
+@pytest.mark.parametrize("folder", [name for name in KUSTOMIZATIONS if name.startswith("k8s")])
 def test_what_is_played_is_what_kustomize_builds(folder: str) -> None:
     def essence(manifests: list[Manifest]) -> dict[tuple[str, str], Any]:
         return {(m["kind"], m["metadata"]["name"]): _without_labels(m.get("data") or m.get("spec")) for m in manifests}
@@ -46,14 +50,18 @@ def with_few_samples(manifests: list[Manifest]) -> list[Manifest]:
 
 @pytest.fixture
 def encrypted(tmp_path: Path) -> Stage:
-    """Likewise with the component that adds TLS, and secrets as cert-manager would make them."""
-    manifests = with_few_samples(merged("k8s/overlays/kind", "k8s/components/tls"))
+    """Likewise with the component that adds TLS."""
+    return with_secrets(with_few_samples(merged("k8s/overlays/kind", "k8s/components/tls")), tmp_path)
+
+
+def with_secrets(manifests: list[Manifest], root: Path) -> Stage:
+    """A stage of them, with a secret of each certificate, as cert-manager would make it."""
     authority, secrets = Authority(), {}
     for certificate in of_kind(manifests, "Certificate").values():
         if not (spec := certificate["spec"]).get("isCA"):
-            secrets[spec["secretName"]] = tmp_path / "secrets" / spec["secretName"]
+            secrets[spec["secretName"]] = root / "secrets" / spec["secretName"]
             authority.write(secrets[spec["secretName"]], spec)
-    return Stage(manifests, tmp_path, secrets)
+    return Stage(manifests, root, secrets)
 
 
 @pytest.fixture
@@ -149,3 +157,51 @@ def test_a_job_that_is_ended_half_way_resumes_to_completion(
         assert len(summary["workers"]) == 2
     with stage.pod("Job", "train") as pod:
         left_alone(stage, pod)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def read(address: str) -> str:
+    """What is there, by plain HTTP."""
+    with urllib.request.urlopen(f"http://{address}", timeout=10) as answer:
+        found: str = answer.read().decode()
+        return found
+
+
+def wait_to_read(address: str, text: str, pod: Pod) -> None:
+    """Figures come with the driver's next message to this process."""
+    while text not in (found := read(address)):
+        assert pod.process is not None
+        assert pod.process.poll() is None, found
+        time.sleep(0.1)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("tls", [(), ("k8s/components/tls",)], ids=["plain", "tls"])
+def test_the_live_page_and_figures_are_where_the_readme_says(
+    tmp_path: Path, cluster: ExitStack, tls: tuple[str, ...]
+) -> None:
+    manifests = with_few_samples(merged("k8s/overlays/kind", *tls, "k8s/components/monitoring"))
+    arguments = of_kind(manifests, "Deployment")["scheduler"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    forwarded = f"127.0.0.1:{free_port()}"  # where port-forward would come from; 8787 may be somebody else's here
+    (at,) = [i for i, argument in enumerate(arguments) if "127.0.0.1:8787" in argument]
+    arguments[at] = arguments[at].replace("127.0.0.1:8787", forwarded)
+    stage = with_secrets(manifests, tmp_path)
+    launched = start(stage, cluster)
+    addresses = {pod.name.rpartition("-")[0]: pod.address for pod in launched}
+    with stage.pod("Job", "train") as pod:
+        wait_for_checkpoints(stage, 1, pod.run())
+        assert "daskcnn" in read(f"{forwarded}/daskcnn")
+        run = f'run="{stage.config("run")["RUN"]}"'
+        wait_to_read(f"{addresses['scheduler']}:8787/metrics", f"daskcnn_run_epoch{{{run}", pod)
+        wait_to_read(f"{addresses['cpu-worker']}:8788/metrics", run, pod)
+        assert pod.wait(120) == 0, pod.said()
+    report = ["daskcnn", "report", str(run_directory(stage)), "--html", str(tmp_path / "report.html")]
+    assert subprocess.run([Path(sys.executable).parent / report[0], *report[1:]], check=False).returncode == 0
+    assert "<svg" in (tmp_path / "report.html").read_text(encoding="utf-8")
