@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,8 @@ _GZIP_OR_ZLIB = 47
 _PIECE, _MOST_STREAMS = 1 << 20, 1 << 12
 _ZSTD, _SKIPPED = 0xFD2FB528, 0x184D2A5
 _MOST_BLOCK, _MOST_BLOCKS = 128 << 10, 1 << 20
+_AT_ONCE = 10
+"""Ranges of a value that are read at once, as zarr does."""
 _ENDLESS = 1 << 62
 """Stands for the size of what has more streams or blocks than any writer makes."""
 
@@ -100,6 +103,29 @@ class SizedStore(WrapperStore[Store]):
                 if (size := unpacked_size(chunk, self.packing.compressor, most)) > most:
                     raise self._refusal(key, size)
         return found
+
+    async def get_ranges(
+        self, key: str, byte_ranges: Sequence[ByteRequest | None], *, prototype: BufferPrototype, **how: int
+    ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
+        """Yield ranges of a value, which zarr 3.4 reads the chunks of a shard by. None is merged: `get` checks each."""
+        at_once = how.get("max_concurrency", _AT_ONCE)
+        for start in range(0, len(byte_ranges), at_once):
+            parts = byte_ranges[start : start + at_once]
+            found = await asyncio.gather(*(self.get(key, prototype, part) for part in parts))
+            if None in found:
+                raise FileNotFoundError(key)
+            yield list(enumerate(found, start))
+
+    async def _get_many(
+        self, requests: Iterable[tuple[str, BufferPrototype, ByteRequest | None]]
+    ) -> AsyncGenerator[tuple[str, Buffer | None], None]:
+        for key, prototype, part in requests:
+            yield key, await self.get(key, prototype, part)
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        """No: zarr 3.4 would read with `get_sync` of the other store, past `get`."""
+        return False
 
     def _refusal(self, key: str, size: int) -> DataError:
         reason = f"a chunk of more bytes than its array says ({size:,} and more)"
