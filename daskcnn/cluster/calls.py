@@ -114,18 +114,17 @@ def answer_of_actor(answer: Any, *, within: float, check: Check = no_check) -> A
 
 
 def begin(client: Client, call: Awaitable[Any]) -> Pending[Any]:
-    """Begin a call, which is a coroutine, on the client's event loop. Raises ConnectionError where it is closed."""
+    """Begin a call on the client's event loop. Raises ConnectionError where it is closed."""
 
     async def awaited() -> Any:
         return await call
 
-    coroutine: Coroutine[Any, Any, Any] = awaited()
+    # by itself where it is one: inside another, which is cancelled before it begins, it would never be awaited
+    coroutine: Coroutine[Any, Any, Any] = call if isinstance(call, Coroutine) else awaited()
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, client.loop.asyncio_loop)
     except RuntimeError as error:  # the client is closed, and its loop with it
         coroutine.close()
-        if isinstance(call, Coroutine):
-            call.close()
         raise ConnectionError("the connection to the scheduler is closed") from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +13,7 @@ import pytest
 
 from daskcnn.cluster import admission, connection, members, run_workers
 from daskcnn.cluster.admission import admit
-from daskcnn.cluster.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, silent_among
+from daskcnn.cluster.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, begin, silent_among
 from daskcnn.cluster.lost import ServerLost, WorkersLost
 from daskcnn.cluster.members import Members, advertised, chosen
 from daskcnn.cluster.run_context import RunContext
@@ -99,6 +101,24 @@ def test_a_scheduler_that_hangs_is_named() -> None:
 def test_an_actor_that_hangs() -> None:
     with pytest.raises(Unanswered):
         answer_of_actor(NeverAnswers(), within=SHORT)
+
+
+def test_a_call_that_is_cancelled_before_it_begins_is_ended() -> None:
+    """Not left behind unawaited, which Python warns of."""
+    with fake_client({}) as client:
+        held, let_go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            let_go.wait(10 * SHORT)
+
+        client.loop.asyncio_loop.call_soon_threadsafe(hold)
+        assert held.wait(10 * SHORT)
+        call = client.scatter([0], workers=[])
+        begin(client, call).cancel()
+        let_go.set()
+        assert ask_scheduler(client, int, within=10 * SHORT) == 0  # the loop went on
+        assert inspect.getcoroutinestate(call) == inspect.CORO_CLOSED
 
 
 def test_a_connection_that_is_closed_is_an_error_of_the_connection() -> None:
