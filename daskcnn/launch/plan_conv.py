@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
+from daskcnn.arrays import Device, keep_freed_memory, release_freed_memory, single_threaded_blas
 from daskcnn.conv import ConvSpec, plan
 from daskcnn.conv.planner import Candidate, candidates
 from daskcnn.conv.tuner import tune
@@ -48,15 +48,23 @@ def plan_conv(
         if not specs:
             raise ValueError(f"model {model!r}: has no convolutions; name another network")
         if measure:
-            keep_freed_memory()  # as in a run: its times are kept for runs
-            with single_threaded_blas():
-                tune([spec for _, spec in specs], device, clock=time.perf_counter, seconds=MEASURING, anew=True)
+            _measure([spec for _, spec in specs], device)
         inner = 1 if model != SINGLE else 0  # a network's first layer needs no gradient of its input
         layers = [_planned(name, spec, device, need_dx=i >= inner) for i, (name, spec) in enumerate(specs)]
     except ValueError as error:
         raise UserError(f"plan-conv: {error}") from error
     means = {"device": device.backend.name, "threads": device.pool.threads, "workspace_limit": device.workspace_limit}
     return {"model": model, "batch": batch, "dtype": dtype, **means, "layers": layers}
+
+
+def _measure(specs: list[ConvSpec], device: Device) -> None:
+    """Measure with freed memory kept, as in a run: the times are kept for runs."""
+    keep_freed_memory()
+    try:
+        with single_threaded_blas():
+            tune(specs, device, clock=time.perf_counter, seconds=MEASURING, anew=True)
+    finally:
+        release_freed_memory()
 
 
 def _network(model: str, image: tuple[int, int, int], layer: Mapping[str, Any]) -> Sequential:
