@@ -52,6 +52,19 @@ def from_points(m: Any, at: int, step: int, points: int, y: Any, to: int, apart:
 
 
 @inner
+def to_inputs(m: Any, at: int, step: int, d: Any, to: int, apart: int, inputs: int, n: int) -> None:
+    """Multiply B by runs m[at + i·step …] into d[to + i·apart …], along one axis: the adjoint of `to_points`."""
+    if inputs == 6:
+        _adjoint_6(m, at, step, d, to, apart, n)
+    elif inputs == 8:
+        _adjoint_8(m, at, step, d, to, apart, n)
+    elif inputs == 9:
+        _adjoint_9(m, at, step, d, to, apart, n)
+    else:
+        _adjoint_4(m, at, step, d, to, apart, n)
+
+
+@inner
 def _places(at: int, step: int) -> Any:
     """Return where runs begin. Numba tests signed numbers for less than zero at each use, and compiles no vectors."""
     return (
@@ -93,6 +106,17 @@ def _change_2_4(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
         z[b[1] + i] = d0 + d1
         z[b[2] + i] = d0 - d1
         z[b[3] + i] = d1
+
+
+@inner
+def _adjoint_4(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
+    a, b = _places(at, step), _places(to, apart)
+    for i in range(uintp(n)):
+        m0, difference, m3 = m[a[0] + i], m[a[1] + i] - m[a[2] + i], m[a[3] + i]
+        d[b[0] + i] = m0
+        d[b[1] + i] = difference - m3
+        d[b[2] + i] = m[a[1] + i] + m[a[2] + i] - m0
+        d[b[3] + i] = m3
 
 
 # --- points 0, 1, −1, ½, −2, ∞ ---
@@ -139,6 +163,23 @@ def _change_4_6(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
         z[b[3] + i] = d0 + half * d1 + quarter * d2 + eighth * d3
         z[b[4] + i] = d0 - two * d1 + four * d2 - eight * d3
         z[b[5] + i] = d3
+
+
+@inner
+def _adjoint_6(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
+    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    one_and_half, two, three = T(1.5), T(2), T(3)
+    for i in range(uintp(n)):
+        m0, m3, m4, m5 = m[a[0] + i], m[a[3] + i], m[a[4] + i], m[a[5] + i]
+        total, difference = m[a[1] + i] + m[a[2] + i], m[a[1] + i] - m[a[2] + i]
+        odd = two * (m3 - total) + m4 + m5 - one_and_half * m0
+        even = m3 - m0 - two * (difference + m4) - one_and_half * m5
+        d[b[0] + i] = m0
+        d[b[1] + i] = odd
+        d[b[2] + i] = three * total + even - m0
+        d[b[3] + i] = three * difference - odd - m5
+        d[b[4] + i] = -even
+        d[b[5] + i] = m5
 
 
 # --- points 0, 1, −1, 2, −2, ½, −½, ∞ ---
@@ -193,6 +234,25 @@ def _change_4_8(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
         z[b[7] + i] = d3
 
 
+@inner
+def _adjoint_8(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
+    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    two, four, five, large, small = T(2), T(4), T(5), T(5.25), T(4.25)
+    for i in range(uintp(n)):
+        m0, m7 = m[a[0] + i], m[a[7] + i]
+        even1, odd1 = m[a[1] + i] + m[a[2] + i], m[a[1] + i] - m[a[2] + i]
+        even2, odd2 = m[a[3] + i] + m[a[4] + i], two * (m[a[3] + i] - m[a[4] + i])
+        even3, odd3 = two * (m[a[5] + i] + m[a[6] + i]), m[a[5] + i] - m[a[6] + i]
+        d[b[0] + i] = m0
+        d[b[1] + i] = odd2 - odd1 + four * odd3 - m7
+        d[b[2] + i] = even2 - even1 + four * even3 - large * m0
+        d[b[3] + i] = small * odd1 - five * (odd2 + odd3) + large * m7
+        d[b[4] + i] = small * even1 - five * (even2 + even3) + large * m0
+        d[b[5] + i] = four * odd2 - odd1 + odd3 - large * m7
+        d[b[6] + i] = four * even2 - even1 + even3 - m0
+        d[b[7] + i] = m7
+
+
 # --- points 0, 1, −1, 2, ∞ of every second number, and the numbers between them as they are ---
 
 
@@ -243,6 +303,21 @@ def _change_4_9(d: Any, at: int, step: int, z: Any, to: int, apart: int, n: int)
         z[b[0] + i], z[b[1] + i], z[b[2] + i] = d0, even + odd, even - odd
         z[b[3] + i], z[b[4] + i] = d0 + four * d2 + two * (d1 + four * d3), d3
         z[b[5] + i], z[b[6] + i], z[b[7] + i], z[b[8] + i] = d0, d1, d2, d3
+
+
+@inner
+def _adjoint_9(m: Any, at: int, step: int, d: Any, to: int, apart: int, n: int) -> None:
+    a, b, T = _places(at, step), _places(to, apart), m.dtype.type
+    two, three = T(2), T(3)
+    for i in range(uintp(n)):
+        m0, m1, m2, m4 = m[a[0] + i], m[a[1] + i], m[a[2] + i], m[a[4] + i]
+        rise = m0 + m[a[3] + i] - two * m4
+        d[b[0] + i] = two * m0
+        d[b[2] + i] = two * (m1 - m2) - rise
+        d[b[4] + i] = m1 + three * m2 - two * m0 - m4
+        d[b[6] + i] = rise - m1 - m2
+        d[b[8] + i] = m4
+        d[b[1] + i], d[b[3] + i], d[b[5] + i], d[b[7] + i] = m[a[5] + i], m[a[6] + i], m[a[7] + i], m[a[8] + i]
 
 
 @inner

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from daskcnn.compiled.copies import add, copy
 from daskcnn.compiled.loop import boolean, inner, integers, intp, loop
 from daskcnn.compiled.minimal import from_points, to_points
 from daskcnn.compiled.products import Matrix, multiply
@@ -43,7 +44,7 @@ class Rows(NamedTuple):
     apart: int
 
 
-_apart, TILE = inner(apart), integers(Tile)
+points_apart, TILE = inner(apart), integers(Tile)
 
 
 @loop(
@@ -84,16 +85,16 @@ def correlate(
     """
     N, C, K = x.shape[2], x.shape[3], y.shape[3]
     source = Map(x.reshape(x.size), x.shape[0], x.shape[1], N * C)
-    rows, of_first, kernels = tiles * samples, _kernels_of(f, begin, 0), u.reshape(u.size)
-    v, products = Rows(scratch[STEPS:], _apart(rows, C)), Rows(m, _apart(rows, K))
+    rows, of_first, kernels = tiles * samples, kernels_of(f, begin, 0), u.reshape(u.size)
+    v, products = Rows(scratch[STEPS:], points_apart(rows, C)), Rows(m, points_apart(rows, K))
     for number in range(first, last):
         group = _group(number, y, f.outputs, tiles, samples)
         count = (group.last - group.first) * (group.stop - group.start)
-        _gather(source, C, group, f.step, top, left, f.inputs, f.points, begin, end, v, scratch)
+        gather(source, C, group, f.step, top, left, f.inputs, f.points, begin, end, v, scratch)
         for i in range(begin, end):
             for j in range(f.points):
                 a = Matrix(v.numbers, ((i - begin) * f.points + j) * v.apart, C, False)
-                at = (_kernels_of(f, i, j) - of_first) * C * K
+                at = (kernels_of(f, i, j) - of_first) * C * K
                 b = Matrix(kernels, at, C if turned else K, turned)
                 c = Matrix(products.numbers, (i * f.points + j) * products.apart, K, False)
                 multiply(a, b, c, count, K, C, False, small)
@@ -107,7 +108,7 @@ def correlate(
 def write_outputs(m: Any, y: Any, f: Any, first: int, last: int, scratch: Any) -> None:
     """Write the rows first … last of tiles × samples of y (out_H, out_W, N, K) from the products m of all of them."""
     N, K, across = y.shape[2], y.shape[3], -(-y.shape[1] // f.outputs)
-    products = Rows(m, _apart(-(-y.shape[0] // f.outputs) * across * N, K))
+    products = Rows(m, points_apart(-(-y.shape[0] // f.outputs) * across * N, K))
     target = Map(y.reshape(y.size), y.shape[0], y.shape[1], N * K)
     for tile in range(first // N, -(-last // N)):
         start, stop = max(0, first - tile * N), min(N, last - tile * N)
@@ -145,16 +146,16 @@ def correlate_filter(
     source = Map(x.reshape(x.size), x.shape[0], x.shape[1], N * C)
     change = Map(dy.reshape(dy.size), dy.shape[0], dy.shape[1], N * K)
     rows, sums = tiles * samples, du.reshape(du.size)
-    v = Rows(scratch[STEPS:], _apart(rows, C))
-    z = Rows(scratch[STEPS + (end - begin) * f.points * v.apart :], _apart(rows, K))
+    v = Rows(scratch[STEPS:], points_apart(rows, C))
+    z = Rows(scratch[STEPS + (end - begin) * f.points * v.apart :], points_apart(rows, K))
     for number in range(first, last):
         group = _group(number, dy, f.outputs, tiles, samples)
         count = (group.last - group.first) * (group.stop - group.start)
-        _gather(source, C, group, f.step, top, left, f.inputs, f.points, begin, end, v, scratch)
-        _gather(change, K, group, f.outputs, 0, 0, f.outputs, f.points, begin, end, z, scratch)
+        gather(source, C, group, f.step, top, left, f.inputs, f.points, begin, end, v, scratch)
+        gather(change, K, group, f.outputs, 0, 0, f.outputs, f.points, begin, end, z, scratch)
         for i in range(begin, end):
             for j in range(f.points):
-                p, kernels = (i - begin) * f.points + j, _kernels_of(f, i, j)
+                p, kernels = (i - begin) * f.points + j, kernels_of(f, i, j)
                 a, b = Matrix(v.numbers, p * v.apart, C, True), Matrix(z.numbers, p * z.apart, K, False)
                 add = number > first or i >= f.kernels or j >= f.kernels
                 multiply(a, b, Matrix(sums, kernels * C * K, K, False), C, K, count, add, small)
@@ -195,7 +196,7 @@ def fold_kernels(du: Any, gt: Any, dw: Any, first: int, last: int, scratch: Any)
 
 
 @inner
-def _kernels_of(f: Any, i: int, j: int) -> int:
+def kernels_of(f: Any, i: int, j: int) -> int:
     """Return the number of the kernels at point (i, j)."""
     return min(i, f.kernels - 1) * f.kernels + min(j, f.kernels - 1)
 
@@ -216,7 +217,7 @@ def _matrix(rows: Rows, p: int, count: int, channels: int) -> Any:
 
 
 @inner
-def _gather(
+def gather(
     source: Map,
     channels: int,
     group: TileGroup,
@@ -302,7 +303,7 @@ def _out_of(
             from_points(scratch, i * points * STEP, STEP, points, numbers, here, step, outputs, n)
             if inside < outputs:
                 for j in range(inside):
-                    _copy(edge, j * STEP, target.numbers, to + j * target.size, n)
+                    copy(edge, j * STEP, target.numbers, to + j * target.size, n)
 
 
 @inner
@@ -310,22 +311,9 @@ def _copy_column(source: Map, row: int, col: int, taps: int, start: int, edge: A
     """Copy a column of a tile, with zeros beyond the map."""
     for i in range(taps):
         if 0 <= row + i < source.height and 0 <= col < source.width:
-            _copy(source.numbers, ((row + i) * source.width + col) * source.size + start, edge, i * STEP, n)
+            copy(source.numbers, ((row + i) * source.width + col) * source.size + start, edge, i * STEP, n)
         else:
             edge[i * STEP : i * STEP + n] = 0
-
-
-@inner
-def _copy(source: Any, at: int, target: Any, to: int, n: int) -> None:
-    given, run = source[at : at + n], target[to : to + n]
-    for i in range(n):
-        run[i] = given[i]
-
-
-@inner
-def _add(source: Any, target: Any) -> None:
-    for i in range(source.size):
-        target[i] += source[i]
 
 
 @inner
@@ -348,6 +336,6 @@ def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int
 @inner
 def _total(source: Any, at: int, step: int, count: int, target: Any, to: int, n: int) -> None:
     """Write the sum of `count` runs."""
-    _copy(source, at, target, to, n)
+    copy(source, at, target, to, n)
     for k in range(1, count):
-        _add(source[at + k * step : at + k * step + n], target[to : to + n])
+        add(source, at + k * step, target, to, n)

@@ -32,6 +32,10 @@ GROUPS = 4
 """Fewest groups, for threads to share, if each has enough rows."""
 PARTS, PART_BYTES = 8, 16 << 20
 """Most partial sums of a kernel gradient, and most bytes of them. No result depends on the number of threads."""
+MOST_PORTIONS, LEAST_PORTIONS, PORTIONS_BYTES = 16, 4, 20 << 20
+"""Most portions of a minibatch for both gradients at once, fewest that pay, and most bytes of their sums."""
+PORTION_ROWS, MOST_ROWS, GRADIENTS_BYTES = 128, 256, 7 << 18
+"""Fewest rows of a portion, most rows of its groups, and bytes of a group at all points, which products overwrite."""
 TASKS = 4
 """Tasks of a thread, to even out the threads' speeds."""
 THREAD_NUMBERS = 1 << 12
@@ -71,7 +75,7 @@ class Groups:
 class Winograd:
     """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding."""
 
-    version = 2
+    version = 3
 
     def __init__(self, name: str, f: Minimal, rounding: float) -> None:
         self.name, self.rounding, self._f, self._back = name, rounding, f, f.backward or f
@@ -135,8 +139,12 @@ class Winograd:
     def backward(
         self, spec: ConvSpec, x: Array, dy: Array, prepared: PointKernels, device: Device
     ) -> tuple[Array, Array]:
-        """Return (dx, dw), one after the other: they need dy at its points in two ways."""
-        return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+        """Return (dx, dw), from the same points where portions of the samples may have sums of dw of their own."""
+        portions = _portions(self._f, spec, _room(device, spec.dtype)) if device.backend.compiled else None
+        if portions is None:
+            return self.backward_data(spec, dy, prepared, device), self.backward_filter(spec, x, dy, device)
+        x, dy = map(device.backend.contiguous, (x, dy))
+        return _gradients(self._f, Correlation.forward(spec), x, dy, prepared, portions, device)
 
 
 def _kernels(f: Minimal, spec: ConvSpec) -> int:
@@ -250,12 +258,83 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
         winograd.correlate_filter(x, dy, du[part], f.tile, *numbers, small_products(), own)
 
     scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
+    return _folded(f, c, du, scratch)
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """How the samples of a minibatch are cut for both gradients at once.
+
+    Attributes
+    ----------
+    samples : of a portion, which has partial sums of its own
+    tiles, together : of a group, whose rows are multiplied together
+    numbers : scratch memory of a group
+    """
+
+    samples: list[slice]
+    tiles: int
+    together: int
+    numbers: int
+
+
+@lru_cache(maxsize=1024)
+def _portions(f: Minimal, spec: ConvSpec, room: int) -> Portions | None:
+    """Return the portions, or None where there are too few for threads to share, or not enough memory."""
+    N, C, K, tiles = spec.N, spec.C, spec.K, prod(Correlation.forward(spec).tiles(f))
+    sums = _kernels(f, spec)
+    pays = tiles * N // PORTION_ROWS, tiles * N * (C + K) // (4 * C * K)  # sums are added up once, rows read twice
+    most = min(N, MOST_PORTIONS, PORTIONS_BYTES // (sums * spec.itemsize), *pays)
+    if most < LEAST_PORTIONS:
+        return None
+    samples = _parts(N, 1 << most.bit_length() - 1)  # a power of two leaves few threads without work at the end
+    longest = max(each.stop - each.start for each in samples)
+    rows = max(LEAST_ROWS, min(MOST_ROWS, GRADIENTS_BYTES // (f.points**2 * (C + K) * spec.itemsize)))
+    while rows >= FEWEST_ROWS:
+        together = min(longest, rows)
+        several = min(tiles, rows // together)
+        numbers = STEPS + f.points**2 * (apart(several * together, C) + apart(several * together, K))
+        if (1 + len(samples)) * sums + numbers <= room:
+            return Portions(samples, several, together, numbers)
+        rows //= 2
+    return None
+
+
+def _gradients(
+    f: Minimal, c: Correlation, x: Array, dy: Array, prepared: PointKernels, portions: Portions, device: Device
+) -> tuple[Array, Array]:
+    """Return dx (H, W, N, C) and dw (R, S, C, K)."""
+    from daskcnn.compiled import winograd_gradients
+    from daskcnn.compiled.products import small_products
+
+    shape = f.tile.kernels**2, x.shape[3], dy.shape[3]
+    scratch = _Scratch(device, c.dtype, (1 + len(portions.samples)) * prod(shape), portions.numbers)
+    u = prepared.transformed
+    if u is None:
+        u = _transformed(f, prepared.w, scratch.take("kernels", *shape), scratch, turned=False)
+    du = scratch.take("sums", len(portions.samples), *shape)
+    dx = np.empty(c.x_shape, c.dtype)  # tiles cover all of it, what no output needs too
+
+    def some(portion: tuple[int, slice], own: Array) -> None:
+        part, samples = portion
+        numbers = (*c.pad, portions.tiles, portions.together, samples.start, samples.stop, small_products())
+        winograd_gradients.gradients(x, dy, u, dx, du[part], f.tile, *numbers, own)
+
+    scratch.map(some, enumerate(portions.samples))
+    return dx, _folded(f, c, du, scratch)
+
+
+def _folded(f: Minimal, c: Correlation, du: Array, scratch: _Scratch) -> Array:
+    """Return dw (R, S, C, K) of partial sums (parts, kernels², C, K) at their points."""
+    from daskcnn.compiled import winograd
+
+    C, K = du.shape[2:]
     dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
 
     def fold(part: slice, own: Array) -> None:
         winograd.fold_kernels(du, gt, dw, part.start, part.stop, own)
 
-    scratch.map(fold, device.pool.slices(C * K, at_least=THREAD_NUMBERS))
+    scratch.map(fold, scratch.device.pool.slices(C * K, at_least=THREAD_NUMBERS))
     return dw
 
 

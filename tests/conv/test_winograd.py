@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from daskcnn.arrays import Device
+from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.conv.minimal import Minimal
+from daskcnn.conv.winograd import _portions
 from tests.conv.test_conv_laws import DIRECTIONS, arrays, assert_close, cases, run
 from tests.standin import device_of
 
@@ -48,6 +49,47 @@ def test_loops_compute_what_the_expressions_say(algorithm: str, spec: ConvSpec, 
             assert_close(chosen, loops[name], expressions[name], name)
         else:
             np.testing.assert_allclose(loops[name], expressions[name], rtol=1e-11, atol=1e-11, err_msg=name)
+
+
+def shared(name: str, N: int, H: int, W: int) -> ConvSpec:
+    """A problem whose samples are shared out for both gradients at once."""
+    f = MINIMAL[name]
+    stride, pad = (f.stride, f.stride), (f.taps // 2, f.taps // 2)
+    return ConvSpec(N=N, H=H, W=W, C=8, K=12, R=f.taps, S=f.taps, pad=pad, stride=stride, dtype="float64")
+
+
+@pytest.mark.parametrize("algorithm", WINOGRAD)
+@pytest.mark.parametrize(("N", "H", "W"), [(130, 17, 9), (41, 18, 36), (600, 8, 16), (2000, 5, 4)])
+def test_both_gradients_at_once_are_those_of_the_expressions(algorithm: str, N: int, H: int, W: int) -> None:
+    spec, chosen = shared(algorithm, N, H, W), WINOGRAD[algorithm]
+    portions = _portions(MINIMAL[algorithm], spec, 1 << 30)
+    assert portions is not None
+    assert len(portions.samples) in (4, 8, 16)
+    host = arrays(spec)
+
+    def both(device: Device) -> list[np.ndarray]:
+        x, w, dy = map(device.backend.from_host, host)
+        made = chosen.backward(spec, x, dy, chosen.prepare(spec, w, device), device)
+        return [device.backend.to_host(a) for a in made]
+
+    found = map(both, (Device(), Device(pool=Pool(3)), device_of("standin")))
+    for one, three, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, three)
+        assert_close(chosen, one, expected, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", WINOGRAD)
+def test_kept_kernels_and_little_memory_change_both_gradients_by_no_more_than_rounding(algorithm: str) -> None:
+    spec, chosen = shared(algorithm, 130, 17, 9), WINOGRAD[algorithm]
+    x, w, dy = arrays(spec)
+    expected = chosen.backward(spec, x, dy, chosen.prepare(spec, w, Device()), Device())
+    limits = [chosen.workspace(spec) * k // 4 for k in (4, 8, 16, 40)]
+    devices = [Device(workspace_limit=limit) for limit in limits]
+    made = [chosen.backward(spec, x, dy, chosen.prepare(spec, w, d), d) for d in devices]
+    made.append(chosen.backward(spec, x, dy, chosen.prepare(spec, w, Device(), keep=True), Device()))
+    for pair in made:
+        for one, other in zip(pair, expected, strict=True):
+            assert_close(chosen, one, other, algorithm)
 
 
 @pytest.mark.parametrize("algorithm", WINOGRAD)
