@@ -17,6 +17,13 @@ from daskcnn.show.text import plain
 
 verbose = click.option("--verbose", is_flag=True, help="Show tracebacks.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+checkpoint_option = click.option(
+    "--checkpoint",
+    type=click.Choice(["last", "best"]),
+    default="last",
+    show_default=True,
+    help="The network as the run left it, or as its validation was best.",
+)
 views_option = click.option(
     "--views",
     type=click.Choice(["none", "mirror", "mirror-translate"]),

@@ -26,7 +26,9 @@ from daskcnn.show.stderr import say
     show_default=True,
     help="Seconds to wait for scheduler and workers.",
 )
-@click.option("--warm", is_flag=True, help="First compile the loops that workers of this machine will need.")
+@click.option(
+    "--warm", is_flag=True, help="First compile the loops that workers here will need, into the cache folder."
+)
 @as_json
 @verbose
 @click.pass_context

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose, views_option
+from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
 from daskcnn.launch import evaluate as evaluating
 from daskcnn.launch.trained_run import Which
 from daskcnn.nn.views import Views
@@ -17,7 +17,7 @@ from daskcnn.show.trained_text import readable_evaluation
 
 @click.command(cls=Command)
 @click.argument("run")
-@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
+@checkpoint_option
 @click.option("--data", "path", metavar="PATH", help="Another data set of the same shape and classes.")
 @click.option(
     "--csv", "csv_file", metavar="FILE", help="Write the figures of each class to FILE too (-: stdout alone)."

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, tell, verbose
+from daskcnn.cli.command import Command, checkpoint_option, tell, verbose
 from daskcnn.export import FORMATS
 from daskcnn.launch import export as exporting
 from daskcnn.launch.trained_run import Which
@@ -17,7 +17,7 @@ from daskcnn.show.stderr import say
 @click.argument("run")
 @click.option("--to", type=click.Choice(list(FORMATS)), required=True, help="Format of the file.")
 @click.option("--out", metavar="FILE", help="File to write.  [default: model.onnx, .py or .safetensors in RUN]")
-@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
+@checkpoint_option
 @verbose
 def export(run: str, to: str, out: str | None, checkpoint: Which, **_: Any) -> None:
     """Write RUN's network for other programs.

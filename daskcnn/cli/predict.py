@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose, views_option
+from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
 from daskcnn.cli.run import cluster_options
 from daskcnn.job.tables import Cluster
 from daskcnn.launch import predict as predicting
@@ -23,7 +23,7 @@ from daskcnn.show.trained_text import readable_predictions, readable_table
 @click.command(cls=Command)
 @click.argument("run")
 @click.argument("data", nargs=-1, required=True)
-@click.option("--checkpoint", type=click.Choice(["last", "best"]), default="last", show_default=True)
+@checkpoint_option
 @click.option("--top", type=click.IntRange(1), help="Number of classes to print.  [default: 3]")
 @click.option("--out", metavar="FILE", help="Write all predictions to a .csv, .parquet or .zarr, over a cluster.")
 @click.option("--part", type=click.Choice(["train", "test", "all"]), help="Of a data set.  [default: test]")

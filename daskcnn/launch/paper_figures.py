@@ -85,7 +85,7 @@ def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
         by_time[strategy] = [event.at or 0.0 for event, judged in seen if judged], accuracies
     title, y = "Accuracy of the center on a small problem", "validation accuracy, %"
     yield Figure("accuracy-by-epoch", title, "BPT-CNN fig. 11", "epoch", y, by_epoch)
-    yield Figure("accuracy-by-time", title, "BPT-CNN fig. 11, over time", "seconds", y, by_time)
+    yield Figure("accuracy-by-time", title, "", "seconds", y, by_time)
 
 
 def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:

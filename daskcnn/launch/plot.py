@@ -13,7 +13,7 @@ from daskcnn.show.drawing import draw, draw_together, need_matplotlib
 from daskcnn.show.run_figures import run_figures
 from daskcnn.show.step_breakdown import step_parts
 
-USUAL = ("accuracy-by-time", "loss-by-epoch", "samples-by-worker", "time-by-worker", "breakdown")
+USUAL = ("accuracy-by-time", "loss-by-time", "samples-by-worker", "time-by-worker", "breakdown")
 """What a picture of runs shows, where nothing else is asked for."""
 
 

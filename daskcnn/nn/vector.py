@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -63,7 +64,7 @@ class Layout:
         """Bytes of the vector."""
         return self.size * np.dtype(self.dtype).itemsize
 
-    @property
+    @cached_property
     def _edges(self) -> list[int]:
         return list(accumulate((prod(shape) for shape in self.shapes), initial=0))
 
@@ -91,18 +92,20 @@ class Layout:
         xp: Any = np,
         out: Array | None = None,
         device: Device | None = None,
+        but: Collection[str] = (),
     ) -> Array:
         """Return these as a vector (size,); gradients with an empty state give (parameter_size,).
 
-        The vector is written to `out` if given, on the threads of `device` if given. Raises ValueError if params and
-        state do not have this layout.
+        The vector is written to `out` if given, on the threads of `device` if given, `but` for the arrays of these
+        paths. Raises ValueError if params and state do not have this layout.
         """
         named = [*leaves(params), *leaves(state)]
         self._check([(name, leaf.shape) for name, leaf in named])
         edges = self._edges[: len(named) + 1]
         vector = xp.empty(edges[-1], self.dtype) if out is None else out
-        for (_, leaf), start, stop in zip(named, edges, edges[1:], strict=False):
-            _copy(leaf.reshape(-1), vector[start:stop], device)
+        for (name, leaf), start, stop in zip(named, edges, edges[1:], strict=False):
+            if name not in but:
+                _copy(leaf.reshape(-1), vector[start:stop], device)
         return vector
 
     def _check(self, found: list[tuple[str, Shape]]) -> None:

@@ -184,7 +184,7 @@ def _short(tick: str) -> str:
 
 def _lines(axes: Axes, figure: Figure) -> None:
     for name, level in figure.levels.items():
-        axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=_label(name))
+        axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=f"{_label(name)}: {level:.4g}")
     for name, mark in figure.marks.items():
         axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
     if not figure.rates:

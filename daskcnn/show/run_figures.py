@@ -16,6 +16,7 @@ FIGURES = (
     "accuracy-by-time",
     "accuracy-by-epoch",
     "accuracy-by-bytes",
+    "loss-by-time",
     "loss-by-epoch",
     "auc-by-epoch",
     "time-by-worker",
@@ -54,7 +55,7 @@ def _all(reports: Reports) -> Iterator[Figure]:
 
 def _accuracies(reports: Reports) -> Iterator[Figure]:
     axes: list[tuple[str, str, str, Callable[[EvaluationRow], float]]] = [
-        ("time", "BPT-CNN fig. 11, over time", "seconds", lambda look: look.at),
+        ("time", "", "seconds", lambda look: look.at),
         ("epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
         ("bytes", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
     ]
@@ -75,8 +76,9 @@ def _tested(reports: Reports) -> dict[str, float]:
 
 
 def _losses(reports: Reports) -> Iterator[Figure]:
-    curves = _looks(reports, _epoch, lambda look: look.loss, lambda look: look.validation_loss)
-    yield Figure("loss-by-epoch", "Mean loss per sample", "", "epoch", "loss", curves)
+    for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", _epoch)):
+        curves = _looks(reports, of, lambda look: look.loss, lambda look: look.validation_loss)
+        yield Figure(f"loss-by-{by}", f"Mean loss per sample by {by}", "", x, "loss", curves)
     curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
     yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
 

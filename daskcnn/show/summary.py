@@ -15,7 +15,7 @@ Parts = Mapping[str, Any]
 LABEL = 12
 """Columns of the labels."""
 GLUE = "\N{NO-BREAK SPACE}"
-WHOLE = ("kept in", "checkpoint", "evaluate", "report", "resume")
+WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "resume")
 """Labels of paths and commands, which are copied as they stand."""
 SPENT = {"busy": "busy", "wait": "waiting", "communication": "communication", "evaluation": "evaluation"}
 """What a worker's seconds go to, in words."""
@@ -40,6 +40,8 @@ def format_summary(summary: Parts, width: int | None = None) -> str:
         *([("checkpoint", clean(summary["checkpoint"]))] if summary["checkpoint"] else []),
         *([("evaluate", f"daskcnn evaluate {command}")] if summary["checkpoint"] else []),
         ("report", f"daskcnn report {command}"),
+        ("page", f"daskcnn report {command} --html run.html"),
+        ("picture", f"daskcnn plot {command} --out run.svg"),
         *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
     ]
     return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))

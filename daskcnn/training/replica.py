@@ -28,6 +28,7 @@ from daskcnn.job.tables import Job
 from daskcnn.nn import (
     Context,
     OptimizerState,
+    Params,
     Sequential,
     correct,
     labels_for,
@@ -36,6 +37,7 @@ from daskcnn.nn import (
 )
 from daskcnn.nn.auc import Collected
 from daskcnn.nn.losses import Targets
+from daskcnn.nn.optimizers import Gradients
 from daskcnn.nn.score import Score
 from daskcnn.nn.views import Views, predict_views
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
@@ -43,6 +45,8 @@ from daskcnn.training.stopwatch import Clock, Stopwatch
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
 
 EVALUATION_BATCH = 500
+ALONE = 1 << 18
+"""Bytes of a parameter from which its gradient is not copied."""
 _QUIET = np.errstate(over="ignore", invalid="ignore")  # a network that diverges says so by its loss
 
 
@@ -125,7 +129,8 @@ class Replica:
         self.optimizer_state = self._at_rest()
         self._grads = device.xp.empty(self.layout.parameter_size, self.layout.dtype)
         self.frozen = self.layout.spans(self.model.frozen)
-        self._trained = self.descent.spans(self.layout)
+        self._alone = {path for path, at in self.layout.places() if (at.stop - at.start) * host.itemsize >= ALONE}
+        self._trained = self.descent.spans(self.layout, self._alone)
 
     @property
     def batch_size(self) -> int:
@@ -211,12 +216,22 @@ class Replica:
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
             raise Diverged(f"loss = {value}", f"training diverged at learning rate {lr:.3g}", "lower train.lr")
-        self.layout.flatten(grads, {}, xp=self.device.xp, out=self._grads, device=self.device)
-        args = self.weights, adjust(self._grads), self.optimizer_state, self._trained, lr, self.device
-        self.optimizer_state = self.descent.step(*args)
+        self._descend(grads, lr, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, None if right is None else int(self.device.backend.scalar(right))
+
+    def _descend(self, grads: Params, lr: float, adjust: Adjust) -> None:
+        """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""
+        where: dict[str, Any] = {"xp": self.device.xp, "out": self._grads, "device": self.device}
+        if adjust is not _unchanged or self.descent.clip is not None:
+            given: Array | Gradients = adjust(self.layout.flatten(grads, {}, **where))
+        else:
+            vector = self.layout.flatten(grads, {}, **where, but=self._alone)
+            own = zip(self.layout.places(), leaves(grads), strict=True)
+            given = Gradients(vector, {at.start: g.reshape(-1) for (path, at), (_, g) in own if path in self._alone})
+        state = self.optimizer_state
+        self.optimizer_state = self.descent.step(self.weights, given, state, self._trained, lr, self.device)
 
     def train(
         self,

@@ -253,7 +253,7 @@ def test_the_page_of_a_report_shows_losses(trained: Path, tmp_path: Path) -> Non
     assert said("evaluate", trained).splitlines()[0] in [each.text for each in page.all("p")]
     assert "accuracy" not in page.text.lower()
     names = [figure.name for figure in run_figures({"run": tables(RunDirectory.open(trained).events())})]
-    assert names == ["loss-by-epoch"]
+    assert names == ["loss-by-time", "loss-by-epoch"]
 
 
 def test_predict_gives_images_and_their_losses(trained: Path, path: str, tmp_path: Path) -> None:

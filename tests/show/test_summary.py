@@ -89,6 +89,8 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
         "checkpoint  runs/my run/checkpoints/step-000000375",
         "evaluate    daskcnn evaluate 'runs/my run'",
         "report      daskcnn report 'runs/my run'",
+        "page        daskcnn report 'runs/my run' --html run.html",
+        "picture     daskcnn plot 'runs/my run' --out run.svg",
     ]
 
 

@@ -243,6 +243,28 @@ def test_after_each_step_it_is_told_what_the_round_came_to_and_which_is_the_last
     assert [so_far.lr for so_far, _, _ in told] == sorted((so_far.lr for so_far, _, _ in told), reverse=True)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+@pytest.mark.parametrize("backend", ["numpy", "standin"])
+def test_large_gradients_descend_from_where_they_were_made(
+    dataset: Dataset, optimizer: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not through the vector of all, which others see that adjust it."""
+    more: dict[str, Any] = {"momentum": 0.0, "nesterov": False} if optimizer == "adamw" else {}
+    found = []
+    for alone in (1, 64 * 8, 1 << 30):
+        monkeypatch.setattr(daskcnn.training.replica, "ALONE", alone)
+        replica = _replica(dataset, device=device_of(backend), optimizer=optimizer, **more)
+        replica._grads[...] = np.nan
+        _round(replica, 64)
+        found.append(replica.host_weights())
+        left = np.isnan(replica.device.backend.to_host(replica._grads)).sum()
+        assert left == sum(at.stop - at.start for _, at in replica.layout.places() if 8 * (at.stop - at.start) >= alone)
+        _round(replica, 64, adjust=lambda grads: grads)
+        assert not np.isnan(replica.device.backend.to_host(replica._grads)).any()
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[1], found[2])
+
+
 def test_weights_put_in_place_after_a_step_are_those_of_the_next(dataset: Dataset) -> None:
     """As a rule does that adopts the center in the middle of a round."""
     replica, start = _replica(dataset, momentum=0.0), initial_weights(_job(), dataset)[1]

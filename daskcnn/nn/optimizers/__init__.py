@@ -2,7 +2,7 @@
 
 from daskcnn.nn.optimizers.adamw import AdamW
 from daskcnn.nn.optimizers.average import Averaged
-from daskcnn.nn.optimizers.descent import Descent, Span, Treatment
+from daskcnn.nn.optimizers.descent import Descent, Gradients, Span, Treatment
 from daskcnn.nn.optimizers.lars import LARS
 from daskcnn.nn.optimizers.lookahead import Lookahead
 from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState
@@ -21,6 +21,7 @@ __all__ = [
     "AdamW",
     "Averaged",
     "Descent",
+    "Gradients",
     "Lookahead",
     "Optimizer",
     "OptimizerState",

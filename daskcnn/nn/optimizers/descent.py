@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -25,6 +25,22 @@ class Span(NamedTuple):
 
     at: slice
     treatment: Treatment
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients as a flat vector (n,), but for those of large parameters, which stay where they were made.
+
+    apart : such gradients, flat, by where their places in the vector begin
+    """
+
+    vector: Array
+    apart: Mapping[int, Array]
+
+    def __getitem__(self, at: slice) -> Array:
+        """Return the gradients of a span, which is one large parameter or has none."""
+        found = self.apart.get(at.start)
+        return self.vector[at] if found is None else found
 
 
 @dataclass(frozen=True)
@@ -54,28 +70,40 @@ class Descent:
         found = [rate for pattern, rate in self.rates if meets(pattern, layers)]
         return Treatment(found[-1] if found else 1.0, self.decay_all or multiplies(path))
 
-    def spans(self, layout: Layout) -> tuple[Span, ...]:
-        """Return the parameters that are trained. Neighbours are joined, unless the optimizer needs each by itself."""
+    def spans(self, layout: Layout, alone: Collection[str] = ()) -> tuple[Span, ...]:
+        """Return the parameters that are trained. Neighbours are joined, unless the optimizer needs each by itself.
+
+        alone : paths of parameters that have spans of their own
+        """
         found: list[Span] = []
+        joins = not self.optimizer.by_tensor
         for path, at in layout.places():
             treatment = self.treatment(path)
             if treatment is None or at.start == at.stop:
                 continue
             last = found[-1] if found else Span(slice(0, 0), treatment)
-            if not self.optimizer.by_tensor and last == (slice(last.at.start, at.start), treatment):
+            if joins and path not in alone and last == (slice(last.at.start, at.start), treatment):
                 found[-1:] = [Span(slice(last.at.start, at.stop), treatment)]
             else:
                 found.append(Span(at, treatment))
+            joins = not self.optimizer.by_tensor and path not in alone
         return tuple(found)
 
     def step(
-        self, weights: Array, grads: Array, state: OptimizerState, spans: Sequence[Span], lr: float, device: Device
+        self,
+        weights: Array,
+        grads: Array | Gradients,
+        state: OptimizerState,
+        spans: Sequence[Span],
+        lr: float,
+        device: Device,
     ) -> OptimizerState:
         """Make one step of the parameters (n,), which come first in the weights, in place; return the new state.
 
-        The gradients (n,) are scaled in place where their norm is too large.
+        The gradients (n,) are scaled in place where their norm is too large; they are then one vector.
         """
         if self.clip is not None:
+            assert not isinstance(grads, Gradients), "the norm is that of all"
             clip(grads, (span.at for span in spans), self.clip, device)
         for at, (rate, decays) in spans:
             self.optimizer.step(weights[at], grads[at], state.part(at), lr * rate, device, decays=decays)
