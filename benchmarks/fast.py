@@ -232,7 +232,7 @@ def measure(data: str, setting: Setting, budget: Budget) -> dict[str, Any]:
         taken = take_turns(works, budget)
     check_losses(losses)
     seconds = {name: median(turns) for name, turns in taken.items()}
-    return {"rounds": len(taken[OURS]), "seconds": seconds, "losses": losses[OURS][:3]} | compare(seconds)
+    return {"rounds": len(taken[OURS]), "seconds": seconds, "losses": losses[OURS][:3]} | compare(taken)
 
 
 def verdict(figures: dict[str, Any]) -> str:
