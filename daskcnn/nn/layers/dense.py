@@ -14,6 +14,8 @@ from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, che
 
 _PIECE = 512
 """Inputs in a piece of a long vector: enough for BLAS's full speed."""
+_PARTS, _PART_BYTES = 8, 1 << 18
+"""Parts that threads share if a product stays in cache, and fewest bytes of one: less takes as long as to share it."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,9 @@ def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slic
         pixels = x.reshape(len(x), pieces, -1).swapaxes(0, 1)
         weights = w.reshape(pieces, -1, w.shape[-1])
     count = len(weights)
-    parts = max(1, min(count, (w.nbytes + x.nbytes) // limit))
+    size = w.nbytes + x.nbytes
+    few = min(_PARTS, size // _PART_BYTES) if device.backend.compiled else 1
+    parts = max(1, min(count, max(few, size // limit)))
     return pixels, weights, [slice(a, b) for a, b in pairwise(count * i // parts for i in range(parts + 1))]
 
 
