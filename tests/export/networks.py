@@ -12,6 +12,7 @@ from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.nn import LAYERS, Sequential, leaves
 from daskcnn.nn.spec import spec_of
+from daskcnn.store import normalise
 from daskcnn.store.facts import Facts
 from daskcnn.training.trained_network import Classifier
 from tests.nn.nn_cases import CASES
@@ -44,6 +45,12 @@ def classifier(
 def exactly(trained: Classifier, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Its probabilities, by convolutions that round as those of other libraries do."""
     return trained.on(Device(exact=True)).probabilities(images)
+
+
+def rounding(trained: Classifier, images: npt.NDArray[Any]) -> float:
+    """What a probability may be off by in float32: the scores of these networks go up to hundreds."""
+    scores = trained.on(Device(exact=True))._scores(normalise(trained.facts, images, trained.job.model.dtype))
+    return max(1e-5, float(4 * np.finfo("float32").eps * np.abs(scores).max()))
 
 
 def pictures(images: Facts, count: int = 5, seed: int = 1) -> npt.NDArray[Any]:

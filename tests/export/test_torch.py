@@ -35,6 +35,7 @@ from tests.export.networks import (
     exactly,
     facts,
     pictures,
+    rounding,
 )
 from tests.export.test_onnx import Unknown
 
@@ -61,10 +62,7 @@ def check(trained: Classifier, folder: Path, images: npt.NDArray[Any] | None = N
         found = model.reconstructed(given).numpy().transpose(0, 2, 3, 1)
         np.testing.assert_allclose(found, exactly(trained, images), rtol=1e-5, atol=1e-3)  # pixels go up to 255
         return
-    with torch.no_grad():
-        largest = float(model(given).abs().max())
-    # a probability moves by no more than its scores do, which float32 keeps to 1e-7 of the largest, in each of two sums
-    atol = max(1e-5, 2e-7 * largest)
+    atol = rounding(trained, images)
     np.testing.assert_allclose(model.probabilities(given).numpy(), exactly(trained, images), rtol=1e-5, atol=atol)
 
 
