@@ -132,7 +132,10 @@ def run(algorithm: ConvAlgorithm, spec: ConvSpec, host: list[np.ndarray], device
     both = algorithm.backward(spec, x, dy, prepared, device)
     for name, result in zip(DIRECTIONS[1:], both, strict=True):
         found, expected = (device.backend.to_host(a) for a in (result, results[name]))
-        assert_close(algorithm, found, expected, name)
+        if "winograd" in algorithm.name:  # makes both in another way than each by itself
+            assert_close(algorithm, found, expected, name)
+        else:
+            np.testing.assert_array_equal(found, expected, err_msg=name)
     assert all(isinstance(r, device.xp.ndarray) for r in results.values())
     return {name: device.backend.to_host(result) for name, result in results.items()}
 
