@@ -70,14 +70,16 @@ def _sigmoid(x: Array) -> None:
 
 @inner
 def _tanh(x: Array) -> None:
-    """The magnitude is (1 - e^-2|x|) / (1 + e^-2|x|)."""
-    T = x.dtype.type
-    two, zero = T(2), T(0)
     for i in range(len(x)):
-        value = x[i]
-        e = expm1(-two * abs(value), T)
-        magnitude = -e / (two + e)
-        x[i] = -magnitude if value < zero else magnitude
+        x[i] = tanh(x[i], x.dtype.type)
+
+
+@inner
+def tanh(x: Any, T: Any) -> Any:
+    """Its magnitude is (1 - e^-2|x|) / (1 + e^-2|x|)."""
+    e = expm1(-T(2) * abs(x), T)
+    magnitude = -e / (T(2) + e)
+    return -magnitude if x < T(0) else magnitude
 
 
 # --- those that go back with their input ---

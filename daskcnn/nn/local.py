@@ -17,6 +17,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.compiled.program import RELU, SCALE, Operation, Program
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
+from daskcnn.nn.pooled import PooledPass
 from daskcnn.nn.scaled import THREAD_PARTS, ScaledPass, Scaling, rows_of
 
 ALL = slice(None)
@@ -93,7 +94,7 @@ class ScalingLayer(Layer):
         return dy * s.factor + centred * back.factor + back.shift if ctx.need_dx else None, grads
 
     def scaled_back(
-        self, params: Params, way: ScaledPass, scaling: Scaling, dy: Array, *, need_dx: bool
+        self, params: Params, way: ScaledPass | PooledPass, scaling: Scaling, dy: Array, *, need_dx: bool
     ) -> tuple[Array | None, Params]:
         """Return dx (None if not needed) and the gradients of a pass over a whole map."""
         total, product, _ = way.sums(dy, scaling)
@@ -122,9 +123,11 @@ class Chain:
         scaling = None
         if isinstance(self.layers[0], ScalingLayer):
             scaling, state = self.layers[0].scaling(params, state, x, contexts[0])
-        if scaling is not None and self._plain(contexts):
-            return self._scaled(x, contexts).forward(scaling), state, (x, scaling)
-        return _ChainPass(self, x, contexts, goes_back=False).forward(scaling), state, (x, scaling)
+        way = self._whole(x, contexts) or _ChainPass(self, x, contexts, goes_back=False)
+        if isinstance(way, ScaledPass):
+            assert scaling is not None, "only a scaling head makes such a pass"
+            return way.forward(scaling), state, (x, scaling)
+        return way.forward(scaling), state, (x, scaling)
 
     def backward(
         self,
@@ -141,29 +144,35 @@ class Chain:
         `given` are the channels that dy has (it is 0 elsewhere), `wanted` those that dx is needed for. Selecting them
         in cache costs less than a larger dy or dx in memory.
         """
-        x, scaling = residual
+        (x, scaling), head = residual, self.layers[0]
+        whole = self._whole(x, contexts) if given == wanted == ALL else None
+        if isinstance(whole, PooledPass) and scaling is None:
+            return whole.backward(dy, None, None), {}
+        if whole is not None:
+            assert isinstance(head, ScalingLayer)
+            return head.scaled_back(params, whole, scaling, dy, need_dx=contexts[0].need_dx)
         way = _ChainPass(self, x, contexts, goes_back=True)
         if scaling is None:
             return way.backward(dy, None, None, given, wanted), {}
-        head = self.layers[0]
         assert isinstance(head, ScalingLayer)
-        if given == wanted == ALL and self._plain(contexts):
-            return head.scaled_back(params, self._scaled(x, contexts), scaling, dy, need_dx=contexts[0].need_dx)
         total, product = way.sums(dy, scaling, given)
         grads, back = head.gradients(params, scaling, total, product, x.size // x.shape[-1])
         return way.backward(dy, scaling, back, given, wanted) if contexts[0].need_dx else None, grads
 
-    def _codes(self, contexts: Sequence[Context]) -> list[int]:
-        """Return what the layers behind the head are in the loop."""
-        local = [(la, c) for la, c in zip(self.layers, contexts, strict=True) if isinstance(la, LocalLayer)]
-        return [operation.code for layer, ctx in local if (operation := layer.operation(ctx)) is not None]
+    def _whole(self, x: Array, contexts: Sequence[Context]) -> ScaledPass | PooledPass | None:
+        """Return the pass that need not cut the map into blocks; None if the chain is not of that kind."""
+        device, scaled = contexts[0].device, isinstance(self.layers[0], ScalingLayer)
+        own = _operations(self.layers, contexts)
+        codes = [operation.code for operation in own]
+        if scaled and codes in ([], [RELU]):
+            return ScaledPass(x, device, codes == [RELU])
+        return PooledPass.of(own, x, device, scaled=scaled)
 
-    def _plain(self, contexts: Sequence[Context]) -> bool:
-        """Return whether nothing but a ReLU is behind the head: then the map need not be cut into blocks."""
-        return self._codes(contexts) in ([], [RELU])
 
-    def _scaled(self, x: Array, contexts: Sequence[Context]) -> ScaledPass:
-        return ScaledPass(x, contexts[0].device, self._codes(contexts) == [RELU])
+def _operations(layers: Sequence[Layer], contexts: Sequence[Context]) -> list[Operation]:
+    """Return what the layers behind a scaling head are in the loop."""
+    local = [(la, ctx) for la, ctx in zip(layers, contexts, strict=True) if isinstance(la, LocalLayer)]
+    return [operation for layer, ctx in local if (operation := layer.operation(ctx)) is not None]
 
 
 class _ChainPass:
@@ -174,9 +183,7 @@ class _ChainPass:
         x = self._device.backend.contiguous(x)
         self._x = x if x.ndim == 4 else x[None, None]
         first = (Operation(SCALE),) if isinstance(chain.layers[0], ScalingLayer) else ()
-        local = [(la, c) for la, c in zip(chain.layers, contexts, strict=True) if isinstance(la, LocalLayer)]
-        own = [operation for layer, ctx in local if (operation := layer.operation(ctx)) is not None]
-        self._operations = (*first, *own)
+        self._operations = (*first, *_operations(chain.layers, contexts))
         self._goes_back = goes_back
         keys = self._ctx.keys
         self._keys = np.zeros(0, np.uint64) if keys is None else self._device.backend.contiguous(keys)

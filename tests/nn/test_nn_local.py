@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from daskcnn.arrays import Array, Device, derive, mix64, uniform
-from daskcnn.nn import Context, Layer, Sequential, Shape, map_leaves
+from daskcnn.nn import Context, Layer, Sequential, Shape, leaves, map_leaves
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.layers import LRN, AveragePool, BatchNorm, Conv, Dense, Dropout, L2Pool, MaxPool, ReLU, Sigmoid, Tanh
 from daskcnn.nn.local import Chain
@@ -23,6 +23,9 @@ def chain(*layers: Layer) -> Sequential:
 CHAINS = [
     (chain(ReLU(), LRN(alpha=0.5), MaxPool(2)), (6, 8, 7)),
     (chain(MaxPool(2), ReLU()), (4, 6, 3)),
+    (chain(ReLU(), MaxPool(2)), (7, 9, 200)),  # pixels in no window, several runs to a pixel
+    (chain(ReLU(), AveragePool(2)), (6, 8, 300)),
+    (chain(Tanh(), AveragePool(2)), (5, 4, 7)),
     (chain(LRN(size=3, alpha=0.5), Tanh(), AveragePool(3), Sigmoid()), (9, 6, 5)),
     (chain(Dropout(0.3), MaxPool(2), Dropout(0.5), L2Pool(3)), (6, 12, 5)),
     (chain(Tanh(), ReLU(), Dropout(0.4), ReLU()), (7,)),
@@ -33,6 +36,8 @@ CHAINS = [
 ]
 HEADED = [
     (chain(BatchNorm(), ReLU(), MaxPool(2)), (6, 8, 7)),
+    (chain(BatchNorm(), MaxPool(2)), (4, 6, 300)),
+    (chain(BatchNorm(), AveragePool(2)), (4, 6, 5)),
     (chain(BatchNorm(), ReLU(), MaxPool(2)), (7, 5, 3)),  # pixels in no window count for the moments
     (chain(BatchNorm(), Tanh(), AveragePool(3, 2), Dropout(0.3)), (7, 9, 4)),
     (chain(BatchNorm(fixed=True), ReLU(), LRN(alpha=0.5), MaxPool(3, 2)), (7, 9, 4)),
@@ -114,7 +119,8 @@ def test_going_back_through_batch_normalising_from_some_channels_to_some(
     of, wanted = in_shape[-1], slice(1, 2)
     found, own = net.backward_of(params, residual, dy[..., given], ctx, given=given, of=of, wanted=wanted)
     np.testing.assert_allclose(found, expected[..., wanted], rtol=1e-12)
-    np.testing.assert_equal(own, grads)
+    for (path, one), (_, other) in zip(leaves(own), leaves(grads), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, err_msg=str(path))  # some channels are summed in other parts
 
 
 @every_headed_chain
@@ -233,12 +239,12 @@ def test_max_pooling_in_a_chain_gives_the_gradient_to_the_first_of_equal_pixels(
     np.testing.assert_array_equal(dx[..., 0, 0], [[0, 3, 0, 0], [0, 0, 0, 5]])
 
 
-def test_max_pooling_lets_not_a_number_through_and_sends_the_gradient_past_it() -> None:
+def test_max_pooling_lets_not_a_number_through_and_gives_its_window_no_gradient() -> None:
     x = np.array([[1.0, np.nan], [3, 2]]).reshape(2, 2, 1, 1)
     ctx = Context(Device(), training=True)
     y, dx = together(chain(MaxPool(2)), x, np.full((1, 1, 1, 1), 4.0), ctx)
     assert np.isnan(y).all()
-    np.testing.assert_array_equal(dx[..., 0, 0], [[4, 0], [0, 0]])
+    np.testing.assert_array_equal(dx[..., 0, 0], np.zeros((2, 2)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
