@@ -32,6 +32,8 @@ GROUPS = 4
 """Fewest groups, for threads to share, if each has enough rows."""
 PARTS, PART_BYTES = 8, 16 << 20
 """Most partial sums of a kernel gradient, and most bytes of them. No result depends on the number of threads."""
+EVEN_BYTES = 96 << 20
+"""Most bytes of two partial sums where points have an odd number of lines, which two threads share unequally."""
 MOST_PORTIONS, LEAST_PORTIONS, PORTIONS_BYTES = 16, 4, 20 << 20
 """Most portions of a minibatch for both gradients at once, fewest that pay, and most bytes of their sums."""
 PORTION_ROWS, MOST_ROWS, GRADIENTS_BYTES = 128, 256, 7 << 18
@@ -75,7 +77,7 @@ class Groups:
 class Winograd:
     """F(m×m, r×r): tiles of m×m outputs. Supports kernels of r×r with its stride; with 2, an odd padding."""
 
-    version = 3
+    version = 4
 
     def __init__(self, name: str, f: Minimal, rounding: float) -> None:
         self.name, self.rounding, self._f, self._back = name, rounding, f, f.backward or f
@@ -94,7 +96,7 @@ class Winograd:
         """
         f, forward = self._f, Correlation.forward(spec)
         kernels = _kernels(f, spec)
-        gradient = kernels + _groups(f, forward, 0).numbers
+        gradient = kernels + _sum_groups(f, forward, 0).numbers
         passes = [
             sum(_of_lines(f, c)) if _by_lines(f, c) else kernels + c.y_shape[3] + _groups(f, c, 0).numbers
             for f, c in ((f, forward), (self._back, Correlation.data(spec)))
@@ -244,9 +246,9 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
 
     C, K, kernels = x.shape[3], dy.shape[3], f.tile.kernels
     sums, room = kernels**2 * C * K, _room(device, c.dtype)
-    fit = (room - _groups(f, c, 0).numbers) // sums
-    parts = max(1, min(PARTS, fit, PART_BYTES // (sums * x.itemsize)))
-    groups = _groups(f, c, room - parts * sums)
+    fit = (room - _sum_groups(f, c, 0).numbers) // sums
+    parts = max(1, min(PARTS, fit, max(_fewest_parts(f, c), PART_BYTES // _sum_bytes(f, c))))
+    groups = _sum_groups(f, c, room - parts * sums)
     scratch = _Scratch(device, c.dtype, parts * sums, groups.numbers)
     du = scratch.take("sums", min(parts, groups.count), kernels**2, C, K)
     # threads beyond the parts share out the kernels of a part, whose sums are independent
@@ -408,17 +410,41 @@ def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
     return f.points**2 * apart(rows, K) + K, STEPS + kernels * C * K + lines * f.points * apart(rows, C)
 
 
-@lru_cache(maxsize=1024)
 def _groups(f: Minimal, c: Correlation, room: int) -> Groups:
-    """Return groups of as many rows as stay in cache and fit `room` numbers."""
+    """Return groups of a correlation, of as many rows as fit `room` numbers and stay in cache beside the kernels."""
+    return _of_rows(f, c, room, _rows(f, c), GROUPS)
+
+
+def _sum_groups(f: Minimal, c: Correlation, room: int) -> Groups:
+    """Return groups of a kernel gradient, likewise."""
+    large = _sum_bytes(f, c) > PART_BYTES
+    return _of_rows(f, c, room, _rows(f, c), _fewest_parts(f, c) if large else GROUPS)
+
+
+def _rows(f: Minimal, c: Correlation) -> int:
+    """Return few rows, but as many as channels if kernels at their points, or sums, are read from memory each time."""
+    return (c.x_shape[3] + c.y_shape[3]) // 2 if _sum_bytes(f, c) > PART_BYTES else LEAST_ROWS
+
+
+def _sum_bytes(f: Minimal, c: Correlation) -> int:
+    return f.tile.kernels**2 * c.x_shape[3] * c.y_shape[3] * np.dtype(c.dtype).itemsize
+
+
+def _fewest_parts(f: Minimal, c: Correlation) -> int:
+    """Return two where two threads could not share the lines of points of one sum equally."""
+    return 2 if f.points % 2 and 2 * _sum_bytes(f, c) <= EVEN_BYTES else 1
+
+
+@lru_cache(maxsize=1024)
+def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int) -> Groups:
+    """Return groups of about so many rows, or of more that stay in cache; at least `fewest` if each has enough rows."""
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
 
     def numbers(rows: int) -> int:
         return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K))
 
-    # a product with fewer rows than channels would read kernels more than maps
-    rows = max(LEAST_ROWS, (C + K) // 2, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
-    rows = min(rows, max(LEAST_ROWS, tiles * N // GROUPS))
+    rows = max(LEAST_ROWS, rows, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
+    rows = min(rows, max(LEAST_ROWS, tiles * N // fewest))
     while rows > FEWEST_ROWS and numbers(rows) > room:
         rows //= 2
     samples = nearly_equal(N, rows)
