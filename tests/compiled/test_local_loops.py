@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Array, Device, Pool
+from daskcnn.compiled.batchnorm import PART, TENTH
 from daskcnn.nn import LOSSES, Context, Layer, Shape, leaves, map_leaves
 from daskcnn.nn.channels import channel_sum, moments
 from daskcnn.nn.layers import (
@@ -99,6 +100,18 @@ def test_moments_are_exact_however_far_the_mean_is_from_0(
         limit = 3e-7 if dtype == "float32" else 1e-14 * max(1, mean)
         np.testing.assert_allclose(found.astype("longdouble") + rest, exact[0], rtol=0, atol=limit)
         np.testing.assert_allclose(variance, exact[1], rtol=3e-6 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("away", [1e2, 1e6])
+def test_moments_are_exact_where_the_first_numbers_are_unlike_the_rest(
+    away: float, rng: np.random.Generator
+) -> None:
+    x = values(rng, (32, 32, 128, 8), "float32")
+    x.reshape(-1, PART)[:, : PART // (2 * TENTH)] += np.float32(away)
+    exact = x.astype("longdouble").mean(axis=(0, 1, 2)), x.astype("longdouble").var(axis=(0, 1, 2))
+    mean, rest, variance = moments(x, Device())
+    np.testing.assert_allclose(mean.astype("longdouble") + rest, exact[0], rtol=3e-6)
+    np.testing.assert_allclose(variance, exact[1], rtol=3e-6)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 33, 7), (32, 32, 64, 16), (200, 3001)])
