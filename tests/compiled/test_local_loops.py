@@ -103,9 +103,7 @@ def test_moments_are_exact_however_far_the_mean_is_from_0(
 
 
 @pytest.mark.parametrize("away", [1e2, 1e6])
-def test_moments_are_exact_where_the_first_numbers_are_unlike_the_rest(
-    away: float, rng: np.random.Generator
-) -> None:
+def test_moments_are_exact_where_the_first_numbers_are_unlike_the_rest(away: float, rng: np.random.Generator) -> None:
     x = values(rng, (32, 32, 128, 8), "float32")
     x.reshape(-1, PART)[:, : PART // (2 * TENTH)] += np.float32(away)
     exact = x.astype("longdouble").mean(axis=(0, 1, 2)), x.astype("longdouble").var(axis=(0, 1, 2))
