@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from collections.abc import Callable
@@ -216,6 +217,41 @@ def pause(typing: Any) -> Any:
     return void(), generate
 
 
+def _system_yield() -> int:
+    """Return the address of the system's function that gives the processor to a thread that waits for it."""
+    windows = os.name == "nt"
+    function = ctypes.CDLL("kernel32").SwitchToThread if windows else ctypes.CDLL(None).sched_yield
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+llvmlite.binding.add_symbol("daskcnn_yield", _system_yield())
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _give_way(typing: Any) -> Any:
+    """Give the processor to another thread that waits for it, if there is one: half a microsecond if not."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        builder.call(get_or_insert_function(builder.module, kind, "daskcnn_yield"), [])
+        return context.get_dummy_value()
+
+    return void(), generate
+
+
+_GIVE_WAY = 64
+"""After so many turns a loop that waits gives way: the thread it waits for may need the same processor."""
+
+
+@inner_as_written
+def rest(turn: int) -> None:
+    """Between two turns of a loop that waits."""
+    if turn % _GIVE_WAY == _GIVE_WAY - 1:
+        _give_way()
+    else:
+        pause()
+
+
 def _shared(builder: Any, address: Any) -> Any:
     return builder.inttoptr(address, ir.IntType(64).as_pointer())
 
@@ -308,7 +344,7 @@ def _come_back() -> None:
 
     To wait for the interpreter itself is to sleep, and to wake takes longer than most threads stay there.
     """
-    for _ in range(_TURNS):
+    for turn in range(_TURNS):
         if _swap_shared(_turn(), 0, 1):
             return
-        pause()
+        rest(turn)
