@@ -1,7 +1,8 @@
 """Layers whose output depends only on nearby input, run together on processors.
 
 A chain of such layers is one compiled loop over blocks (`daskcnn.compiled.chain`), which keeps only the chain's input
-for the backward pass. On GPUs each layer is array expressions of its own, and keeps what it needs.
+for the backward pass. Frequent chains have loops of their own, over whole maps (`scaled`, `pooled`). On GPUs each layer
+is array expressions of its own, and keeps what it needs.
 """
 
 from __future__ import annotations
