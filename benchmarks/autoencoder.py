@@ -41,6 +41,7 @@ from daskcnn.nn import (
     Context,
     Layout,
     Params,
+    StepPace,
     init_network,
     loss_and_gradients,
     predict,
@@ -105,7 +106,7 @@ class Trainer:
         ctx, loss = Context(self.device), LOSSES[self.loss]
         value, _, grads, _ = loss_and_gradients(self.model, self.params, self.state, x, labels, loss, ctx)
         flat = self.layout.flatten(grads, {}, device=self.device)
-        self.kept = self.descent.step(self.weights, flat, self.kept, self.spans, lr, self.device)
+        self.kept = self.descent.step(self.weights, flat, self.kept, self.spans, StepPace(lr), self.device)
         return float(value)
 
     def outputs(self, x: Vectors) -> np.ndarray:

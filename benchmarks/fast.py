@@ -38,7 +38,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.prepared_job import find_dataset
-from daskcnn.nn import SGD
+from daskcnn.nn import SGD, StepPace
 from daskcnn.nn.optimizers import Lookahead
 from daskcnn.nn.views import weighted_views
 from daskcnn.runs.log import read_events
@@ -128,28 +128,28 @@ class TorchSide:
         """Images (N, C, H, W) of a batch (H, W, N, C)."""
         return torch.from_numpy(x.transpose(2, 3, 0, 1)).contiguous(memory_format=self.layout)
 
-    def step(self, batch: Batch, lr: float) -> float:
-        """Train on the batch at this rate; the loss before."""
-        return self._descend(self.images(batch.x), torch.from_numpy(batch.labels.astype(np.int64)), lr)
+    def step(self, batch: Batch, pace: StepPace) -> float:
+        """Train on the batch at this pace; the loss before."""
+        return self._descend(self.images(batch.x), torch.from_numpy(batch.labels.astype(np.int64)), pace)
 
-    def _descend(self, x: torch.Tensor, labels: torch.Tensor, lr: float) -> float:
+    def _descend(self, x: torch.Tensor, labels: torch.Tensor, pace: StepPace) -> float:
         for group, factor in zip(self.sgd.param_groups, self.factors, strict=True):
-            group["lr"] = lr * factor
+            group["lr"] = pace.lr * factor
         self.model.train()
         self.sgd.zero_grad(set_to_none=True)
         loss = self.loss(self.model(x), labels)
         loss.backward()
         self.sgd.step()
-        self._look_ahead()
+        self._look_ahead(pace.progress)
         return loss.item()
 
     @torch.no_grad()
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, progress: float) -> None:
         self.count += 1
         ahead = self.train.lookahead
         if ahead is None or self.count % ahead.steps:
             return
-        kept = Lookahead(SGD(), ahead.steps, ahead.alpha, ahead.last, ahead.over or 1).kept(self.count)
+        kept = Lookahead(SGD(), ahead.steps, ahead.alpha, ahead.last).kept(progress)
         for slow, tensor in zip(self.slow, self.model.parameters(), strict=True):
             slow.lerp_(tensor, kept)
             tensor.copy_(slow)
@@ -179,9 +179,9 @@ def train_torch(data: str, seed: int) -> dict[str, Any]:
             losses = []
             with closing(loaded(job, dataset, samples, epoch)) as ready:
                 for batch in ready:
-                    lr = WORKERS * replica.rate_at(done / (job.train.epochs * samples))
+                    pace = replica.pace_at(done / (job.train.epochs * samples), WORKERS)
                     begun = time.perf_counter()
-                    losses.append(side.step(batch, lr))
+                    losses.append(side.step(batch, pace))
                     spent += time.perf_counter() - begun
                     done += len(batch.labels)
             print(f"epoch {epoch + 1}: loss {mean(losses):.4f}, {spent / 60:.1f} min of steps", flush=True)
@@ -215,8 +215,8 @@ def measure(data: str, setting: Setting, budget: Budget) -> dict[str, Any]:
     losses: dict[str, list[float]] = defaultdict(list)
     job = job_of(data, setting, 0)
 
-    def noting(name: str, step: Callable[[Batch, float], float], batch: Batch) -> Callable[[], None]:
-        return lambda: losses[name].append(step(batch, 1e-4))
+    def noting(name: str, step: Callable[[Batch, StepPace], float], batch: Batch) -> Callable[[], None]:
+        return lambda: losses[name].append(step(batch, StepPace(1e-4)))
 
     with single_threaded_blas():
         dataset = find_dataset(job, progress=lambda *_: None, warn=print)
@@ -224,7 +224,7 @@ def measure(data: str, setting: Setting, budget: Budget) -> dict[str, Any]:
         with closing(loaded(job, dataset, setting.batch, 0)) as ready:
             batch = next(ready)
         sides = {mode: TorchSide(replica, mode).step for mode in MODES}
-        steps = {OURS: lambda batch, lr: replica.step(batch, lr)[0], **sides}
+        steps = {OURS: lambda batch, pace: replica.step(batch, pace)[0], **sides}
         works = {name: noting(name, step, batch) for name, step in steps.items()}
         for _ in range(WARM_UPS):
             for work in works.values():

@@ -22,6 +22,7 @@ from daskcnn.nn import (
     Descent,
     Layout,
     Sequential,
+    StepPace,
     build_model,
     freeze,
     init_network,
@@ -47,7 +48,7 @@ def step_of(model: Sequential, batch: int) -> Callable[[], object]:
     def step() -> None:
         _, _, found, _ = loss_and_gradients(model, params, state, x, labels, LOSSES["softmax"], Context(device))
         layout.flatten(found, {}, out=grads)
-        descent.step(vector, grads, moving, trained, 1e-4, device)
+        descent.step(vector, grads, moving, trained, StepPace(1e-4), device)
 
     return step
 

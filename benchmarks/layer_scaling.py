@@ -41,6 +41,7 @@ from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.prepared_job import find_dataset, fitted
+from daskcnn.nn import StepPace
 from daskcnn.sharded import WorkerLinks
 from daskcnn.store import load_batch
 from daskcnn.training.coordinator.layer import REPLICA
@@ -118,11 +119,11 @@ def alone(at: TaskContext, seconds: float) -> list[float]:
     ends = []
     with single_threaded_blas():
         for _ in range(WARM):
-            replica.step(batch, 1e-4)
+            replica.step(batch, StepPace(1e-4))
         begun = time.time()
         ends.append(begun)
         while time.time() - begun < seconds or len(ends) < 4:
-            replica.step(batch, 1e-4)
+            replica.step(batch, StepPace(1e-4))
             ends.append(time.time())
     return ends
 
@@ -190,7 +191,7 @@ class Sharded:
 
     def _submit(self, flight: deque[Future]) -> None:
         presentation, position = divmod(self.number, self.steps_per_epoch)
-        flight.append(self.graph.submit(MinibatchStep(self.number, presentation, position, 1e-4, self.batch)))
+        flight.append(self.graph.submit(MinibatchStep(self.number, presentation, position, StepPace(1e-4), self.batch)))
         self.number += 1
 
     def _counters(self) -> dict[str, Counters]:

@@ -41,7 +41,7 @@ from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.job.tables import Train
-from daskcnn.nn import Context, Layer, Params, Sequential, layers, predict
+from daskcnn.nn import Context, Layer, Params, Sequential, StepPace, layers, predict
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
@@ -109,7 +109,7 @@ def start(c: Configuration) -> tuple[Replica, Batch]:
 def make_step(mode: str, replica: Replica, batch: Batch) -> Step:
     """A step of ours or of a mode of PyTorch, from the replica's present weights."""
     if mode == OURS:
-        return lambda: replica.step(batch, LR)[0]
+        return lambda: replica.step(batch, StepPace(LR))[0]
     return torch_step(mode, replica, batch)
 
 

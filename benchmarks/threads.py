@@ -23,6 +23,7 @@ from common import Configuration, Results, configurations, in_fresh_process, par
 from step_vs_torch import LR, start
 
 from daskcnn.arrays import Pool, single_threaded_blas
+from daskcnn.nn import StepPace
 
 STEPS = 5
 """Steps before the first that counts."""
@@ -61,13 +62,13 @@ def measure(c: Configuration, seconds: float) -> dict[str, Any]:
     with single_threaded_blas():
         replica, batch = start(c)
         for _ in range(STEPS):
-            replica.step(batch, LR)
+            replica.step(batch, StepPace(LR))
         busy, taken = Busy(c.threads), list[float]()
         with busy.watching():
             begun = time.perf_counter()
             while not taken or time.perf_counter() - begun < seconds:
                 at = time.perf_counter()
-                replica.step(batch, LR)
+                replica.step(batch, StepPace(LR))
                 taken.append(time.perf_counter() - at)
     whole = sum(taken)
     outside = whole - busy.inside

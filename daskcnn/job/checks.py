@@ -236,9 +236,6 @@ def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
             f"train.lookahead: strategy {strategy!r} merges within a round, which moves the weights away from where "
             "lookahead goes back to; remove it, or use bsp, or a rule that merges at the end of a round, such as sgwu"
         )
-    if train.lookahead is not None and (train.lookahead.last is None) != (train.lookahead.over is None):
-        given, missing = ("last", "over") if train.lookahead.over is None else ("over", "last")
-        yield f"train.lookahead.{given}: is given without {missing}; give both, or remove it"
     if train.lookahead is not None and train.replica_size > 1:
         yield (
             f"train.lookahead: groups (train.replica_size = {train.replica_size}) keep where it goes back to with "

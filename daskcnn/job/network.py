@@ -12,7 +12,7 @@ from psutil import virtual_memory
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError, JobError
-from daskcnn.job.tables import Job, Schedule
+from daskcnn.job.tables import Job, Schedule, Train
 from daskcnn.nn import (
     LOSSES,
     OPTIMIZERS,
@@ -23,6 +23,7 @@ from daskcnn.nn import (
     Optimizer,
     OptimizerState,
     Sequential,
+    StepPace,
     build_model,
     freeze,
     init_network,
@@ -103,7 +104,7 @@ def optimizer_of(job: Job) -> Optimizer:
     optimizer = kind(**{field.name: tables[field.name] for field in fields(kind)})  # type: ignore[arg-type] # every optimizer is a dataclass
     if train.lookahead is not None:
         ahead = train.lookahead
-        optimizer = Lookahead(optimizer, ahead.steps, ahead.alpha, ahead.last, ahead.over or 1)
+        optimizer = Lookahead(optimizer, ahead.steps, ahead.alpha, ahead.last)
     return optimizer if train.ema is None else Averaged(optimizer, train.ema)
 
 
@@ -144,6 +145,11 @@ def rate_of(schedule: Schedule) -> RateSchedule:
     kind = SCHEDULES[schedule.name]
     curve = kind(**{field.name: getattr(schedule, field.name) for field in fields(kind)})
     return WarmUp(curve, schedule.warmup) if schedule.warmup else curve
+
+
+def pace_at(train: Train, rate: RateSchedule, progress: float, scale: float = 1.0) -> StepPace:
+    """The pace of a step at this part (0…1) of the run. scale: of the learning rate."""
+    return StepPace(scale * rate.rate(train.lr, progress, progress * train.epochs), progress)
 
 
 def training_samples(job: Job, dataset: Dataset) -> int:

@@ -229,10 +229,9 @@ class LookaheadOptions(Options):
         None,
         gt=0,
         le=1,
-        description="The same after `over` steps: it goes there from `alpha` by the third power of the steps made "
-        "(airbench94, Jordan 2024). Default: `alpha` throughout.",
+        description="The same at the end of the run: it goes there from `alpha` by the third power of the run's "
+        "progress (airbench94, Jordan 2024). Default: `alpha` throughout.",
     )
-    over: int | None = Field(None, ge=1, description="Steps of the run after which `last` holds.")
 
 
 _LARGEST_WEIGHT = 1e30
@@ -304,8 +303,8 @@ class Train(Options):
     lookahead: LookaheadOptions | None = Field(
         None,
         description="Every `steps` steps (default 5) the weights go back to `alpha` (default 0.5) of the way since the "
-        "last time: `{steps = 5, alpha = 0.5}`. With `last` and `over`, alpha goes to `last` over so many steps, by "
-        "their third power. Not with rules that merge within a round. Default: never.",
+        "last time: `{steps = 5, alpha = 0.5}`. With `last`, alpha goes there in the course of the run, by the third "
+        "power of its progress. Not with rules that merge within a round. Default: never.",
     )
     ema: float | None = Field(
         None,

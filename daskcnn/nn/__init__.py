@@ -6,7 +6,7 @@ from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
 from daskcnn.nn.models import MODELS, build_model, model_problem
 from daskcnn.nn.network import init_network, loss_and_gradients, predict
-from daskcnn.nn.optimizers import OPTIMIZERS, SGD, Descent, Optimizer, OptimizerState
+from daskcnn.nn.optimizers import OPTIMIZERS, SGD, Descent, Optimizer, OptimizerState, StepPace
 from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import SpecError, sequential_from_spec
@@ -35,6 +35,7 @@ __all__ = [
     "Shape",
     "SpecError",
     "State",
+    "StepPace",
     "build_model",
     "correct",
     "describe",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Context, Descent, Layer, Loss, Params, State, correct, map_leaves
+from daskcnn.nn import Context, Descent, Layer, Loss, Params, State, StepPace, correct, map_leaves
 from daskcnn.nn.layer import Keys
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.parallel import added as added_arrays
@@ -276,13 +276,13 @@ def merged_backward(
 
 
 @_QUIET
-def descended(piece: Piece, grads: Params, state: State, descent: Descent, lr: float, device: Device) -> Piece:
+def descended(piece: Piece, grads: Params, state: State, descent: Descent, pace: StepPace, device: Device) -> Piece:
     """The piece after one step, which leaves the frozen layers as they are."""
-    return piece.descended(grads, state, descent, lr, device)
+    return piece.descended(grads, state, descent, pace, device)
 
 
 @_QUIET
-def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, lr: float, device: Device) -> Piece:
+def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, pace: StepPace, device: Device) -> Piece:
     """The piece after one step by gradients (parameter_size,) of all shards of samples, which add up.
 
     Each of them makes this step for itself. Its parts come in the same order everywhere, and every operation on them is
@@ -292,7 +292,7 @@ def descended_alike(piece: Piece, parts: Sequence[Array], descent: Descent, lr: 
     if (statistics := piece.layout.size - total.size) > 0:  # of fixed normalising: they have no gradients
         total = np.concatenate([total, np.zeros(statistics, total.dtype)])
     grads, _ = piece.views(device.backend.from_host(total.copy() if total is parts[0] else total))
-    return piece.descended(grads, piece.state, descent, lr, device)
+    return piece.descended(grads, piece.state, descent, pace, device)
 
 
 def gradient_vector(piece: Piece, grads: Params, device: Device) -> Array:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Descent, Layout, OptimizerState, Params, State, leaves, map_leaves
+from daskcnn.nn import Descent, Layout, OptimizerState, Params, State, StepPace, leaves, map_leaves
 from daskcnn.nn.tree import inside
 from daskcnn.sharded.channels import of_channels, side_by_side
 from daskcnn.sharded.stages import Side, Stage, shares_of
@@ -93,7 +93,7 @@ class Piece:
         params, state = zip(*whole, strict=True)
         return side_by_side(stage, params, device.xp), side_by_side(stage, state, device.xp)
 
-    def descended(self, grads: Params, state: State, descent: Descent, lr: float, device: Device) -> Piece:
+    def descended(self, grads: Params, state: State, descent: Descent, pace: StepPace, device: Device) -> Piece:
         """The piece after one step; `grads` as backward returns them. Frozen layers stay the same."""
         before, places = self.optimizer, self.layout.places()
         vector, vectors = device.xp.empty(self.layout.size, self.layout.dtype), device.xp.empty_like(before.vectors)
@@ -103,9 +103,9 @@ class Piece:
             if treatment is None:
                 vector[at], vectors[:, at] = flat, before.vectors[:, at]
                 continue
-            into, rate = (vector[at], vectors[:, at]), lr * treatment.rate
+            into, rate = (vector[at], vectors[:, at]), pace.lr * treatment.rate
             args = flat, grad.reshape(-1), before.part(at), rate, device
-            descent.optimizer.step(*args, decays=treatment.decays, out=into)
+            descent.optimizer.step(*args, progress=pace.progress, decays=treatment.decays, out=into)
         params, kept = self.views(vector)
         for (_, own), (_, new) in zip(leaves(kept), leaves(state), strict=True):
             own[...] = new

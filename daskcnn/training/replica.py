@@ -20,6 +20,7 @@ from daskcnn.job.network import (
     initial_weights,
     loss_of,
     network_of,
+    pace_at,
     rate_of,
     training_loss_of,
     training_samples,
@@ -30,6 +31,7 @@ from daskcnn.nn import (
     OptimizerState,
     Params,
     Sequential,
+    StepPace,
     correct,
     labels_for,
     leaves,
@@ -195,7 +197,7 @@ class Replica:
         return self.optimizer_state.moved(lambda vectors: np.array(self.device.backend.to_host(vectors)))
 
     @_QUIET
-    def step(self, batch: Batch, lr: float, adjust: Adjust = _unchanged) -> tuple[float, int | None]:
+    def step(self, batch: Batch, pace: StepPace, adjust: Adjust = _unchanged) -> tuple[float, int | None]:
         """One minibatch: mean loss, each sample times its weight, and right answers, if it has any, before the step.
 
         `adjust` is given the gradients (parameter_size,) and returns those to descend by.
@@ -215,13 +217,13 @@ class Replica:
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
-            raise Diverged(f"loss = {value}", f"training diverged at learning rate {lr:.3g}", "lower train.lr")
-        self._descend(grads, lr, adjust)
+            raise Diverged(f"loss = {value}", f"training diverged at learning rate {pace.lr:.3g}", "lower train.lr")
+        self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new
         return value, None if right is None else int(self.device.backend.scalar(right))
 
-    def _descend(self, grads: Params, lr: float, adjust: Adjust) -> None:
+    def _descend(self, grads: Params, pace: StepPace, adjust: Adjust) -> None:
         """Step the weights by these gradients. Large ones are copied only where all are needed as one vector."""
         where: dict[str, Any] = {"xp": self.device.xp, "out": self._grads, "device": self.device}
         if adjust is not _unchanged or self.descent.clip is not None:
@@ -231,7 +233,7 @@ class Replica:
             own = zip(self.layout.places(), leaves(grads), strict=True)
             given = Gradients(vector, {at.start: g.reshape(-1) for (path, at), (_, g) in own if path in self._alone})
         state = self.optimizer_state
-        self.optimizer_state = self.descent.step(self.weights, given, state, self._trained, lr, self.device)
+        self.optimizer_state = self.descent.step(self.weights, given, state, self._trained, pace, self.device)
 
     def train(
         self,
@@ -279,16 +281,16 @@ class Replica:
                     if stop():
                         raise Stopped
                     begun = self.watch.clock()
-                    lr = scale * self.rate_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples)
-                    loss, right = self.step(batch, lr, adjust)
+                    pace = self.pace_at(progress[0] + (progress[1] - progress[0]) * score.samples / samples, scale)
+                    loss, right = self.step(batch, pace, adjust)
                     score += Score.of_batch(loss, right, batch.labels)
                     load += seconds
                     compute += self.watch.slowed(self.watch.clock() - begun)
-                    yield Trained(score, lr, load, compute)
+                    yield Trained(score, pace.lr, load, compute)
 
-    def rate_at(self, progress: float) -> float:
-        """The learning rate at this part (0…1) of the run."""
-        return self.rate.rate(self.job.train.lr, progress, progress * self.job.train.epochs)
+    def pace_at(self, progress: float, scale: float = 1.0) -> StepPace:
+        """The pace at this part (0…1) of the run. scale: of the learning rate."""
+        return pace_at(self.job.train, self.rate, progress, scale)
 
     @_QUIET
     def evaluate(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import Shape
+from daskcnn.nn import Shape, StepPace
 from daskcnn.sharded.cutting import stages_of
 from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
 from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
@@ -88,7 +88,7 @@ def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
     def passes() -> None:
         _, kept = shard_forward(stage, [x], *args, need_dx=fed, addends=addends)
         _, grads, _ = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=fed)
-        descended(there, grads, kept.state, replica.descent, 0.0, device)
+        descended(there, grads, kept.state, replica.descent, StepPace(0.0), device)
 
     return passes
 
@@ -126,7 +126,7 @@ def _merged_passes(
         dy = loss_of(replica.training_loss, y, labels, device)[0] if last else y
         _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=fed)
         if there is not None:
-            descended(there, grads, state, replica.descent, 0.0, device)
+            descended(there, grads, state, replica.descent, StepPace(0.0), device)
 
     return passes
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from daskcnn.conv.tuner import Begun, tune
 from daskcnn.job.network import convolutions
-from daskcnn.nn import Context, Shape, inside, walk
+from daskcnn.nn import Context, Shape, StepPace, inside, walk
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
@@ -37,7 +37,7 @@ def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, 
     batch, watch = _random_batch(replica), replica.watch
     n = len(batch.labels)
     weights, state = replica.host_weights(), replica.host_optimizer()
-    whole = watch.median_seconds(lambda: replica.step(batch, 0.0), steps) / n
+    whole = watch.median_seconds(lambda: replica.step(batch, StepPace(0.0)), steps) / n
     convs = {
         name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
         for name, layer, shape in walk(replica.model, replica.dataset.shape)

@@ -152,11 +152,11 @@ def test_two_groups_end_where_two_workers_do(
 def test_groups_learn_and_every_sample_is_presented(
     four_workers: Client, synthetic: str, runs: str, strategy: str, rule: dict[str, Any]
 ) -> None:
-    job = short_job(synthetic, runs, train={"strategy": strategy, "epochs": 4, "batch_size": 32}, rule=rule)
+    job = short_job(synthetic, runs, train={"strategy": strategy, "epochs": 6, "batch_size": 32}, rule=rule)
     watch = Watch()
     result = run(four_workers, grouped(job), watch)
     rounds = watch.of("round")
-    assert presented(watch) == 4 * SAMPLES
+    assert presented(watch) == 6 * SAMPLES
     assert {event["worker"] for event in rounds} == {"group-0", "group-1"}
     assert rounds[-1]["loss"] < 2.2 < rounds[0]["loss"]
     assert {w["name"]: w["device"] for w in result.summary["workers"]} == {"group-0": "2 cpu", "group-1": "2 cpu"}

@@ -15,7 +15,7 @@ from dask.task_spec import Alias
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.job.tables import Job
-from daskcnn.nn import SGD, Layout, build_model, init_network, sequential_from_spec
+from daskcnn.nn import SGD, Layout, StepPace, build_model, init_network, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
 from daskcnn.sharded import (
     Carried,
@@ -135,7 +135,7 @@ def test_a_step_submits_the_tasks_of_its_plan_and_no_others(
     graph, noting = graph_of(model, workers, parts, first, monkeypatch)
     for number, samples in enumerate((BATCH, BATCH, 2)):
         plan, held = graph.plan_of(samples), dict(graph.held)
-        graph.submit(MinibatchStep(number, 0, number, 0.1, samples))
+        graph.submit(MinibatchStep(number, 0, number, StepPace(0.1), samples))
         assert len(noting.submitted) == len(plan.tasks) == plan.task_count
         for task, (label, worker, args) in zip(plan.tasks, noting.submitted, strict=True):
             assert (label, worker) == (task.label, task.worker)

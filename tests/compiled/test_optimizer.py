@@ -23,6 +23,7 @@ OPTIMIZERS = [
     LARS(weight_decay=0.01),
     LARS(trust=0.1, momentum=0.0),
     Lookahead(AdamW(weight_decay=0.01), 2, 0.3),
+    Lookahead(SGD(0.9), 2, 1.0, last=0.2),
     Averaged(Lookahead(SGD(0.9), 3)),
 ]
 every = pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
@@ -43,8 +44,10 @@ def test_a_step_is_the_expression(optimizer: Optimizer, decays: bool, dtype: str
     """To the bit: workers that divide samples make the same step on devices of all kinds."""
     params, grads, state = given(optimizer, 1001, dtype)
     kept, (expected, _, new) = grads.copy(), given(optimizer, 1001, dtype)
-    optimizer.by_arrays(OneStep(params, grads, tuple(state.vectors), 5, 0.1, decays, expected, new.vectors), Device())
-    found = optimizer.step(params, grads, state, 0.1, Device(), decays=decays)
+    optimizer.by_arrays(
+        OneStep(params, grads, tuple(state.vectors), 5, 0.1, 0.5, decays, expected, new.vectors), Device()
+    )
+    found = optimizer.step(params, grads, state, 0.1, Device(), progress=0.5, decays=decays)
     np.testing.assert_array_equal(params, expected)
     np.testing.assert_array_equal(found.vectors, new.vectors)
     np.testing.assert_array_equal(grads, kept)

@@ -1,7 +1,8 @@
 """Pods played as processes on loopback, with the very commands, arguments, environment and files of their manifests.
 
-Only three things differ: a pod's address is one of 127/8, names of services are replaced by such addresses, and paths
-at which volumes are mounted lie under a temporary folder.
+Only four things differ: a pod's address is one of 127/8, names of services are replaced by such addresses, paths at
+which volumes are mounted lie under a temporary folder, and no pod measures convolutions or compiles loops that are
+compiled already: several pods on one machine would take minutes.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Pod:
         command = expanded(command_line(container), env)
         here = {name: self._moved(value, mounts) for name, value in env.items()}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        tests = {name: value for name, value in os.environ.items() if name == "DASKCNN_TUNE"}
+        tests = {name: value for name, value in os.environ.items() if name in ("DASKCNN_TUNE", "NUMBA_CACHE_DIR")}
         with open(self.home / "log", "ab") as log:
             return subprocess.Popen(
                 [self._moved(part, mounts) for part in command],

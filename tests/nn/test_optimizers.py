@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn import OPTIMIZERS, SGD, Descent, Layout, Optimizer, OptimizerState, init_network, sequential_from_spec
+from daskcnn.nn import (
+    OPTIMIZERS,
+    SGD,
+    Descent,
+    Layout,
+    Optimizer,
+    OptimizerState,
+    StepPace,
+    init_network,
+    sequential_from_spec,
+)
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead, Treatment
 from daskcnn.nn.optimizers.descent import unmet
 from daskcnn.nn.optimizers.norms import clip
@@ -169,12 +179,12 @@ def test_lookahead_goes_back_after_so_many_steps(inner: Optimizer) -> None:
 
 
 def test_lookahead_keeps_less_and_less_of_the_way() -> None:
-    optimizer = Lookahead(SGD(), 2, 1.0, 0.2, over=8)
-    assert [optimizer.kept(count) for count in (0, 4, 8, 20)] == pytest.approx([1.0, 0.9, 0.2, 0.2])
+    optimizer = Lookahead(SGD(), 2, 1.0, 0.2)
+    assert [optimizer.kept(progress) for progress in (0, 0.5, 1, 1.1)] == pytest.approx([1.0, 0.9, 0.2, 0.2])
     params = np.zeros(1)
     state = optimizer.init(params)
-    for _ in range(4):  # a step of 1 each: all of the first two is kept up to 1 / 64 of 0.8, 0.9 of the next
-        state = optimizer.step(params, -np.ones(1), state, 1.0, Device())
+    for number in range(4):  # a step of 1 each: all of the first two is kept up to 1 / 64 of 0.8, 0.9 of the next
+        state = optimizer.step(params, -np.ones(1), state, 1.0, Device(), progress=(0, 1 / 4, 3 / 8, 1 / 2)[number])
     first = 2 * (1 - 0.8 / 64)
     np.testing.assert_allclose(params, first + 2 * 0.9)
 
@@ -182,15 +192,15 @@ def test_lookahead_keeps_less_and_less_of_the_way() -> None:
 @pytest.mark.parametrize("every", [1, 2])
 def test_lookahead_of_replicas_that_take_means_is_that_of_their_mean(every: int) -> None:
     # what BSP does: replicas of one size meet in the mean of their weights, with the rate times their number
-    rng, optimizer = np.random.default_rng(0), Lookahead(SGD(0.9, nesterov=True), 3, 0.4, 0.2, over=9)
+    rng, optimizer = np.random.default_rng(0), Lookahead(SGD(0.9, nesterov=True), 3, 0.4, 0.2)
     start, slopes = rng.standard_normal(4), rng.standard_normal((2, 12, 4))
     alone, state = start.copy(), optimizer.init(start)
     replicas = [start.copy(), start.copy()]
     states = [optimizer.init(start), optimizer.init(start)]
     for step in range(12):
-        state = optimizer.step(alone, slopes[:, step].mean(axis=0), state, 0.1, Device())
+        state = optimizer.step(alone, slopes[:, step].mean(axis=0), state, 0.1, Device(), progress=step / 12)
         for i, weights in enumerate(replicas):
-            states[i] = optimizer.step(weights, slopes[i, step], states[i], 0.1, Device())
+            states[i] = optimizer.step(weights, slopes[i, step], states[i], 0.1, Device(), progress=step / 12)
         if (step + 1) % every == 0:
             mean = (replicas[0] + replicas[1]) / 2
             for weights in replicas:
@@ -313,7 +323,7 @@ def test_a_network_descends_as_its_parameters_do_one_by_one(name: str) -> None:
         if (treatment := descent.treatment(path)) is not None:
             given = expected[at], grads[at], OptimizerState(rows[:, at]), 0.1 * treatment.rate, Device()
             descent.optimizer.step(*given, decays=treatment.decays)
-    new = descent.step(weights, grads, state, descent.spans(own), 0.1, Device())
+    new = descent.step(weights, grads, state, descent.spans(own), StepPace(0.1), Device())
     np.testing.assert_allclose(weights, expected, rtol=1e-12)
     np.testing.assert_allclose(new.vectors, rows, rtol=1e-12)
     assert new.count == 1
@@ -323,7 +333,7 @@ def test_only_gradients_of_what_is_trained_count_for_the_norm() -> None:
     own, rng = layout(), np.random.default_rng(0)
     descent = Descent(SGD(), frozenset({"conv1"}), clip=0.5)
     weights, grads = np.zeros(own.size), rng.standard_normal(own.parameter_size)
-    descent.step(weights, grads, descent.optimizer.init(grads), descent.spans(own), 1.0, Device())
+    descent.step(weights, grads, descent.optimizer.init(grads), descent.spans(own), StepPace(1.0), Device())
     assert np.linalg.norm(weights) == pytest.approx(0.5)
 
 

@@ -21,6 +21,7 @@ from daskcnn.nn import (
     OptimizerState,
     Params,
     State,
+    StepPace,
     init_network,
     labels_for,
     leaves,
@@ -270,7 +271,7 @@ class Workers:
         merged = [piece and piece.on_host(self.home) for piece in at.merged]
         return join_pieces(self.stages, self.replica.layout, shards, merged)
 
-    def step(self, at: Shards, batch: Batch, lr: float) -> tuple[Score, Shards]:
+    def step(self, at: Shards, batch: Batch, pace: StepPace) -> tuple[Score, Shards]:
         passed = self._forward(at, batch)
         labels = labels_for(self.replica.loss, batch.x, batch.labels)
         dscores, score = loss_of(self.replica.loss, passed[-1].y, labels, self.home)
@@ -283,7 +284,7 @@ class Workers:
             assert (total.start, total.stop) == (0, went.y.shape[-1])
             args = stage, went.residual, [_sent(total.array)], whole, batch.keys, self.home
             dy, grads = merged_backward(*args, need_dx=bool(at.kernels[i] or stage.inputs))
-            new.merged[i] = whole and self._descended(whole, grads, went.state, lr, self.home)
+            new.merged[i] = whole and self._descended(whole, grads, went.state, pace, self.home)
             widths, vectors = self._widths(passed), []
             for source, part in gradients_of(stage, None, dy, (), widths) if not at.kernels[i] else ():
                 parts[source].append(part)
@@ -297,12 +298,12 @@ class Workers:
                 if stage.by == "samples":
                     vectors.append(_sent(gradient_vector(piece, grads, device)))
                 else:
-                    new.shards[i][w] = self._descended(piece, grads, kept.state, lr, device)
+                    new.shards[i][w] = self._descended(piece, grads, kept.state, pace, device)
                 assert (dx is None) == (not stage.inputs)
                 for source, part in gradients_of(stage, share, dx, more, widths):
                     parts[source].append(Held(part.start, _sent(part.array)))
             for w, piece in at.shards[i].items() if vectors else ():
-                new.shards[i][w] = descended_alike(piece, vectors, self.replica.descent, lr, self.devices[w])
+                new.shards[i][w] = descended_alike(piece, vectors, self.replica.descent, pace, self.devices[w])
         return score, new
 
     def _samples(self, i: int, share: Share, batch: Batch) -> slice:
@@ -311,8 +312,8 @@ class Workers:
     def _channels(self, i: int, share: Share) -> Share:
         return share.whole if self.stages[i].by == "samples" else share
 
-    def _descended(self, piece: Piece, grads: Params, state: State, lr: float, device: Device) -> Piece:
-        return descended(piece, grads, state, self.replica.descent, lr, device)
+    def _descended(self, piece: Piece, grads: Params, state: State, pace: StepPace, device: Device) -> Piece:
+        return descended(piece, grads, state, self.replica.descent, pace, device)
 
     def _forward(self, at: Shards, batch: Batch) -> list[Passed]:
         """Every stage in turn."""
@@ -385,7 +386,7 @@ def alone(dataset: Dataset) -> Callable[[str, str], tuple[list[Score], Replica]]
         replica = _replica(network, dtype, dataset, _exact())
         scores = []
         for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
-            loss, right = replica.step(batch, replica.rate_at(i / STEPS))
+            loss, right = replica.step(batch, replica.pace_at(i / STEPS))
             scores.append(Score(loss * len(batch.labels), right, len(batch.labels)))
         return scores, replica
 
@@ -420,7 +421,7 @@ def test_a_sharded_network_follows_the_replica(
     group = Workers(replica, [_exact() for _ in seconds], seconds, by=by)
     shards, scores = group.place(replica.host_weights(), replica.host_optimizer()), []
     for i, batch in enumerate(_batches(dataset, dtype, STEPS)):
-        score, shards = group.step(shards, batch, replica.rate_at(i / STEPS))
+        score, shards = group.step(shards, batch, replica.pace_at(i / STEPS))
         scores.append(score)
     tolerance = TOLERANCE[dtype]
     assert [s.loss for s in scores] == pytest.approx([s.loss for s in expected], rel=tolerance)
@@ -436,7 +437,7 @@ def test_a_sharded_network_follows_the_replica(
 
 OPTIMIZERS: list[dict[str, Any]] = [
     {"optimizer": "adamw", "decay_all": False, "rates": {"conv1": 0.5, "dense*": 2.0}},
-    {"optimizer": "adamw", "lookahead": {"steps": 3}, "ema": 0.9},
+    {"optimizer": "adamw", "lookahead": {"steps": 3, "last": 0.2}, "ema": 0.9},
     {"optimizer": "sgd", "lookahead": {}, "rates": {"*norm*": 0.1}, "decay_all": False},
 ]
 
@@ -450,8 +451,8 @@ def test_a_sharded_network_follows_the_replica_with_every_optimizer(
     group = Workers(replica, [_exact()] * 3, WORKERS["three"])
     shards = group.place(replica.host_weights(), replica.host_optimizer())
     for batch in _batches(dataset, "float64", 8):
-        score, shards = group.step(shards, batch, 0.01)
-        assert score.loss == pytest.approx(alone.step(batch, 0.01)[0], rel=1e-9)
+        score, shards = group.step(shards, batch, StepPace(0.01))
+        assert score.loss == pytest.approx(alone.step(batch, StepPace(0.01))[0], rel=1e-9)
     weights, state = group.collect(shards)
     # the gradient of a bias in front of batch normalising is what rounding leaves, which AdamW divides by as little
     rounded = network == "batch norm" and "adamw" in str(train)
@@ -472,7 +473,7 @@ def test_workers_that_divide_samples_keep_the_same_kernels_to_the_bit(
     shards = group.place(replica.host_weights(), replica.host_optimizer())
     begin = [piece.on_host(group.devices[w]).optimizer.vectors.copy() for w, piece in shards.shards[0].items()]
     for batch in _batches(dataset, "float32", 5):
-        _, shards = group.step(shards, batch, 0.05)
+        _, shards = group.step(shards, batch, StepPace(0.05))
     first, *others = (piece.on_host(group.devices[w]) for w, piece in shards.shards[0].items())
     assert len(others) == 2
     assert not np.array_equal(first.optimizer.vectors, begin[0])
@@ -527,10 +528,10 @@ def test_a_step_leaves_its_pieces_and_can_be_repeated(network: str, dataset: Dat
     replica = _replica(network, "float32", dataset)
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
     first, second = _batches(dataset, "float32", 2)
-    _, begin = group.step(group.place(replica.host_weights(), replica.host_optimizer()), first, 0.05)
+    _, begin = group.step(group.place(replica.host_weights(), replica.host_optimizer()), first, StepPace(0.05))
     before = [a.copy() for a in _arrays(begin)]
-    score, end = group.step(begin, second, 0.05)
-    again, other = group.step(begin, second, 0.05)
+    score, end = group.step(begin, second, StepPace(0.05))
+    again, other = group.step(begin, second, StepPace(0.05))
     assert score == again
     for kept, array in zip(before, _arrays(begin), strict=True):
         np.testing.assert_array_equal(kept, array)
@@ -546,8 +547,8 @@ def test_devices_of_all_kinds_work_together(network: str, devices: tuple[str, ..
     group = Workers(replica, [device_of(name) for name in devices], (1.0, 1.0))
     shards = group.place(replica.host_weights(), replica.host_optimizer())
     for batch in _batches(dataset, "float64", 3):
-        score, shards = group.step(shards, batch, 0.01)
-        assert score.loss == pytest.approx(replica.step(batch, 0.01)[0], rel=1e-12)
+        score, shards = group.step(shards, batch, StepPace(0.01))
+        assert score.loss == pytest.approx(replica.step(batch, StepPace(0.01))[0], rel=1e-12)
     weights, state = group.collect(shards)
     np.testing.assert_allclose(weights, replica.weights, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(state.vectors, replica.optimizer_state.vectors, rtol=1e-9, atol=1e-12)
@@ -559,7 +560,7 @@ def test_divergence_is_a_score_that_is_not_finite(dataset: Dataset) -> None:
     group = Workers(replica, [Device(), Device()], (1.0, 1.0))
     shards, losses = group.place(replica.host_weights(), replica.host_optimizer()), []
     for batch in _batches(dataset, "float32", 4):
-        score, shards = group.step(shards, batch, 1e30)
+        score, shards = group.step(shards, batch, StepPace(1e30))
         losses.append(score.loss)
     assert np.isfinite(losses[0])
     assert not np.isfinite(losses[-1])
@@ -686,7 +687,7 @@ def test_a_convolution_inside_a_composite_layer_stays_whole(dataset: Dataset) ->
     weights = replica.layout.flatten(params, state)
     (batch,) = _batches(dataset, "float64", 1)
     begin = group.place(weights, replica.host_optimizer())
-    score, end = group.step(begin, batch, 0.1)
+    score, end = group.step(begin, batch, StepPace(0.1))
     joined, _ = group.collect(end)
     assert np.isfinite(score.loss)
     assert (joined != weights).mean() > 0.9  # all of it took a step, batch norm's statistics too

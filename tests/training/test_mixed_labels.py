@@ -10,7 +10,7 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.job.tables import Job
-from daskcnn.nn import LOSSES, Context, loss_and_gradients
+from daskcnn.nn import LOSSES, Context, StepPace, loss_and_gradients
 from daskcnn.nn.losses import SoftmaxCrossEntropy, mixed_loss
 from daskcnn.sharded import loss_of
 from daskcnn.store import Batch, BatchPlan, Dataset, load_batch
@@ -136,7 +136,7 @@ def test_a_step_counts_labels_by_their_shares(tmp_path: Path, several: bool, wei
         (batch.labels[of], alone[of] * (1 - shares)),
     )
     before, lr = replica.host_weights(), 0.1
-    loss, _ = replica.step(batch, lr)
+    loss, _ = replica.step(batch, StepPace(lr))
     assert loss == pytest.approx(float(value))
     assert (replica.host_weights() != before).any()
     assert grads["conv1"]["w"].shape == (3, 3, 3, 3)
@@ -162,7 +162,7 @@ def test_a_mixed_image_that_is_reconstructed_is_its_own_label(tmp_path: Path, we
     params, state = replica.layout.views(replica.weights)
     scores, _, _ = replica.model.forward(params, state, batch.x, Context(Device()))
     errors = ((scores - batch.x.transpose(2, 0, 1, 3).reshape(16, -1)) ** 2).mean(axis=1)
-    loss, right = replica.step(batch, 0.1)
+    loss, right = replica.step(batch, StepPace(0.1))
     assert loss == pytest.approx((given * errors).mean(), rel=1e-9)
     assert right is None
 

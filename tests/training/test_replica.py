@@ -22,7 +22,7 @@ from daskcnn.conv import plan
 from daskcnn.errors import Diverged
 from daskcnn.job.network import convolutions, initial_weights, optimizer_of, rate_of, training_samples
 from daskcnn.job.tables import Job, Schedule
-from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, build_model
+from daskcnn.nn import LOSSES, SCHEDULES, SGD, Context, StepPace, build_model
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead
 from daskcnn.nn.schedule import ConstantRate, CosineDecay, OneCycle, PolyDecay, StepDecay, WarmUp
 from daskcnn.nn.score import Score
@@ -124,7 +124,7 @@ def test_the_reported_loss_is_the_mean_over_samples(dataset: Dataset) -> None:
     plan = BatchPlan(((0, 200),), 32, 0, 0)
     other = _replica(dataset, lr=1e-12)
     with batches(dataset, dataset.train, plan, "float64") as ready:
-        losses = [(other.step(batch, 0.0), len(batch.labels)) for batch in ready]
+        losses = [(other.step(batch, StepPace(0.0)), len(batch.labels)) for batch in ready]
     assert [n for _, n in losses] == [32] * 6 + [8]  # the last batch is a partial one
     trained = _round(replica)
     assert trained.score.loss == pytest.approx(sum(loss * n for (loss, _), n in losses) / 200, rel=1e-9)
@@ -174,7 +174,7 @@ def test_batch_norm_s_statistics_lie_in_the_weights(dataset: Dataset) -> None:
     replica = _replica(dataset)
     _, before = replica.layout.views(replica.host_weights())
     batch = _first_batch(dataset)
-    replica.step(batch, 0.05)
+    replica.step(batch, StepPace(0.05))
     params, _ = replica.layout.views(initial_weights(replica.job, dataset)[1])
     ctx = Context(Device(), training=True, keys=batch.keys)
     y, _, _ = replica.model.layers[0][1].forward(params["conv1"], {}, batch.x, ctx)
@@ -381,7 +381,7 @@ def test_gradients_are_clipped_once_they_are_adjusted(dataset: Dataset) -> None:
     for most, moved in ((0.02, 0.01), (1e-6, 5e-7)):
         replica = _replica(dataset, clip=most, **options)
         before = replica.host_weights()
-        replica.step(_first_batch(dataset, "float64"), 0.5, lambda grads: 100 * grads)
+        replica.step(_first_batch(dataset, "float64"), StepPace(0.5), lambda grads: 100 * grads)
         n = replica.layout.parameter_size
         assert np.linalg.norm((replica.host_weights() - before)[:n]) == pytest.approx(moved)
 
@@ -392,7 +392,7 @@ def test_layers_have_rates_of_their_own(dataset: Dataset) -> None:
     plain, own = _replica(dataset, **options), _replica(dataset, rates={"conv*": 0.5, "conv2": 2.0}, **options)
     start = plain.host_weights()
     for replica in (plain, own):
-        replica.step(_first_batch(dataset, "float64"), 0.1)
+        replica.step(_first_batch(dataset, "float64"), StepPace(0.1))
     places = dict(plain.layout.places())
     for layer, factor in (("conv1", 0.5), ("conv2", 2.0), ("dense1", 1.0)):
         for name in ("w", "b"):
@@ -408,7 +408,7 @@ def test_biases_decay_unless_they_are_left_out(dataset: Dataset) -> None:
     at = dict(without.layout.places())["dense1/b"]
     for replica in (without, decaying):
         replica.weights[at] = 1.0
-        replica.step(_first_batch(dataset, "float64"), 0.1)
+        replica.step(_first_batch(dataset, "float64"), StepPace(0.1))
     np.testing.assert_allclose(without.weights[at] - decaying.weights[at], 0.1 * 0.1, rtol=1e-9)
 
 
@@ -563,7 +563,7 @@ def test_a_loss_that_is_not_finite_ends_training(dtype: str, dataset: Dataset) -
     replica.adopt(bad)
     velocity = replica.host_optimizer().vectors
     with pytest.raises(Diverged, match=r"loss = nan.*learning rate 0\.05.*lower train\.lr"):
-        replica.step(_first_batch(dataset, dtype), 0.05)
+        replica.step(_first_batch(dataset, dtype), StepPace(0.05))
     np.testing.assert_array_equal(replica.host_weights(), bad)
     np.testing.assert_array_equal(replica.host_optimizer().vectors, velocity)
     assert math.isnan(replica.evaluate(dataset.test, 0, 40).loss)

@@ -17,7 +17,7 @@ from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep, Result
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart
 from daskcnn.cluster.protocol import RoundOrder
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.job.network import rate_of
+from daskcnn.job.network import pace_at, rate_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout
 from daskcnn.partition.rounds import Round
@@ -56,10 +56,10 @@ def round_steps(
     for plan in presentations(job, round_.ranges, round_.samples, first, round_.steps):
         for position, (lo, hi) in enumerate(batch_edges(plan, plan.limit or 0)):
             progress = begun + (end - begun) * done / round_.samples
-            lr = scale * rate.rate(job.train.lr, progress, progress * job.train.epochs)
+            pace = pace_at(job.train, rate, progress, scale)
             done += hi - lo
             last, meets = done == round_.samples, number + 1 in exchanges
-            yield RoundStep(number, plan.presentation, position, lr, hi - lo, plan, lo, meets, last)
+            yield RoundStep(number, plan.presentation, position, pace, hi - lo, plan, lo, meets, last)
             number += 1
 
 

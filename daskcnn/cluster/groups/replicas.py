@@ -143,7 +143,8 @@ class GroupRound:
 
     def _count(self, step: RoundStep, score: Score) -> None:
         if not math.isfinite(score.loss_sum):
-            raise Diverged(f"loss = {score.loss}: training diverged at learning rate {step.lr:.3g}; lower train.lr")
+            rate = f"learning rate {step.pace.lr:.3g}"
+            raise Diverged(f"loss = {score.loss}: training diverged at {rate}; lower train.lr")
         self._score += score
 
     def _submit(self, step: RoundStep) -> None:
@@ -151,7 +152,7 @@ class GroupRound:
         self._flight[score.key] = step, score
         self._watch(score)
         if step.meets:
-            meeting = GroupMeeting(self._order, step.last, self._score, step.lr)
+            meeting = GroupMeeting(self._order, step.last, self._score, step.pace.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
             self._report = self._graph.end(self._order)

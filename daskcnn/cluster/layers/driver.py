@@ -31,7 +31,7 @@ from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
 from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, rate_of
-from daskcnn.nn import OptimizerState
+from daskcnn.nn import OptimizerState, StepPace
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
@@ -171,8 +171,9 @@ class LayerSharded:
         presentation, position = divmod(number, self.settings.steps_per_epoch)
         begin, size = position * train.batch_size, train.batch_size
         presented = presentation * samples + begin  # the rate follows samples: an epoch's last minibatch may be smaller
-        lr = self._rate.rate(train.lr, presented / (samples * train.epochs), presented / samples)
-        return MinibatchStep(number, presentation, position, lr, min(size, samples - begin))
+        progress = presented / (samples * train.epochs)
+        pace = StepPace(self._rate.rate(train.lr, progress, presented / samples), progress)
+        return MinibatchStep(number, presentation, position, pace, min(size, samples - begin))
 
     def _take_results(self) -> None:
         """The oldest step's score, and all that is complete besides. Raises NotYet, and what tasks raise."""
@@ -181,7 +182,7 @@ class LayerSharded:
             step, future = self._flight[0]
             score = self.context.results.fetch(future)
             self._flight.popleft()
-            self._facts.append(facts.StepDone(self._life, step.number, score, step.lr, time.monotonic()))
+            self._facts.append(facts.StepDone(self._life, step.number, score, step.pace.lr, time.monotonic()))
         for awaited in list(self._awaited):
             if all(future.done() for future in awaited.left):
                 for key, future in awaited.futures.items():

@@ -20,7 +20,7 @@ from daskcnn.cluster.layers import tasks
 from daskcnn.cluster.layers.balance import balance_of, fastest
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.nn import Layout, OptimizerState
+from daskcnn.nn import Layout, OptimizerState, StepPace
 from daskcnn.sharded import (
     By,
     Carried,
@@ -53,12 +53,12 @@ FUNCTIONS: Mapping[TaskKind, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class MinibatchStep:
-    """Which minibatch: its number in the run, the pass over the samples, its place in it, its size; the rate."""
+    """Which minibatch: its number in the run, the pass over the samples, its place in it, its size; the step's pace."""
 
     number: int
     presentation: int
     position: int
-    lr: float
+    pace: StepPace
     samples: int
 
 
@@ -93,7 +93,7 @@ class LayerGraph:
         self.workers = [worker for worker in context.workers.alive if worker in busy]
         self.held: dict[Carried, Any] = {}
         self.generation, self._step = generation, 0
-        self._owed: dict[int, float] = {}  # stages by samples that are yet to make their step, and at which rate
+        self._owed: dict[int, StepPace] = {}  # stages by samples that are yet to make their step, and at which pace
         self._plans: dict[tuple[int, bool], StepPlan] = {}
         # while tasks are put together: those, and what was held before
         self._bundle: Bundle | None = None
@@ -190,7 +190,7 @@ class LayerGraph:
             args = self._arguments(task, step, minibatch, made)
             made.append(self._submit(task.label, FUNCTIONS[task.kind], *args, worker=task.worker, **about))
         self.held |= {what: made[number] for what, number in plan.carried.items()}
-        self._owed = {i: step.lr for i, stage in enumerate(self.stages) if stage.by == "samples"}
+        self._owed = {i: step.pace for i, stage in enumerate(self.stages) if stage.by == "samples"}
         score = self._submitted(made[-1])
         self._step += 1
         return score
@@ -217,14 +217,14 @@ class LayerGraph:
         match task.kind:
             case TaskKind.FORWARD:
                 beside, wanted = given("edges"), tuple(each.edge for each in task.given("edges"))
-                owed = given("weight gradients"), self._owed.get(task.stage, 0.0)
+                owed = given("weight gradients"), self._owed.get(task.stage, StepPace(0.0))
                 return [part, sources, beside, wanted, of, *owed, *behind]
             case TaskKind.MERGE_FORWARD:
                 return [part, sources, of, *behind]
             case TaskKind.TAKE_EDGES | TaskKind.SCORE:
                 return [*behind]
             case _:
-                return [part, sources, of, step.lr, task.cuts, *behind]
+                return [part, sources, of, step.pace, task.cuts, *behind]
 
     def _open(self) -> None:
         """Bundle what is submitted from here on; what is held by now is kept until it is."""
@@ -247,10 +247,10 @@ class LayerGraph:
 
     def _step_owed(self) -> None:
         """Shards of samples make their step by the gradients of all, which else is part of the next way there."""
-        for i, lr in self._owed.items():
+        for i, pace in self._owed.items():
             gradients = [self.held[Carried("shard", i, worker)] for worker in self.kernels[i]]
             for worker, share in self.plan.shares[i].items():
-                args = f"{self.stages[i].name}-step", tasks.shard_step, self._stage_part(i, share), gradients, lr
+                args = f"{self.stages[i].name}-step", tasks.shard_step, self._stage_part(i, share), gradients, pace
                 self.held[Carried("shard", i, worker)] = self._submit(*args, worker=worker)
         self._owed = {}
 

@@ -26,7 +26,7 @@ from daskcnn.cluster.layers.task_context import (
 )
 from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent, taken_in
 from daskcnn.cluster.session.session import Counters
-from daskcnn.nn import Params, State, labels_for
+from daskcnn.nn import Params, State, StepPace, labels_for
 from daskcnn.nn.score import Score
 from daskcnn.sharded import (
     ALL,
@@ -106,19 +106,19 @@ def shard_fwd(
     wanted: Sequence[WantedEdge],
     of: Minibatch,
     gradients: Sources,
-    lr: float,
+    pace: StepPace,
     *behind: Any,
 ) -> TaskResult:
     """A shard's kernels over the input of its stage, and through the spread layers.
 
     wanted: which of the edges in `beside`. gradients: those of all, by which a shard of samples is yet to make its last
-    step, at the rate lr. behind: what has to be done before, the last step's way back.
+    step, at this pace. behind: what has to be done before, the last step's way back.
     """
     shelf, batch = shelf_at(context), batch_of(context, of)
     own = part.samples(batch)
     held = taken_in(context, part.taken, sources)
     if gradients and not shelf.has(part.piece, context.step):
-        _step_alike(context, part, gradients, lr)
+        _step_alike(context, part, gradients, pace)
     piece = shelf.get(part.piece, context.step)
     with working(context, stage_name(context, part)) as replica:
         stage, images = stage_of(replica, part), batch.x[..., own, :]
@@ -137,7 +137,7 @@ def shard_bwd(
     part: StagePart,
     sources: Sources,
     of: Minibatch,
-    lr: float,
+    pace: StepPace,
     cuts: Mapping[int, Cuts],
     *behind: Any,
 ) -> TaskResult:
@@ -146,7 +146,7 @@ def shard_bwd(
     A shard of samples hands on the gradients of its weights after the minibatch's last part, for everybody's step.
     """
     dys = put_in_place(received(context, sources, gradients_of=part.stage), part.places)
-    return _shard_back(context, part, dys, of, lr, cuts)
+    return _shard_back(context, part, dys, of, pace, cuts)
 
 
 def head_and_bwd(
@@ -154,20 +154,20 @@ def head_and_bwd(
     part: StagePart,
     sources: Sources,
     of: Minibatch,
-    lr: float,
+    pace: StepPace,
     cuts: Mapping[int, Cuts],
     *behind: Any,
 ) -> TaskResult:
     """The loss of what all shards' sums come to, which every worker has for itself, and back from there."""
     weighted = shelf_at(context).has(part.merged.piece, context.step)
     ys = received(context, sources, alike=True)
-    dy = _judged(context, replace(part.merged, weighted=weighted), ys, of, lr)
+    dy = _judged(context, replace(part.merged, weighted=weighted), ys, of, pace)
     assert dy is not None, "asked for"
-    return _shard_back(context, part, [dy], of, lr, cuts)
+    return _shard_back(context, part, [dy], of, pace, cuts)
 
 
 def _shard_back(
-    context: TaskContext, part: StagePart, dys: Sequence[Array], of: Minibatch, lr: float, cuts: Mapping[int, Cuts]
+    context: TaskContext, part: StagePart, dys: Sequence[Array], of: Minibatch, pace: StepPace, cuts: Mapping[int, Cuts]
 ) -> TaskResult:
     shelf = shelf_at(context)
     kept, piece = shelf.take(part.kept(context), context.step), shelf.get(part.piece, context.step)
@@ -179,7 +179,7 @@ def _shard_back(
         dx, grads, more = shard_backward(*args, need_dx=bool(stage.inputs))
         if part.by == "samples":
             return _to_add(context, part, piece, grads, device)
-        new = _step(context, part, piece, grads, kept.state, replica, lr)
+        new = _step(context, part, piece, grads, kept.state, replica, pace)
         edges = edges_of(replica, part, new) if new else {}
         gradients = gradients_of(stage, part.channels, dx, more, _widths(stage, part))
         return handed_on(context, gradients, cuts, away=part.away, edges=edges)
@@ -201,25 +201,25 @@ def _to_add(context: TaskContext, part: StagePart, piece: Piece, grads: Params, 
     return TaskResult(context.worker, {ALL: vector})
 
 
-def shard_step(context: TaskContext, part: StagePart, sources: Sources, lr: float) -> TaskResult:
+def shard_step(context: TaskContext, part: StagePart, sources: Sources, pace: StepPace) -> TaskResult:
     """The step of a shard of samples that no way there follows just yet."""
-    _step_alike(context, part, sources, lr)
+    _step_alike(context, part, sources, pace)
     return TaskResult(context.worker, {})
 
 
-def _step_alike(context: TaskContext, part: StagePart, sources: Sources, lr: float) -> None:
+def _step_alike(context: TaskContext, part: StagePart, sources: Sources, pace: StepPace) -> None:
     """The step before this one's, by the gradients of all: the same one everywhere."""
     shelf, vectors = shelf_at(context), [source.part(context.worker) for source in sources]
     piece = shelf.get(part.piece, context.step - 1)
     with working(context) as replica:
-        new = descended_alike(piece, vectors, replica.descent, lr, replica.device)
+        new = descended_alike(piece, vectors, replica.descent, pace, replica.device)
     shelf.put(part.piece, context.step, new)
     arrived = (vector.nbytes for vector, source in zip(vectors, sources, strict=True) if source.arrived)
     session_at(context).counters.bytes_down += sum(arrived)
 
 
 def _step(
-    context: TaskContext, part: StagePart, piece: Piece, grads: Params, state: State, replica: Replica, lr: float
+    context: TaskContext, part: StagePart, piece: Piece, grads: Params, state: State, replica: Replica, pace: StepPace
 ) -> Piece | None:
     """Add the gradients up; with the minibatch's last ones the piece makes its step, and is the next step's."""
     shelf, name = shelf_at(context), ("gradients of", *part.piece)
@@ -228,7 +228,7 @@ def _step(
     if not context.last:
         shelf.put(name, context.step, grads)
         return None
-    new = descended(piece, grads, state, replica.descent, lr, part.device(replica))
+    new = descended(piece, grads, state, replica.descent, pace, part.device(replica))
     shelf.put(part.piece, context.step + 1, new)
     return new
 
@@ -280,17 +280,17 @@ def head(
     part: StagePart,
     sources: Sources,
     of: Minibatch,
-    lr: float,
+    pace: StepPace,
     cuts: Mapping[int, Cuts],
     *behind: Any,
 ) -> TaskResult:
     """The last stage, the loss, and back to what the shards get."""
     ys = _put_together(context, part, sources, batch_of(context, of))
-    dy = _judged(context, part, ys, of, lr)
+    dy = _judged(context, part, ys, of, pace)
     return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
 
 
-def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Minibatch, lr: float) -> Array | None:
+def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Minibatch, pace: StepPace) -> Array | None:
     """Through what is left of the last stage, to the loss and back; the gradient of its outputs. Keeps the score."""
     shelf, batch = shelf_at(context), batch_of(context, of)
     with working(context) as replica:
@@ -303,7 +303,7 @@ def _judged(context: TaskContext, part: StagePart, ys: Sequence[Array], of: Mini
         dscores, score = loss_of(replica.training_loss, scores, *targets)
         dy, grads = merged_backward(stage, residual, [dscores], piece, batch.keys, device, need_dx=_is_fed(stage))
         if piece is not None:
-            _step(context, part, piece, grads, state, replica, lr)
+            _step(context, part, piece, grads, state, replica, pace)
     shelf.put("score", context.step, score + shelf.take("score", context.step) if context.sub else score)
     return dy
 
@@ -313,7 +313,7 @@ def merge_bwd(
     part: StagePart,
     sources: Sources,
     of: Minibatch,
-    lr: float,
+    pace: StepPace,
     cuts: Mapping[int, Cuts],
     *behind: Any,
 ) -> TaskResult:
@@ -326,7 +326,7 @@ def merge_bwd(
         args = stage, merged.residual, dxs, piece, batch.keys, replica.device
         dy, grads = merged_backward(*args, need_dx=_is_fed(stage))
         if piece is not None:
-            _step(context, part, piece, grads, merged.state, replica, lr)
+            _step(context, part, piece, grads, merged.state, replica, pace)
     return handed_on(context, _of_shards(context, part, dy), cuts, away=part.away)
 
 

@@ -5,7 +5,7 @@ from daskcnn.nn.optimizers.average import Averaged
 from daskcnn.nn.optimizers.descent import Descent, Gradients, Span, Treatment
 from daskcnn.nn.optimizers.lars import LARS
 from daskcnn.nn.optimizers.lookahead import Lookahead
-from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState
+from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace
 from daskcnn.nn.optimizers.sgd import SGD
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -26,5 +26,6 @@ __all__ = [
     "Optimizer",
     "OptimizerState",
     "Span",
+    "StepPace",
     "Treatment",
 ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.optimizers.norms import clip
-from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState
+from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace
 from daskcnn.nn.vector import Layout
 
 
@@ -95,7 +95,7 @@ class Descent:
         grads: Array | Gradients,
         state: OptimizerState,
         spans: Sequence[Span],
-        lr: float,
+        pace: StepPace,
         device: Device,
     ) -> OptimizerState:
         """Make one step of the parameters (n,), which come first in the weights, in place; return the new state.
@@ -106,7 +106,8 @@ class Descent:
             assert not isinstance(grads, Gradients), "the norm is that of all"
             clip(grads, (span.at for span in spans), self.clip, device)
         for at, (rate, decays) in spans:
-            self.optimizer.step(weights[at], grads[at], state.part(at), lr * rate, device, decays=decays)
+            args = weights[at], grads[at], state.part(at), pace.lr * rate, device
+            self.optimizer.step(*args, progress=pace.progress, decays=decays)
         return OptimizerState(state.vectors, state.count + 1)
 
 

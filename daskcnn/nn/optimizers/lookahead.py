@@ -44,27 +44,25 @@ class Lookahead(Around):
     """After every `steps` steps the weights go back to `alpha` of the way that they have come since the last time.
 
     The slow weights, where they go on from, are one more vector of the state. They begin where the weights do.
-    With `last`, the part of the way goes from `alpha` there over `over` steps, by their third power (airbench94,
-    Jordan 2024): weights run free at first, and in the end they are an average.
+    With `last`, the part of the way goes from `alpha` there in the course of the run, by the third power of its
+    progress (airbench94, Jordan 2024): weights run free at first, and in the end they are an average.
     """
 
     steps: int = 5
     alpha: float = 0.5
     last: float | None = None
-    over: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", self.steps), ("over", self.over)):
-            if least < 1:
-                raise ValueError(f"{name}={least}: Lookahead needs 1 or more")
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: Lookahead needs 1 or more")
         for name, part in (("alpha", self.alpha), ("last", self.alpha if self.last is None else self.last)):
             if not 0 < part <= 1:
                 raise ValueError(f"{name}={part}: Lookahead needs 0 < {name} <= 1")
 
-    def kept(self, count: int) -> float:
-        """Return the part of the way that is kept after `count` steps."""
+    def kept(self, progress: float) -> float:
+        """Return the part of the way that is kept when this part (0…1) of the run is made."""
         last = self.alpha if self.last is None else self.last
-        return self.alpha + (last - self.alpha) * min(1.0, count / self.over) ** 3
+        return self.alpha + (last - self.alpha) * min(1.0, progress) ** 3
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -83,7 +81,7 @@ class Lookahead(Around):
         """Make the inner step; when it is time, slow + alpha · (weights - slow) is where both go on."""
         self.inner.by_arrays(self.of_inner(step), device)
         slow, new_slow = step.rows[-1], step.new_vectors[-1]
-        new_slow[...] = slow + self.kept(step.count + 1) * (step.new_params - slow) if self._now(step) else slow
+        new_slow[...] = slow + self.kept(step.progress) * (step.new_params - slow) if self._now(step) else slow
         if self._now(step):
             step.new_params[...] = new_slow
 
@@ -92,7 +90,7 @@ class Lookahead(Around):
         from daskcnn.compiled.optimizer import toward
 
         slow, new_slow = step.rows[-1], step.new_vectors[-1]
-        (alpha,) = step.scalars(self.kept(step.count + 1))
+        (alpha,) = step.scalars(self.kept(step.progress))
 
         def back(part: slice) -> None:
             toward(slow, step.new_params, alpha, new_slow, step.new_params, part.start, part.stop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -46,6 +46,13 @@ class OptimizerState:
         return OptimizerState(self.vectors[:0], self.count)
 
 
+class StepPace(NamedTuple):
+    """How far a step goes, and when: the learning rate, and the part (0…1) of the run that was made before it."""
+
+    lr: float
+    progress: float = 0.0
+
+
 @dataclass(frozen=True)
 class OneStep:
     """One step on vectors of one length n, contiguous and of the device; the new ones may be the old ones.
@@ -56,6 +63,7 @@ class OneStep:
     rows : the vectors (n,) of the state, in their order
     count : steps before this one
     lr : learning rate
+    progress : part (0…1) of the run that was made before this step
     decays : whether the weights decay
     new_params, new_vectors : (n,) and (k, n), to be written
     """
@@ -65,6 +73,7 @@ class OneStep:
     rows: tuple[Array, ...]
     count: int
     lr: float
+    progress: float
     decays: bool
     new_params: Array
     new_vectors: Array
@@ -110,6 +119,7 @@ class Optimizer(ABC):
         lr: float,
         device: Device,
         *,
+        progress: float = 0.0,
         decays: bool = True,
         out: tuple[Array, Array] | None = None,
     ) -> OptimizerState:
@@ -121,12 +131,13 @@ class Optimizer(ABC):
         state : of the same parameters
         lr : learning rate
         device : its threads are used
+        progress : part (0…1) of the run that was made before this step
         decays : whether the weights decay
         out : where the new parameters (n,) and vectors (k, n) go; the old ones then stay unchanged
         """
         new_params, new_vectors = out or (params, state.vectors)
         p, g, *rows = (device.backend.contiguous(vector) for vector in (params, grads, *state.vectors))
-        step = OneStep(p, g, tuple(rows), state.count, lr, decays, new_params, new_vectors)
+        step = OneStep(p, g, tuple(rows), state.count, lr, progress, decays, new_params, new_vectors)
         if device.backend.compiled:
             for loop in self.loops(step, device):
                 device.pool.map(loop, device.pool.slices(len(params), at_least=AT_LEAST))
