@@ -75,7 +75,7 @@ ALIKE = 1e-2
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that both sides make. batch: samples of a minibatch on each worker."""
+    """A run that both sides make. batch: samples of a minibatch on each worker. keys: more of our job."""
 
     model: str
     data: str
@@ -83,11 +83,12 @@ class Whole:
     validation: int
     epochs: int
     batch: int
+    keys: tuple[str, ...] = ()
 
     @property
     def name(self) -> dict[str, Any]:
         """What tells its results from others."""
-        return {key: value for key, value in asdict(self).items() if key != "data"}
+        return {key: value for key, value in asdict(self).items() if key != "data" and value != ()}
 
     @property
     def limit(self) -> int:
@@ -140,7 +141,8 @@ def our_run(whole: Whole, strategy: str) -> Turn:
     """The command a user would type, and what its log says. Raises RuntimeError where it has not done its work."""
     with tempfile.TemporaryDirectory() as folder:
         settings = whole.settings(strategy) | {"run.dir": folder, "run.name": "run"}
-        flags = [text for key, value in settings.items() for text in ("--set", f"{key}={value}")]
+        given = [f"{key}={value}" for key, value in settings.items()] + [*whole.keys]
+        flags = [text for key in given for text in ("--set", key)]
         begun = time.perf_counter()
         done = subprocess.run(
             [sys.executable, "-m", "daskcnn.run", *flags, "--json"], capture_output=True, text=True, check=False
@@ -426,6 +428,9 @@ def arguments() -> argparse.Namespace:
         "--batch", type=int, default=64, help="samples of a minibatch on a worker; default %(default)s"
     )
     options.add_argument("--turns", type=int, default=3, help="default %(default)s")
+    options.add_argument(
+        "--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of our job, such as rule.exchange=asa"
+    )
     options.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file")
     given = options.parse_args()
     if given.samples % WORKERS:
@@ -441,7 +446,9 @@ def main() -> int:
     results, rows, missed = Results(options.json), [HEAD], False
     os.environ.update(MEMORY)  # of our workers, and of PyTorch's ranks too
     for model in options.models:
-        whole = Whole(model, options.data, options.samples, options.validation, options.epochs, options.batch)
+        whole = Whole(
+            model, options.data, options.samples, options.validation, options.epochs, options.batch, (*options.set,)
+        )
         strategies = options.strategies or [strategy for name, strategy in BARS if name == model]
         for strategy, figures in take_turns(whole, strategies, options.turns, results).items():
             rows.append(row(model, strategy, figures))

@@ -53,7 +53,7 @@ def train_of(kind: str) -> dict[str, Any]:
     ("layers", "workers", "train"),
     [
         (REACHING, 1, {}),
-        (REACHING, 2, {"sub_batches": 3}),
+        pytest.param(REACHING, 2, {"sub_batches": 3}, marks=pytest.mark.slow),
         (REACHING, 3, {"first_conv": "samples", "sub_batches": 2}),
         (NORMALISED, 3, {}),
     ],

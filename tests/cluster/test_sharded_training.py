@@ -122,7 +122,7 @@ def test_spread_layers_and_parts_of_minibatches_change_nothing(
 
 
 @pytest.mark.parametrize("layers", [BLOCKS, INCEPTION], ids=["blocks", "inception"])
-@pytest.mark.parametrize("speeds", [(1.0, 1.0), (1.0, 4.0, 1.5)])
+@pytest.mark.parametrize("speeds", [(1.0, 1.0), pytest.param((1.0, 4.0, 1.5), marks=pytest.mark.slow)])
 def test_convolutions_inside_of_blocks_and_branches_are_sharded(
     toy: str, layers: list[dict[str, Any]], speeds: tuple[float, ...]
 ) -> None:
@@ -152,7 +152,7 @@ def runs(draw: st.DrawFn) -> tuple[dict[str, Any], list[LocalWorker]]:
     return sections | {"data": {"limit": 62}}, workers
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(case=runs(), seed=st.integers(0, 1000))
 def test_any_cut_of_any_network_follows_one_process(
     toy: str, case: tuple[dict[str, Any], list[LocalWorker]], seed: int

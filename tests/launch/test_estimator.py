@@ -62,7 +62,17 @@ def small(**parameters: Any) -> CNNClassifier:
     return CNNClassifier(**{"model": [{"layer": "dense"}], "epochs": 3, "batch_size": 10, **parameters})
 
 
-LONG = {"classifiers_classes", "estimators_dtypes", "classifiers_train", "classifier_data_not_an_array"}
+LONG = {
+    "classifier_data_not_an_array",
+    "classifiers_classes",
+    "classifiers_train",
+    "estimators_dtypes",
+    "estimators_nan_inf",
+    "fit_idempotent",
+    "pipeline_consistency",
+    "sample_weight_equivalence_on_dense_data",
+    "supervised_y_2d",
+}
 """Checks that train for seconds."""
 
 

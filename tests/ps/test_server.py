@@ -388,7 +388,9 @@ def test_a_worker_that_left_a_round_may_join_again() -> None:
     assert handle(s, Join(0, "b", 2, at=12.0)) == [reply("b", 0, 1, session=2)]
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("sgwu", "bsp") else pytest.mark.slow) for name in RULES]
+)
 def test_ten_thousand_workers_are_served(name: str) -> None:
     s, workers = server(name), [f"w{i}" for i in range(10_000)]
     for worker in workers:
