@@ -197,9 +197,11 @@ class Device:
     def warm(self, dtype: str, say: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Load the compiled loops for networks of this dtype, if this device runs them; compile those that are new.
 
+        What they need besides, such as buffers of BLAS, is made ready.
         `say` is told how many of how many there are, each time one was compiled.
         """
         if self.backend.compiled:
+            from daskcnn.compiled.products import touch_buffers
             from daskcnn.compiled.warm import warm
 
             def told(done: int, of: int) -> None:
@@ -207,6 +209,7 @@ class Device:
                 say(done, of)
 
             warm(dtype, told)
+            touch_buffers(self.pool.threads, self.pool.map)
 
 
 @dataclass(frozen=True)

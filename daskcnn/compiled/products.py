@@ -7,7 +7,9 @@ other kernels copy the factors of every product: there, cut products take two to
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +28,15 @@ PANEL, STEP, MOST = 6_000, 16, 64
 multiple of; and its most columns."""
 
 
+WARM_UP = 2_048, 512, 64
+"""Rows, depth and columns of a product that writes what small ones prefetch. With fewer rows than OpenBLAS copies at
+once, it copies a few columns at a time to the same place."""
+
+_touched = 0
+"""How many buffers were written to."""
+_ONE = Lock()
+
+
 class Matrix(NamedTuple):
     """A matrix in an array of one axis: where it begins, the distance of its rows, and whether it is transposed."""
 
@@ -40,6 +51,31 @@ def small_products() -> int:
     """Return the multiplications of a product up to which large ones are cut; 0 where BLAS gains nothing by that."""
     kernels = {str(info.get("architecture")).lower() for info in threadpool_info() if info["user_api"] == "blas"}
     return SMALL if kernels & DIRECT else 0
+
+
+def touch_buffers(threads: int, together: Callable[[Callable[[int], None], Iterable[int]], object]) -> None:
+    """Write the buffers into which BLAS copies factors, one for each of the threads, once in a process.
+
+    `together` calls a function for every item, on all threads at once.
+
+    OpenBLAS's kernels for AVX2 prefetch beyond what they have copied. As long as no page was ever written there, each
+    such prefetch looks for one: products of 75 × 256 by 256 × 32 take 2.7 times as long, until a larger one comes.
+    """
+    global _touched
+    from scipy.linalg.blas import sgemm
+
+    rows, depth, columns = WARM_UP
+    with _ONE:
+        if threads <= _touched:
+            return
+        left, right = np.ones((rows, depth), np.float32, "F"), np.ones((depth, columns), np.float32, "F")
+
+        def touch(_: int) -> None:
+            for _ in range(2):  # long enough for all threads to multiply at once: they take any buffer that is free
+                sgemm(1.0, left, right)
+
+        together(touch, range(threads))
+        _touched = threads
 
 
 @inner

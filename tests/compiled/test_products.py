@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from numba import njit
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import single_threaded_blas
+from daskcnn.compiled import products
 from daskcnn.compiled.products import PANEL, SMALL, Matrix, multiply
+from daskcnn.pool import Pool
 
 START, GAP = 5, 3
 """Where a matrix begins in its array, and the numbers between its rows."""
@@ -65,3 +68,16 @@ def test_blas_of_scipy_has_one_thread_where_that_of_numpy_has() -> None:
         found = {Path(i["filepath"]).name: i["num_threads"] for i in threadpool_info() if i["user_api"] == "blas"}
     assert any("scipy" in name for name in found), "loops multiply with SciPy's BLAS"
     assert set(found.values()) == {1}
+
+
+def test_buffers_are_written_once_for_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, ...]] = []
+    monkeypatch.setattr(products, "_touched", 0)
+    monkeypatch.setattr("scipy.linalg.blas.sgemm", lambda alpha, a, b: made.append((*a.shape, b.shape[1])))
+    touched = []
+    for threads in (1, 1, 3, 2):
+        with closing(Pool(threads)) as pool:
+            products.touch_buffers(threads, pool.map)
+        touched.append(len(made))
+    assert touched == [2, 2, 8, 8]
+    assert set(made) == {products.WARM_UP}
