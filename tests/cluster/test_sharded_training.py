@@ -80,7 +80,7 @@ def test_layer_sharding_follows_one_process_for_50_steps(toy: str, workers: int,
 
 def test_layer_sharding_follows_one_process_with_another_optimizer(toy: str) -> None:
     """What stands for the network is the average; the weights that were trained are in the optimizer's state."""
-    train = {"optimizer": "adamw", "lookahead": {"steps": 3}, "ema": 0.95, "epochs": 1}
+    train = {"optimizer": "adamw", "lookahead": {"steps": 3, "alpha": 1.0, "last": 0.5}, "ema": 0.95, "epochs": 1}
     job = toy_job(toy, train=train, model={"dtype": "float64"})
     found, (losses, alone) = train_here(job, [EQUAL] * 2), one_process(job)
     np.testing.assert_allclose(found.losses, losses, rtol=1e-9)

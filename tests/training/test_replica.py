@@ -426,6 +426,18 @@ def test_lookahead_begins_a_round_where_the_weights_are(dataset: Dataset) -> Non
     assert replica.optimizer_state.count == 3
 
 
+@pytest.mark.parametrize(("progress", "kept"), [(0.0, 1.0), (0.5, 0.9375), (0.9, 0.6355)])
+def test_lookahead_keeps_what_the_progress_of_the_run_asks_for(progress: float, kept: float, dataset: Dataset) -> None:
+    alike: dict[str, Any] = {"momentum": 0.0, "schedule": "constant"}
+    plain = _replica(dataset, **alike)
+    ahead = _replica(dataset, **alike, lookahead={"steps": 1, "alpha": 1.0, "last": 0.5})
+    start, n = plain.host_weights(), plain.layout.parameter_size
+    for replica in (plain, ahead):
+        _round(replica, 32, progress=(progress, 1.0))
+    moved, expected = ((replica.host_weights() - start)[:n] for replica in (ahead, plain))
+    np.testing.assert_allclose(moved, kept * expected, rtol=1e-9, atol=1e-15)
+
+
 def test_the_validation_slice_is_not_trained_on(dataset: Dataset) -> None:
     assert training_samples(_job(), dataset) == 200
 
