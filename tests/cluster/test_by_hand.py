@@ -133,6 +133,7 @@ def test_worker_that_advertises_two_kinds_trains_as_the_first_with_a_warning(tmp
     assert "advertises CPU and GPU, and counts as cpu: restart it" in short.stderr
 
 
+@pytest.mark.slow
 def test_killed_scheduler_ends_the_job_resumably(tmp_path: Path, synthetic: str) -> None:
     job = job_file(tmp_path, synthetic, train={"epochs": 400}, run={"name": "it"})
     with (

@@ -67,7 +67,7 @@ def assert_frozen(job: Job, dataset: Dataset, before: np.ndarray, after: np.ndar
     assert (before != after)[others].mean() > 0.9
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("freeze", [BELOW, BETWEEN], ids=["below", "between"])
 @pytest.mark.parametrize("course", EVERY)
 def test_no_rule_changes_frozen_layers(dataset: Dataset, course: str, freeze: list[str], dtype: str) -> None:

@@ -98,6 +98,7 @@ def test_one_group_interrupted_and_resumed_is_plain_sgd(three_workers: Client, s
     assert {member["name"] for event in again.of("round") for member in event["members"]} == set(group["members"])
 
 
+@pytest.mark.slow
 def test_last_group_lost_ends_the_run_resumably(three_workers: Client, synthetic: str, runs: str) -> None:
     """With one worker left there is no group of 2; the killed one is back for the resumed run."""
     job = grouped(short_job(synthetic, runs, train={"epochs": 4}, run={"name": "it"}), 3)

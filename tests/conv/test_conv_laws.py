@@ -220,7 +220,7 @@ def test_inputs_may_be_strided(algorithm: str, spec: ConvSpec) -> None:
 
 
 @every_case
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_compiled_loops_agree_with_the_expressions_over_arrays(algorithm: str, spec: ConvSpec, dtype: str) -> None:
     typed = replace(spec, dtype=dtype)
     host, tolerance = arrays(typed), 1e-5 if dtype == "float32" else 1e-13
@@ -232,7 +232,7 @@ def test_compiled_loops_agree_with_the_expressions_over_arrays(algorithm: str, s
 
 @every_case
 @pytest.mark.usefixtures("eager_threads")
-@pytest.mark.parametrize("room", ["plenty", "the least"])
+@pytest.mark.parametrize("room", [pytest.param("plenty", marks=pytest.mark.slow), "the least"])
 def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: ConvSpec, room: str) -> None:
     host, limit = arrays(spec), 1 << 30 if room == "plenty" else ALGORITHMS[algorithm].workspace(spec)
     with single_threaded_blas():
@@ -262,12 +262,13 @@ def test_what_a_pass_is_given_is_freed_without_the_garbage_collector(algorithm: 
 
 @every_case
 @pytest.mark.usefixtures("eager_threads")
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_keeps_to_the_workspace_it_says_it_needs(algorithm: str, spec: ConvSpec, threads: int) -> None:
     chosen, host = ALGORITHMS[algorithm], arrays(spec)
     device = Device(pool=Pool(threads), workspace_limit=chosen.workspace(spec))
     x, w, dy = host
     expected = run(chosen, spec, host, device_of("numpy"))
+    run(chosen, spec, host, device)  # what is made once in a process, as threads and compiled loops, is no workspace
     prepared = chosen.prepare(spec, w, device)
     for name, arguments in (
         ("forward", (x, prepared)),

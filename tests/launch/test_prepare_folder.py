@@ -400,6 +400,7 @@ def test_from_python_it_is_found_under_its_name() -> None:
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_local_cluster_prepares_and_ctrl_c_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from daskcnn.cli import main; main()", "data", "prepare", "folder", str(folder)]
     command += ["--size", "6x4", "--workers", "cpu=2", "--out"]

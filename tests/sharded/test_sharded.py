@@ -542,7 +542,10 @@ def test_a_step_leaves_its_pieces_and_can_be_repeated(network: str, dataset: Dat
 
 
 @networks
-@pytest.mark.parametrize("devices", [("standin", "standin"), ("standin", "numpy"), ("numpy", "standin")])
+@pytest.mark.parametrize(
+    "devices",
+    [("standin", "standin"), ("standin", "numpy"), pytest.param(("numpy", "standin"), marks=pytest.mark.slow)],
+)
 def test_devices_of_all_kinds_work_together(network: str, devices: tuple[str, ...], dataset: Dataset) -> None:
     replica = _replica(network, "float64", dataset)
     group = Workers(replica, [device_of(name) for name in devices], (1.0, 1.0))

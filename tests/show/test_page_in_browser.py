@@ -169,7 +169,7 @@ def test_on_paper_it_is_light_whatever_the_theme_and_has_no_buttons_to_choose_wi
     assert base64.b64decode(printed["data"]).startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", ["report", "comparison"])
 def test_axe_finds_nothing_to_mend(tab: Tab, tmp_path: Path, page: str, dark: bool) -> None:
     """Labels, roles, headings, contrast where axe can tell it, and some ninety rules more of axe-core."""
