@@ -108,7 +108,7 @@ def resolved(monkeypatch: pytest.MonkeyPatch, *args: object) -> dict[str, Any]:
         return {}
 
     monkeypatch.setattr(jobs, "run", note)
-    monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", lambda *_: "")
+    monkeypatch.setattr(import_module("daskcnn.cli.run"), "format_summary", lambda *_, **__: "")
     assert invoke(run, *args).exit_code == 0
     return seen[0]
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
+from daskcnn.errors import installing
 from daskcnn.job.reference import default_of, tables
 from daskcnn.job.sources import apply_settings, override, parse_value, read_job_file
 from daskcnn.job.tables import LAYER, description_of
@@ -17,6 +18,7 @@ from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
+from daskcnn.show.drawing import can_draw
 from daskcnn.show.keys_text import readable_keys
 from daskcnn.show.summary import format_summary
 from daskcnn.store import DATASETS
@@ -115,7 +117,8 @@ def run(
         tell(f"\n{plan}", err=as_json)
         return
     summary = jobs.run(raw, resume=resume, json_mode=as_json, quiet=quiet)
-    tell(json.dumps(summary, indent=2) if as_json else format_summary(summary, terminal_width()))
+    to_draw = "" if can_draw() else installing("plot")
+    tell(json.dumps(summary, indent=2) if as_json else format_summary(summary, terminal_width(), to_draw=to_draw))
 
 
 def override_by_flags(raw: dict[str, Any], flags: Mapping[str, str | None], settings: Iterable[str]) -> None:

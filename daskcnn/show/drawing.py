@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,11 @@ HEADROOM = 0.18
 """Above the highest bar for each line of the legend, so that it stands above all; of the bar."""
 LETTER = 0.075
 """Inches of a letter that stands upright below a bar."""
+
+
+def can_draw() -> bool:
+    """Is matplotlib installed?"""
+    return find_spec("matplotlib") is not None
 
 
 def need_matplotlib() -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import clean, count, duration, judged, number, percent, plural, size
+from daskcnn.show.text import clean, count, duration, judged, number, percent, plural, size, time_shares
 from daskcnn.show.text_table import Column, Section, TextTable, spread, text_table
 
 Lines = tuple[tuple[str, str], ...]
@@ -233,19 +233,17 @@ def _waiting(report: RunReport) -> Lines:
         return ()
     too = ", communication included" if report.total.communication is None else ""
     waited = f"{duration(report.balance.wait)} by Eq. 8, {duration(report.total.wait)} measured{too}"
-    return _labelled([("waiting", waited), ("time", _shares(report))])
+    return _labelled([("waiting", waited), ("time", _time(report))])
 
 
-def _shares(report: RunReport) -> str:
-    """Where the workers' time went; the rest is what lies between two rounds."""
-    spent, total = report.seconds * len(report.workers), report.total
-    parts = {
-        "busy": total.busy,
-        "evaluation": total.evaluation,
-        "wait": total.wait,
-        "communication": total.communication,
-    }
-    return ", ".join(f"{what} {percent(s / spent)}" for what, s in parts.items() if s is not None) if spent else ""
+def _time(report: RunReport) -> str:
+    return time_shares(
+        report.seconds * len(report.workers),
+        busy=report.total.busy,
+        evaluation=report.total.evaluation,
+        wait=report.total.wait,
+        communication=report.total.communication,
+    )
 
 
 def _traffic(traffic: BytesMoved) -> Lines:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daskcnn.show.text import aligned, clean, count, duration, judged, percent, plural, size
+from daskcnn.show.text import aligned, clean, count, duration, judged, plural, size, time_shares
 
 Parts = Mapping[str, Any]
 
@@ -15,16 +15,17 @@ Parts = Mapping[str, Any]
 LABEL = 12
 """Columns of the labels."""
 GLUE = "\N{NO-BREAK SPACE}"
-WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "resume")
+WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "both need", "resume")
 """Labels of paths and commands, which are copied as they stand."""
-SPENT = {"busy": "busy", "wait": "waiting", "communication": "communication", "evaluation": "evaluation"}
-"""What a worker's seconds go to, in words."""
+SPENT = ("busy", "evaluation", "wait", "communication")
+"""What a worker's seconds go to."""
 
 
-def format_summary(summary: Parts, width: int | None = None) -> str:
+def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "") -> str:
     """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it.
 
     Lines longer than `width` columns are broken behind commas; paths and commands are left whole. None: none is.
+    to_draw: the command that installs what pictures need, where it is missing.
     """
     rate = f", {count(summary['images_per_second'])} images/s"
     epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
@@ -33,7 +34,7 @@ def format_summary(summary: Parts, width: int | None = None) -> str:
         ("status", clean(summary["status"])),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
-        *([("time", time)] if (time := _time(summary["workers"])) else []),
+        *([("time", time)] if (time := _time(summary)) else []),
         ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
         *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),
         ("kept in", run),
@@ -42,6 +43,7 @@ def format_summary(summary: Parts, width: int | None = None) -> str:
         ("report", f"daskcnn report {command}"),
         ("page", f"daskcnn report {command} --html run.html"),
         ("picture", f"daskcnn plot {command} --out run.svg"),
+        *([("both need", to_draw)] if to_draw else []),
         *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
     ]
     return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))
@@ -66,11 +68,10 @@ def _glued(value: str) -> str:
     return value.replace(" ", GLUE).replace(f",{GLUE}", ", ")
 
 
-def _time(workers: Sequence[Parts]) -> str:
-    """What the workers' seconds went to, as shares of all of them; empty where none were measured."""
-    spent = {words: sum(w.get(key, 0.0) for w in workers) for key, words in SPENT.items()}
-    total = sum(spent.values())
-    return ", ".join(f"{words} {percent(seconds / total)}" for words, seconds in spent.items()) if total else ""
+def _time(summary: Parts) -> str:
+    workers = summary["workers"]
+    spent = {kind: sum(w.get(kind, 0.0) for w in workers) for kind in SPENT}
+    return time_shares((summary["seconds"] or 0.0) * len(workers), **spent)
 
 
 def _resumable(summary: Parts) -> bool:

@@ -37,6 +37,22 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
+def time_shares(
+    of: float, *, busy: float, evaluation: float | None, wait: float | None, communication: float | None
+) -> str:
+    """What the workers' seconds went to: 'busy 67.5 %, waiting 1.5 %, other 31.0 %'; empty where no time passed.
+
+    of: seconds of the run times its workers. Other is what lies before the first round, between two, and after a
+    worker's loss. None: not measured apart.
+    """
+    measured = {"busy": busy, "evaluation": evaluation, "waiting": wait, "communication": communication}
+    spent = {what: seconds for what, seconds in measured.items() if seconds is not None}
+    if not of or not any(spent.values()):
+        return ""
+    shares = {what: seconds / of for what, seconds in (spent | {"other": max(0.0, of - sum(spent.values()))}).items()}
+    return ", ".join(f"{what} {percent(share)}" for what, share in shares.items())
+
+
 def judged(accuracy: float | None, loss: float | None, auc: float | None) -> str:
     """How good a network is: 'accuracy 55.1 %, loss 1.235, AUC 0.9012'; a loss without accuracy alone."""
     found = [] if accuracy is None and loss is not None else [f"accuracy {percent(accuracy)}"]

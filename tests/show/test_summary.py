@@ -8,8 +8,9 @@ import pytest
 
 from daskcnn.runs.summary import build_summary
 from daskcnn.show import text
+from daskcnn.show.report_text import format_report
 from daskcnn.show.summary import format_summary
-from tests.show.run_events import calibration, data_parallel, round_of, worker_totals
+from tests.show.run_events import calibration, data_parallel, round_of, start, tables, worker_totals
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def test_people_see_results_workers_and_what_to_do_next() -> None:
         "training    sgwu, 10 epochs in 4 min 12 s, 1,905 images/s",
         "test        accuracy 69.1 %, loss 0.912",
         "validation  accuracy 70.0 %, loss 0.800",
-        "time        busy 70.0 %, waiting 22.4 %, communication 2.9 %, evaluation 4.8 %",
+        "time        busy 1.9 %, evaluation 0.1 %, waiting 0.6 %, communication 0.1 %, other 97.2 %",
         "traffic     12.3 MB up, 950 B down",
         "workers     name  device  samples   busy   wait  communication",
         "            w0    cpu      12,000  9.7 s  0.2 s          0.1 s",
@@ -99,8 +100,8 @@ def test_a_narrow_terminal_breaks_no_number_and_no_path() -> None:
     shown = format_summary(summary(run=run, checkpoint=f"{run}/checkpoints/step-000000375"), 60).splitlines()
     assert max(map(len, shown)) <= 60
     assert shown[4:8] == [
-        "time        busy 70.0 %, waiting 22.4 %,",
-        "            communication 2.9 %, evaluation 4.8 %",
+        "time        busy 1.9 %, evaluation 0.1 %, waiting 0.6 %,",
+        "            communication 0.1 %, other 97.2 %",
         "traffic     12.3 MB up, 950 B down",
         "workers",
     ]
@@ -114,6 +115,18 @@ def test_a_narrow_terminal_breaks_no_number_and_no_path() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 80])
 def test_a_summary_of_any_width_says_the_same(width: int) -> None:
     assert format_summary(summary(), width).split() == format_summary(summary()).split()
+
+
+def test_the_report_has_the_same_shares_of_time() -> None:
+    report = tables([start(), *data_parallel(), {"event": "end", "status": "done", "seconds": 30.0}])
+    told = format_summary(summary(seconds=report.seconds, workers=worker_totals(data_parallel())))
+    (time,) = [line.split(None, 1)[1] for line in told.splitlines() if line.startswith("time ")]
+    assert time in format_report(report)
+
+
+def test_what_pictures_need_is_said_where_it_is_missing() -> None:
+    shown = format_summary(summary(), to_draw="pip install 'daskcnn[plot]'").splitlines()
+    assert shown[-1] == "both need   pip install 'daskcnn[plot]'"
 
 
 def test_a_run_without_rounds_has_no_shares() -> None:
