@@ -29,7 +29,8 @@ $(VENV)/.installed: pyproject.toml
 tools: $(VENV)/.tools
 
 $(VENV)/.tools: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# bytecode is compiled for what is imported alone: for all of it takes as long as the rest of installing
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	@touch $@
 
 run: install
@@ -66,7 +67,7 @@ docs: $(VENV)/.docs
 	@echo "open build/site/index.html, or for the search: $(BIN)/python -m http.server --directory build/site"
 
 $(VENV)/.docs: $(VENV)/.tools
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[docs]'
 	@touch $@
 
 # the drawings of docs/concepts, in docs/pictures

@@ -39,6 +39,8 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     assert "daskcnn/py.typed" in names
     assert "Typing :: Typed" in about.get_all("Classifier", [])
     assert about["Description-Content-Type"] == "text/markdown"
+    assert about["License-Expression"] == "BSD-3-Clause"
+    assert about.get_all("License-File") == ["LICENSE"]
 
 
 def test_the_wheel_runs_elsewhere(wheel: Path, tmp_path: Path) -> None:
