@@ -194,4 +194,4 @@ def _lines(axes: Axes, figure: Figure) -> None:
     for name, mark in figure.marks.items():
         axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
     if not figure.rates:
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0, top=figure.top)

@@ -16,7 +16,7 @@ class Figure:
     stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
     the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
     curves, of which each point stands by itself. colours: the number of a curve's colour, where it is not that of its
-    place. Nothing is below 0.
+    place. top: the largest y that is shown, if not the largest one. Nothing is below 0.
     """
 
     name: str
@@ -33,3 +33,4 @@ class Figure:
     ticks: Sequence[str] = ()
     points: Mapping[str, Curve] = field(default_factory=dict)
     colours: Mapping[str, int] = field(default_factory=dict)
+    top: float | None = None

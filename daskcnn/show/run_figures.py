@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from daskcnn.show.figure import Curve, Figure
@@ -29,6 +29,8 @@ FIGURES = (
 MOST_POINTS, MOST_BARS = 300, 40
 """Points of a curve, and workers with a bar of their own, in one figure."""
 PERCENT, MEGA = 100.0, 1e6
+FLAT, ROOM = 2.0, 1.05
+"""Times the largest of the later losses from which the first ones leave the figure; its height, likewise."""
 COLOUR_OF = {"compute": 0, "load": 2, "evaluation": 3, "communication": 1, "wait": 4}
 """The parts of a worker's time, from below, each with its place among the colours."""
 
@@ -78,9 +80,17 @@ def _tested(reports: Reports) -> dict[str, float]:
 def _losses(reports: Reports) -> Iterator[Figure]:
     for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", _epoch)):
         curves = _looks(reports, of, lambda look: look.loss, lambda look: look.validation_loss)
-        yield Figure(f"loss-by-{by}", f"Mean loss per sample by {by}", "", x, "loss", curves)
+        yield Figure(
+            f"loss-by-{by}", f"Mean loss per sample by {by}", "", x, "loss", curves, top=top_of(curves.values())
+        )
     curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
     yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
+
+
+def top_of(curves: Collection[Curve]) -> float | None:
+    """The largest loss to show: the losses of the first steps may be so large that all others lie on one line."""
+    first, later = (max((y for _, ys in curves for y in ys[part]), default=0.0) for part in (slice(1), slice(1, None)))
+    return ROOM * later if first > FLAT * later > 0 else None
 
 
 def _epoch(look: EvaluationRow) -> float:

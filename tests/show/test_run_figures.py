@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.show.figure import Figure
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.run_figures import FIGURES, MOST_BARS, run_figures, thinned
+from daskcnn.show.run_figures import FIGURES, MOST_BARS, run_figures, thinned, top_of
 from tests.show.run_events import Event, calibration, epoch, round_of, start, tables
 
 points = st.lists(st.floats(-1e6, 1e6), max_size=200).map(lambda ys: [(float(x), y) for x, y in enumerate(ys)])
@@ -53,6 +55,16 @@ def test_accuracy_goes_by_time_by_epoch_and_by_the_bytes_moved_until_then() -> N
     assert found["accuracy-by-time"].levels == {"test": 75}
     assert found["loss-by-epoch"].curves["validation"][1] == pytest.approx([0.8, 0.6])
     assert found["auc-by-epoch"].curves == {"validation": ([1, 2], [0.9, 0.9])}
+
+
+def test_first_losses_that_would_flatten_the_others_are_left_above_the_figure() -> None:
+    def top(*losses: list[float]) -> float | None:
+        return top_of([(range(len(ys)), ys) for ys in losses])
+
+    assert top([7.0, 0.9, 0.5], [2.0, 1.0, 0.8]) == pytest.approx(1.05)
+    assert top([2.0, 1.5, 1.2], [1.9, 1.6, 1.4]) is None
+    for losses in [7.0], [7.0, 0.0, 0.0], [7.0, math.nan, 0.0], [math.inf, math.inf]:
+        assert top(losses) is None
 
 
 def test_bars_are_the_figures_of_the_table_of_workers() -> None:
