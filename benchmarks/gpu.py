@@ -2,6 +2,8 @@
 
     python benchmarks/gpu.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256] [--cpus 3] [--json FILE]
 
+Networks are the papers' and those of other papers that people use. The ones for photographs have random images of their
+size, in batches of 32.
 Workers are as in `--workers cpu=3,gpu=1`: one thread for each processor, one process for the GPU, kernels shared out as
 a run does it, with the links measured. Each configuration has a cluster of its own, on which the three ways follow one
 another, then PyTorch has the machine, on as many threads as there are processors and on the GPU (float32 throughout,
@@ -17,16 +19,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import Budget, Configuration, in_fresh_process, take_turns
+import numpy as np
+from common import PHOTOGRAPHS, Budget, Configuration, in_fresh_process, take_turns
 from distributed import Client
 from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
+import daskcnn
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.layers.balance import fastest
@@ -41,6 +46,10 @@ LAYOUTS = ("eager", "channels_last")
 WARM = 3
 """Steps that are not counted."""
 CPUS = 3
+NAMED = ("quick", "resnet20", "resnet18", "vgg11-bn", *PHOTOGRAPHS)
+"""Networks that are measured besides the papers' four."""
+OF_PHOTOGRAPHS, PICTURES, LEFT_OUT = 32, 1100, 64
+"""A batch of photographs, how many there are, and how many of them are not trained on."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -79,8 +88,24 @@ def _give_stand_ins(client: Client) -> None:
 # --- ours ---
 
 
+def photographs(model: str, folder: str) -> str:
+    """The path of random images of the size and with the classes that the network takes."""
+    path, rng, images = f"{folder}/{model}.zarr", np.random.default_rng(0), Configuration(model, 1, 1).images
+    pixels = rng.integers(0, 256, (PICTURES, *images.shape), dtype=np.uint8)
+    labels = np.arange(PICTURES) % len(images.classes)
+    daskcnn.prepare(pixels, labels, path, test=(pixels[:LEFT_OUT], labels[:LEFT_OUT]), warn=print)
+    return path
+
+
 def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]:
     """One configuration on a cluster of its own: each way's figures, and the GPU's step by itself, without Dask."""
+    if model not in PHOTOGRAPHS:
+        return _measure(given, model, batch, given.data)
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(given, model, batch, photographs(model, folder), validation=LEFT_OUT)
+
+
+def _measure(given: argparse.Namespace, model: str, batch: int, data: str, **keys: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     counts = {"processors": (given.cpus, 0), "GPU": (0, 1), "both": (given.cpus, 1)}
     with connect(Cluster(workers=Workers(cpu=given.cpus, gpu=1))) as client:
@@ -88,7 +113,7 @@ def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]
         if given.stand_in:
             _give_stand_ins(client)
         for way, (cpus, gpus) in counts.items():
-            with opened(client, given.data, model, batch, given.wire, workers=cpus, gpus=gpus) as context:
+            with opened(client, data, model, batch, given.wire, workers=cpus, gpus=gpus, **keys) as context:
                 _check_devices(context.calibrations, gpus)
                 if way == "GPU":
                     found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
@@ -181,7 +206,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
-    options.add_argument("--models", nargs="+", default=list(MODELS))
+    options.add_argument("--models", nargs="+", default=[*MODELS, *NAMED])
     options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     options.add_argument("--cpus", type=int, default=max(1, min(CPUS, cpu_count() - 1)), help="default: %(default)s")
     options.add_argument("--seconds", type=float, default=5.0, help="of each way; three steps at least")
@@ -211,7 +236,7 @@ def main() -> int:
     kept = kept_in(given.json, machine)
     print(", ".join(f"{name} {value}" for name, value in machine.items()), head(), sep="\n", flush=True)
     for model in given.models:
-        for batch in given.batches:
+        for batch in [OF_PHOTOGRAPHS] if model in PHOTOGRAPHS else given.batches:
             key = f"{model} {batch} {given.wire}"
             if key not in kept["measured"]:
                 kept["measured"][key] = measure(given, model, batch) | beside(given, model, batch)

@@ -77,14 +77,15 @@ def opened(
     gpus: int = 0,
     parts: int = 1,
     first: str = "auto",
+    validation: int = 2000,
 ) -> Iterator[RunContext]:
     """A run of this network on so many processors and GPUs, calibrated; minibatches in so many parts.
 
-    first: what of the first convolution is divided (train.first_conv).
+    first: what of the first convolution is divided (train.first_conv). validation: samples that are not trained on.
     """
     job = resolve(
         {
-            "data": {"name": "cifar10", "path": data},
+            "data": {"path": data, "validation": validation},
             "model": {"name": model},
             "train": {
                 "strategy": "layer",
