@@ -167,8 +167,17 @@ class PushRefused(Exception):
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """The end of a message about an unknown word: `; did you mean 'x'?`, or all known words where none is close."""
-    words = sorted(known)
-    close = get_close_matches(str(word), words, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(words)}" if words else "; there are none"
+    words = list(known)
+    return similar(word, words) or all_known(words)
+
+
+def similar(word: object, known: Iterable[str]) -> str:
+    """The end of a message about an unknown word, `; did you mean 'x'?`; empty where none is close."""
+    close = get_close_matches(str(word), sorted(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def all_known(words: Iterable[str]) -> str:
+    """The end of a message about an unknown word that names all known ones."""
+    listed = ", ".join(sorted(words))
+    return f"; known: {listed}" if listed else "; there are none"

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from daskcnn.errors import nearest
+from daskcnn.errors import all_known, similar
 from daskcnn.job.tables import LAYER, Job, NoRule, keys_of
 from daskcnn.ps import RULES
 
@@ -18,14 +18,12 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
 
     All keys of a table are told once, however many unknown ones it has.
     """
-    listed: set[str] = set()
+    listed: set[tuple[str, ...]] = set()
     for item in error.errors():
         loc = [str(part) for part in item["loc"]]
         key, value = ".".join(loc), f"{item['input']!r:.80}"
         if item["type"] == "extra_forbidden":
-            reason, known, keys = _unknown(loc, strategy).partition("; known: ")
-            yield f"{key}: {reason}" + (f"{known}{keys}" if keys not in listed else "")
-            listed.add(keys)
+            yield f"{key}: {_unknown(loc, strategy, listed)}"
         elif item["type"] in ("model_type", "dict_type"):
             yield f"{key} = {value}: write a table of keys"
         else:
@@ -33,20 +31,24 @@ def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
             yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_because(loc, strategy)}"
 
 
-def _unknown(loc: list[str], strategy: str | None) -> str:
+def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:
+    """Why there is no such key, and what is meant. listed: the tables whose keys were told; this one comes to them."""
     if loc[0] == "rule" and strategy == LAYER:
         return f"strategy {LAYER!r} has no rule; remove it"
-    return f"unknown {'key' if len(loc) > 1 else 'section'}{_suggestion(loc, strategy)}"
+    hint, table = _meant(loc, strategy), tuple(loc[:-1])
+    if not hint and table not in listed:
+        hint = all_known(_keys(_table(loc[:-1], strategy)))
+        listed.add(table)
+    return f"unknown {'key' if table else 'section'}{hint}"
 
 
-def _suggestion(loc: list[str], strategy: str | None) -> str:
-    """For an unknown key: the one section that has it, or else the nearest key of its own table."""
+def _meant(loc: list[str], strategy: str | None) -> str:
+    """The one section that has this key, or else the nearest key of its own table; empty where there is none."""
     name = loc[-1]
     homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
     if len(homes) == 1:
         return f"; did you mean {homes[0]!r}?"
-    table = _table(loc[:-1], strategy)
-    return nearest(name, _keys(table))
+    return similar(name, _keys(_table(loc[:-1], strategy)))
 
 
 def _keys(table: Any) -> dict[str, FieldInfo]:
