@@ -48,13 +48,13 @@ PAGE = re.compile(r"http://127\.0\.0\.1:\d+")
 class Run:
     """A run of `quick` in processes of its own, in this folder."""
 
-    def __init__(self, folder: Path, data: str, epochs: float, *, followed: bool) -> None:
+    def __init__(self, folder: Path, data: str, epochs: int, *, followed: bool) -> None:
         self.folder = folder
         hidden = folder / "hidden"
         (hidden / "torch").mkdir(parents=True)
         (hidden / "torch" / "__init__.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
         settings = [f"run.{name}={'true' if followed else 'false'}" for name in FOLLOWERS]
-        settings += [f"run.dir={folder}", f"train.epochs={epochs:g}", "cluster.workers={cpu = 2}"]
+        settings += [f"run.dir={folder}", f"train.epochs={epochs}", "cluster.workers={cpu = 2}"]
         flags = [part for setting in settings for part in ("--set", setting)]
         command = [sys.executable, "-m", "daskcnn.run", "--data", data, "--model", "quick", "--name", "run", *flags]
         variables = {"PYTHONPATH": str(hidden), "DASKCNN_CACHE_DIR": str(folder / "cache")}
@@ -91,7 +91,7 @@ def _read_metrics(address: str, over: Event) -> None:
             answer.read()
 
 
-def overhead(data: str, epochs: float, turns: int) -> dict[str, Any]:
+def overhead(data: str, epochs: int, turns: int) -> dict[str, Any]:
     """Processor seconds of both kinds of runs, and the median of the turns' shares."""
     taken: dict[str, list[float]] = {"alone": [], "followed": []}
     for turn in range(turns):
@@ -110,7 +110,7 @@ def start(data: str, turns: int) -> dict[str, Any]:
     command, line = [], []
     for _ in range(turns):
         with tempfile.TemporaryDirectory() as folder:
-            run = Run(Path(folder), data, 0.1, followed=False)
+            run = Run(Path(folder), data, 1, followed=False)
             _, first = run.finished()
             command.append(run.first_step() - run.began)
             line.append(run.first_step() - first)
@@ -125,7 +125,7 @@ def main() -> int:
     )
     options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="default: all")
-    options.add_argument("--epochs", type=float, default=10.0, help="of runs whose overhead is measured; default 10")
+    options.add_argument("--epochs", type=int, default=10, help="of runs whose overhead is measured; default 10")
     options.add_argument("--turns", type=int, default=5, help="default %(default)s")
     options.add_argument("--json", type=Path, metavar="FILE", help="add the results to this file")
     given = options.parse_args()
