@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from daskcnn.show.text import aligned, clean, count, number, size
+from daskcnn.show.text import aligned, clean, count, number, plural, size
 
 _MOST_CHANNELS = 16
 
@@ -21,7 +21,7 @@ def readable_dataset(found: Mapping[str, Any]) -> str:
         ("images", f"{H}x{W}x{C} {found['dtype']}, {size(found['bytes'])} in all{_nodata(found['nodata'])}"),
         ("samples", f"{count(train['samples'])} to train, {count(test['samples'])} to test"),
         ("chunks", f"{train['chunks']:,} + {test['chunks']:,} of {count(found['chunk'])} samples"),
-        ("order", f"{found['order']}{shuffle}; {found['sources']:,} source files"),
+        ("order", f"{found['order']}{shuffle}; {plural(count(found['sources']), 'source file')}"),
         ("labels", "several a sample" if several else "one class a sample"),
         ("mean", _numbers(found["mean"])),
         ("deviation", _numbers(found["deviation"])),

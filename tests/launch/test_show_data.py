@@ -55,7 +55,7 @@ def test_the_facts_for_people(tmp_path: Path) -> None:
         "images    8x8x20 uint16, ",
         "samples   6 to train, 6 to test",
         "chunks    1 + 1 of 20 samples",
-        "order     stored; 1 source files",
+        "order     stored; 1 source file",
         ", ... (20 channels)",
         "weights   one for each training sample: least 0.500, mean 1.000, most 1.500",
         "\\x1b[2Jdog      3     3",
