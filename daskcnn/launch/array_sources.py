@@ -17,6 +17,8 @@ from daskcnn.errors import DataError
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
 
 Layout = Literal["NHWC", "NCHW"]
+CHANNELS = {"band", "bands", "channel", "channels", "c"}
+"""What people who use xarray call the axis of channels."""
 BLOCK_BYTES = 64 << 20
 """Bytes of a block, if the samples of one chunk of the source are not more."""
 _KEPT = get_args(Dtype)
@@ -79,6 +81,7 @@ class ImageSource:
         shape = tuple(map(int, what.shape))
         if layout not in get_args(Layout):
             raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
+        _check_dims(images, layout)
         if len(shape) == 3:
             shape = (*shape, 1)
         elif len(shape) != 4:
@@ -139,6 +142,19 @@ def _dask_blocks(array: Any, rows: int) -> Iterator[SampleBlock]:
         if size:
             yield SampleBlock(lo, lo + size, whole.blocks[number], sliced=True)
         lo += size
+
+
+def _check_dims(images: Any, layout: Layout) -> None:
+    """Raise DataError where a DataArray's own names say that its channels are elsewhere than the layout has them."""
+    dims = [str(dim) for dim in getattr(images, "dims", ())] if hasattr(images, "variable") else []
+    found = [place for place, dim in enumerate(dims) if dim.lower() in CHANNELS]
+    if len(dims) != 4 or len(found) != 1 or found[0] == layout.index("C"):
+        return
+    (place,) = found
+    other = "NCHW" if place == 1 else "NHWC"
+    last = f"images.transpose(..., {dims[place]!r})"
+    remedy = f"give layout={other!r}" if place == other.index("C") else f"give {last}"
+    raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", remedy)
 
 
 def _unwrapped(images: Any) -> Any:

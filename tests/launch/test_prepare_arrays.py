@@ -374,3 +374,23 @@ def test_an_archive_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"bomb\.npz"), opened(str(file)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("dims", "layout", "remedy"),
+    [
+        (("time", "band", "y", "x"), "NHWC", "give layout='NCHW'"),
+        (("time", "y", "x", "band"), "NCHW", "give layout='NHWC'"),
+        (("time", "y", "channel", "x"), "NHWC", "give images.transpose(..., 'channel')"),
+    ],
+)
+def test_names_of_axes_that_contradict_the_layout_are_refused(
+    dims: tuple[str, ...], layout: Any, remedy: str, tmp_path: Path
+) -> None:
+    xarray = pytest.importorskip("xarray")
+    images = xarray.DataArray(np.zeros((10, 4, 4, 4), np.uint8), dims=dims)
+    with pytest.raises(DataError) as caught:
+        prepare(images, np.arange(10) % 2, tmp_path / "out.zarr", layout=layout)
+    assert str(caught.value).startswith(f"images of ({', '.join(dims)}): layout {layout} has the channels elsewhere")
+    assert str(caught.value).endswith(remedy)
+    assert not (tmp_path / "out.zarr").exists()
