@@ -42,7 +42,7 @@ SCRAPE = 15.0
 """Seconds between two readings of metrics: Prometheus' example configuration."""
 PARTS = ("overhead", "start")
 FOLLOWERS = ("dashboard", "tensorboard", "prometheus")
-PAGE = re.compile(r"http://127\.0\.0\.1:\d+")
+DASHBOARD = re.compile(r"^dashboard: (http://127\.0\.0\.1:\d+)")
 
 
 class Run:
@@ -71,8 +71,8 @@ class Run:
         for line in self._process.stderr:
             first = first or time.time()
             told.append(line)
-            if found := PAGE.search(line):
-                Thread(target=_read_metrics, args=(f"{found[0]}/metrics", over), daemon=True).start()
+            if found := DASHBOARD.match(line):
+                Thread(target=_read_metrics, args=(f"{found[1]}/metrics", over), daemon=True).start()
         over.set()
         _, status, used = os.wait4(self._process.pid, 0)
         if status:
