@@ -37,6 +37,7 @@ from daskcnn.events import RunEnded, RunStarted
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
+from daskcnn.job.whitening import whitened
 from daskcnn.launch.prepared_job import find_dataset
 from daskcnn.nn import SGD, StepPace
 from daskcnn.nn.optimizers import Lookahead
@@ -73,11 +74,13 @@ def job_of(data: str, setting: Setting, seed: int) -> Job:
 
 
 def replica_of(job: Job, dataset: Dataset) -> Replica:
-    """Our side, its convolutions planned as for a run. The process keeps freed memory as a worker's does."""
+    """Our side with a run's first weights, its convolutions planned. The process keeps freed memory as a worker's."""
     keep_freed_memory()
-    threads = job.train.threads
+    threads, weights = job.train.threads, whitened(job, dataset)
     assert threads is not None, "given"
+    assert weights is not None, "its first layer whitens"
     replica = Replica(job, dataset, Device.of("cpu", threads=threads), clock=time.perf_counter)
+    replica.adopt(weights)
     tune_convolutions(replica)
     return replica
 

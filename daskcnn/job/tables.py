@@ -98,7 +98,9 @@ class Data(Options):
     test_labels: Location | None = Field(None, description="Path or URL of the labels of `test_images`.")
     layout: Literal["NHWC", "NCHW"] = Field("NHWC", description="Order of the axes of `images` and `test_images`.")
     nodata: float | None = Field(
-        None, description="Value of pixels without data in `images`. With it NaN stands for no data, too."
+        None,
+        description="Value of pixels without data in `images`. With it NaN stands for no data, too.",
+        json_schema_extra={"because": "give any number such as -9999, and NaN stands for no data too"},
     )
     scale: Scale | None = Field(
         None, description="Mean and deviation of every channel. Default: those of the training part."

@@ -12,7 +12,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 from dask.base import is_dask_collection
 from distributed import Client
 
@@ -33,6 +32,7 @@ from daskcnn.launch.estimator_data import (
     stored_dtype,
     suitable_layers,
 )
+from daskcnn.launch.given_images import array_of
 from daskcnn.launch.listener import OnEvent
 from daskcnn.launch.own_data import OwnData, new_path, stored
 from daskcnn.launch.scikit import (
@@ -148,7 +148,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _samples(self, X: Any, y: Any, sample_weight: Any) -> OwnData:
         """What is to be trained on, checked. Sets what is known of it."""
-        X = _array_of(X)
+        X = array_of(X)
         if not is_dask_collection(X):
             X = checked_array(self, X, reset=True)
         y = checked_labels(self, y.compute() if is_dask_collection(y) else y)
@@ -218,7 +218,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     def predict_proba(self, X: Any) -> Any:
         """Probability of each class, (N, classes), in the order of `classes_`; of a Dask array a lazy Dask array."""
         require_fitted(self)
-        X = _array_of(X)
+        X = array_of(X)
         lazy = is_dask_collection(X)
         if not lazy:
             X = checked_array(self, X, reset=False)
@@ -238,7 +238,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         """The likeliest class of each sample, (N,); of a Dask array a lazy Dask array."""
         proba = self.predict_proba(X)
         if not is_dask_collection(proba):
-            return self.classes_[proba.argmax(axis=1)]
+            return _likeliest(proba, self.classes_)
         return proba.map_blocks(_likeliest, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
 
     # --- copies ---
@@ -259,22 +259,9 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
 
 def _likeliest(proba: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if wrong := int(np.isnan(proba).any(axis=1).sum()):
+        raise ValueError(f"Input X contains NaN or infinity in {wrong} of {len(proba)} samples: these have no class")
     return classes[proba.argmax(axis=1)]
-
-
-def _array_of(X: Any) -> Any:
-    """The array itself where X wraps one: Zarr arrays and arrays of xarray become Dask's, if they are not in memory."""
-    if isinstance(X, zarr.Array):
-        import dask.array as da
-
-        return da.from_zarr(X)
-    if type(X).__module__.startswith("xarray."):
-        X = X.data
-    if is_dask_collection(X) and hasattr(X, "to_dask_array"):
-        return X.to_dask_array(lengths=True)
-    if is_dask_collection(X) and np.isnan(X.shape).any():
-        return X.copy().compute_chunk_sizes()  # it changes the array
-    return X
 
 
 def _seed(random_state: Any) -> int:

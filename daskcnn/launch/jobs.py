@@ -17,7 +17,7 @@ from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.listener import OnEvent
-from daskcnn.launch.own_data import with_own_data
+from daskcnn.launch.own_data import with_own_data, without_reading
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import epochs_of, job_to_run
 from daskcnn.launch.trained_model import load
@@ -86,7 +86,8 @@ def train(
     job : tables, a `Job`, or the path of a job file; None for the built-in example.
     data : images and labels to train on, in place of a data set: arrays as `daskcnn.prepare` takes them. They are
         written to the job's `data.path`, or to a folder for temporary files while the run lasts; workers on other
-        machines must see it. A run that goes on is given them again.
+        machines must see it. The job's `data.nodata`, `layout`, `test` and `order` say how, as options of `prepare`.
+        A run that goes on is given the arrays again.
     on_event : a function that is told every event of the run as it is written (`daskcnn.events`). Where it raises
         `daskcnn.Stop`, the run keeps its state and ends with status "stopped". Any other exception ends the run too,
         and is raised here; the run can be resumed.
@@ -111,7 +112,7 @@ def train(
     raw = _tables(job)
     _check_pair(data)
     if resume is None:
-        parse_job(raw)  # what is wrong with it is said before the data are written
+        parse_job(raw if data is None else without_reading(raw)[0])  # its problems come before the data are written
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])

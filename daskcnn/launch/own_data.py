@@ -21,6 +21,8 @@ NAME = "arrays"
 """Name of a data set that is made of arrays."""
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
+_READING = ("layout", "nodata", "test", "order")
+"""Keys of a job's `data` that are options of `prepare` too."""
 _VALIDATION = 0.1
 """Part of the training samples that is for validation, where the job does not say."""
 
@@ -82,6 +84,15 @@ def _remove(path: str) -> None:
         system.rm(there, recursive=True)
 
 
+def without_reading(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables of a job on arrays, and apart those keys of `data` that say how the arrays are read."""
+    section = tables.get("data")
+    if not isinstance(section, Mapping):
+        return dict(tables), {}
+    reading = {key: section[key] for key in _READING if section.get(key) is not None}
+    return {**tables, "data": {key: value for key, value in section.items() if key not in _READING}}, reading
+
+
 @contextmanager
 def with_own_data(
     tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
@@ -94,12 +105,13 @@ def with_own_data(
     if data is None:
         yield dict(tables)
         return
+    tables, reading = without_reading(tables)
     with TemporaryDirectory(prefix="daskcnn-") as folder:
         section = dict(tables.get("data") or {})
         section.setdefault("path", f"{folder}/arrays.zarr")
         images, labels = data
-        seed = (tables.get("train") or {}).get("seed", 0)
-        dataset = prepare(images, labels, section["path"], seed=seed, name=section.get("name", NAME), client=client)
+        how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": section.get("name", NAME), **reading}
+        dataset = prepare(images, labels, section["path"], client=client, **how)
         usual, samples = Data.model_fields["validation"].default, len(dataset.train)
         section.setdefault("validation", max(1, min(usual, round(_VALIDATION * samples))))
         yield {**tables, "data": section}

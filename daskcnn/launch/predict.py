@@ -14,6 +14,7 @@ from daskcnn.files import open_regular
 from daskcnn.launch.trained_run import Which, load_classifier
 from daskcnn.nn.views import Views
 from daskcnn.store import Described
+from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.training.trained_network import Classifier
@@ -35,7 +36,9 @@ def predict(
     classifier = load_classifier(run, which, say, views=views)
     for path in images:
         if os.path.isdir(path):
-            raise DataError(path, "a folder or a data set, not an image file", "say where to write: --out p.csv")
+            raise DataError(
+                path, "a folder, a data set or an array, not an image file", "say where to write: --out p.csv"
+            )
     seen = np.stack([pixels(path, classifier.facts, say) for path in images])
     if classifier.reconstructs:
         return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
@@ -54,7 +57,7 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
     """Return a file as an image (H, W, C). Raises DataError for what is none that the network can look at."""
     H, W, C = facts.shape
     if path.endswith(".npy"):
-        return _array(path, facts.shape, facts.dtype)
+        return _array(path, facts)
     if C not in (1, 3) or facts.dtype != np.uint8:
         what = f"of {C} channels" if C not in (1, 3) else f"in {facts.dtype}"
         raise DataError(
@@ -69,8 +72,9 @@ def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArr
     return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
 
 
-def _array(path: str, shape: tuple[int, int, int], wanted: np.dtype[Any]) -> npt.NDArray[Any]:
+def _array(path: str, facts: Described) -> npt.NDArray[Any]:
     """An array file, which has to be of the network's own shape: its header is checked before its data are read."""
+    shape, wanted = facts.shape, facts.dtype
     remedy = f"give {wanted} of shape {shape}, as NumPy's save writes it"
     count = int(np.prod(shape))
     try:
@@ -89,5 +93,7 @@ def _array(path: str, shape: tuple[int, int, int], wanted: np.dtype[Any]) -> npt
         raise DataError(path, f"not an array file that can be read ({error!s:.120})", remedy) from error
     if len(data) != count * wanted.itemsize:
         raise DataError(path, f"{len(data):,} bytes of data, truncated", remedy)
-    values = np.frombuffer(data, dtype).astype(wanted, copy=False)
-    return values.reshape(shape, order="F" if fortran else "C")
+    values = np.frombuffer(data, dtype).astype(wanted, copy=False).reshape(shape, order="F" if fortran else "C")
+    image = values[None]
+    check_finite(image, missing_pixels(image, facts.nodata), where=path, first=0, option="data.nodata in training")
+    return values

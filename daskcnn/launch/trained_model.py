@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,6 +17,7 @@ from dask.delayed import delayed
 from daskcnn.arrays import Array
 from daskcnn.files import local_path
 from daskcnn.job.tables import Job
+from daskcnn.launch.given_images import array_of
 from daskcnn.launch.trained_run import Which, load_classifier
 from daskcnn.markup import as_table
 from daskcnn.nn import Layer, map_leaves, summarise
@@ -87,18 +89,22 @@ class TrainedModel:
 
         Parameters
         ----------
-        images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask
-            array, also inside a DataArray of xarray, gives a Dask array of predictions, made chunk by chunk when it is
-            computed.
+        images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask or
+            Zarr array, also inside a DataArray of xarray, gives a Dask array of predictions, made chunk by chunk when
+            it is computed.
 
         Raises
         ------
-        ValueError : images of another shape or number type.
+        daskcnn.errors.DataError : images of another shape or number type.
+
+        Warns
+        -----
+        UserWarning : images have NaN or infinities, and the network was trained without a value for no data. Their
+            predictions are NaN.
         """
-        if type(images).__module__.startswith("xarray."):
-            images = images.data
+        images = array_of(images)
         if not is_dask_collection(images):
-            return self.classifier.predict(np.asarray(images))
+            return _probabilities(np.asarray(images), self.classifier)
         self.classifier.check_images(images)
         whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
         dtype = np.dtype(self.classifier.job.model.dtype)
@@ -150,7 +156,11 @@ def _read_only(array: Array) -> Array:
 
 
 def _probabilities(images: Array, classifier: Classifier) -> Array:
-    return classifier.predict(images)
+    found = classifier.predict(images)
+    if images.dtype.kind == "f" and (unknown := int(np.isnan(found.reshape(len(found), -1)).any(axis=1).sum())):
+        text = f"{unknown:,} of {len(found):,} images have NaN or infinities, and so have their predictions"
+        warnings.warn(f"{text}; a network trained with nodata takes NaN", stacklevel=3)
+    return found
 
 
 def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:

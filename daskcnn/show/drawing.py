@@ -32,6 +32,8 @@ ABOVE_BARS: dict[str, Any] = {"loc": "upper center", "ncols": 3}
 UNDER_ROOF: dict[str, Any] = {"loc": "lower right"}
 HEADROOM = 0.18
 """Above the highest bar for each line of the legend, so that it stands above all; of the bar."""
+MARGIN = 0.05
+"""Above the highest point of the curves; of the height."""
 LETTER = 0.075
 """Inches of a letter that stands upright below a bar."""
 
@@ -193,5 +195,11 @@ def _lines(axes: Axes, figure: Figure) -> None:
         axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=f"{_label(name)}: {level:.4g}")
     for name, mark in figure.marks.items():
         axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
-    if not figure.rates:
-        axes.set_ylim(bottom=0, top=figure.top)
+    if figure.rates:
+        return
+    axes.set_ylim(bottom=0)
+    if not figure.stacked:  # the margin is one of the whole height: curves between 0.99 and 1 are off the edge too
+        highest = max((y for _, ys in (*figure.curves.values(), *figure.points.values()) for y in ys), default=0.0)
+        axes.set_ylim(top=figure.top or (1 + MARGIN) * max(highest, *figure.levels.values(), 0.0) or 1.0)
+    if not (figure.stacked or figure.doubling):
+        axes.set_xlim(left=0)

@@ -91,10 +91,12 @@ def mark_of(nodata: float, dtype: np.dtype[Any]) -> float | None:
     return found if isfinite(found) else None
 
 
-def check_finite(images: Images, missing: npt.NDArray[np.bool_] | None, *, where: str, first: int) -> None:
+def check_finite(
+    images: Images, missing: npt.NDArray[np.bool_] | None, *, where: str, first: int, option: str = "nodata"
+) -> None:
     """Raise DataError naming the first sample and channel that is not finite, or too large to be computed with.
 
-    What is missing may be anything.
+    What is missing may be anything. option: what sets the value that stands for no data, for messages.
     """
     if images.dtype.kind != "f":
         return
@@ -108,9 +110,9 @@ def check_finite(images: Images, missing: npt.NDArray[np.bool_] | None, *, where
     value = float(images[sample, row, column, channel])
     reason = f"sample {first + sample}, channel {channel}, pixel ({row}, {column}) is {value}"
     if np.isnan(value):
-        raise DataError(where, reason, "set nodata, so that it is left out")
+        raise DataError(where, reason, f"set {option} to any number such as -9999, and NaN stands for no data too")
     if np.isfinite(value):
-        remedy = "scale the images, or set nodata to this value if it stands for no data"
+        remedy = f"scale the images, or set {option} to this value if it stands for no data"
         raise DataError(where, f"{reason}, more than {LARGEST:g} in size", remedy)
     raise DataError(where, reason, "replace it in the images")
 

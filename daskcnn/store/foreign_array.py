@@ -129,7 +129,7 @@ def _opened(files: Files, about: ForeignMetadata) -> zarr.Array[Any]:
 
 
 def read_labels(path: str) -> npt.NDArray[Any]:
-    """Return an array of labels: integers or text (N,), or numbers (N, L).
+    """Return an array of labels: numbers or text (N,), or numbers (N, L).
 
     Raises DataError for anything else, and for labels that do not fit memory.
     """
@@ -141,7 +141,7 @@ def read_labels(path: str) -> npt.NDArray[Any]:
     if len(about.shape) not in (1, 2) or (about.dtype is None and len(about.shape) == 2):
         reason = f"shape {about.shape} is not that of labels"
         raise DataError(path, reason, "give one class for each sample, (N,), or rows of 0 and 1, (N, L)")
-    if about.dtype is not None and about.dtype.kind not in "biu":
+    if about.dtype is not None and about.dtype.kind not in "biuf":
         raise DataError(path, f"labels of type {about.dtype.name}", "give integers, text, or rows of 0 and 1")
     stored = _opened(files, about)
     with files.reading(""):

@@ -59,14 +59,20 @@ def foreign_metadata(files: Files) -> ForeignMetadata:
 
 
 def _no_array(files: Files, group: bool) -> tuple[str, str]:
-    if not group and files.size(".zgroup") is None:
+    group = group or files.size(".zgroup") is not None
+    try:
+        names = array_names(files)
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    if not group and not names:
         return "no zarr array here", "give the path or URL of an array, such as PATH/tiles.zarr/x"
-    named = ", ".join(escaped(name) for name in array_names(files)) or "none was found"
-    return f"a zarr group, not an array (arrays in it: {named})", "give the path of one of its arrays"
+    named = ", ".join(map(escaped, names)) or "none was found"
+    kind = "zarr group" if group else "folder"
+    return f"a {kind}, not an array (arrays in it: {named})", "give the path of one of its arrays"
 
 
 def array_names(files: Files) -> list[str]:
-    """Return the names of arrays directly inside a group, at most 20."""
+    """Return the names of arrays directly inside a group or folder, at most 20."""
     found = list[str]()
     for name in files.names(10 * _MOST_NAMED):
         if len(found) == _MOST_NAMED:

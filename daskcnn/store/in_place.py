@@ -101,7 +101,7 @@ def _seen(piece: IndexWork, chunk: int, counted: npt.NDArray[np.bool_] | None) -
     data = piece.array.read(chunk)
     images = piece.array.as_images(data)
     missing = missing_pixels(images, piece.nodata)
-    check_finite(images, missing, where=piece.array.path, first=chunk * piece.array.chunk)
+    check_finite(images, missing, where=piece.array.path, first=chunk * piece.array.chunk, option="data.nodata")
     moments = Moments.none()
     if piece.part == "train":
         keep = slice(None) if counted is None else counted

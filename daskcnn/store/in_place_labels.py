@@ -11,7 +11,7 @@ import numpy.typing as npt
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.foreign_array import read_labels
-from daskcnn.store.labels import numbered
+from daskcnn.store.labels import numbered, whole
 from daskcnn.store.manifest import Labelling, sha256
 
 
@@ -55,6 +55,8 @@ def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
     if like is not None and found.shape[1:] != like.codes.shape[1:]:
         raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
     try:
+        if found.ndim == 1 and found.dtype.kind == "f":
+            found = whole(found)
         if like is None or found.ndim == 2:
             known = numbered(found, None if like is None else like.classes)
         else:

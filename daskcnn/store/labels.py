@@ -54,11 +54,20 @@ def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> 
         labels = labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
     if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
         labels = labels.astype(np.int64)
-    if labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels)) and (np.abs(labels) <= _MOST).all():
-        labels = labels.astype(np.int64)
+    if labels.dtype.kind == "f":
+        labels = whole(labels)
     if labels.dtype.kind not in "iubU":
         raise DataError("labels", f"{labels.dtype} such as {labels[:1].tolist()!r:.60}", _REMEDY)
     return _by_name(labels, classes) if classes is not None else _by_value(labels)
+
+
+def whole(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return real labels (N,) as integers. Raises DataError naming the first that is no whole number, such as NaN."""
+    wrong = ~((labels == np.rint(labels)) & (np.abs(labels) <= _MOST))
+    if wrong.any():
+        sample = int(np.flatnonzero(wrong)[0])
+        raise DataError("labels", f"sample {sample} has {labels[sample].item()}, which is no whole number", _REMEDY)
+    return labels.astype(np.int64)
 
 
 def _check_names(classes: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
+from daskcnn.errors import DataError
 from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Context
@@ -46,9 +47,10 @@ class Classifier:
         return self.loss.labels == "image"
 
     def predict(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Probability of each class, (N, classes). Raises ValueError for images of another shape or type.
+        """Probability of each class, (N, classes). Raises DataError for images of another shape or type.
 
         A network that reconstructs images gives images (N, H, W, C), in the scale of those that it is given.
+        An image with NaN gives NaN, unless the network was trained with a value that stands for no data.
         """
         self.check_images(images)
         train = self.job.train
@@ -60,10 +62,12 @@ class Classifier:
         return self.on(Device(exact=self.job.train.exact)).losses(images)
 
     def check_images(self, images: Any) -> None:
-        """Raise ValueError where an array of any kind is none of images as the network knows them."""
-        if images.ndim != 4 or images.shape[1:] != self.facts.shape or images.dtype != self.facts.dtype:
-            wanted = ", ".join(map(str, self.facts.shape))
-            raise ValueError(f"images {images.dtype}{images.shape}: the network wants {self.facts.dtype} (N, {wanted})")
+        """Raise DataError where an array of any kind is none of images as the network knows them."""
+        shape, dtype = self.facts.shape, self.facts.dtype
+        if images.ndim == 4 and images.shape[1:] == shape and images.dtype == dtype:
+            return
+        wanted = f"the network wants {dtype} (N, {', '.join(map(str, shape))})"
+        raise DataError(f"images {images.dtype} {images.shape}", wanted, _remedy(images.shape, shape))
 
     def on(self, device: Device) -> Predictor:
         """Return the network on a device, for many calls."""
@@ -110,6 +114,20 @@ class Predictor:
                 x = normalise(classifier.facts, images[i : i + 1], classifier.job.model.dtype)
                 found.append(float(classifier.loss(self._scores(x), x)[0]))
         return found
+
+
+def _remedy(given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What to do about images of another shape or, where these are alike, type."""
+    H, W, C = wanted
+    if given == wanted:
+        return "give several, images[None]"
+    if given[1:] == (C, H, W) and given[1:] != wanted:
+        return "put the channels last, numpy.moveaxis(images, 1, -1)"
+    if len(given) == 4 and given[3] != C:
+        return f"give the {C} channels that it was trained on, in their order"
+    if given[1:] != wanted:
+        return "give images of the size that it was trained on"
+    return "give the numbers that it was trained on, in the same type and scale"
 
 
 def _as_images(pixels: Array, facts: Facts) -> Array:

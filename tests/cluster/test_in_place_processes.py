@@ -98,5 +98,5 @@ def test_a_refusal_is_told_in_a_line_and_not_by_tracebacks_of_workers(tmp_path: 
     )
     assert ended.returncode == 2
     assert "error: " in ended.stderr.splitlines()[-1]
-    assert "sample 63, channel 1, pixel (1, 2) is nan; set nodata" in ended.stderr.splitlines()[-1]
+    assert "sample 63, channel 1, pixel (1, 2) is nan; set data.nodata" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,11 @@ def test_images_of_another_shape_are_refused(images: np.ndarray, y: np.ndarray) 
         fitted.predict(images[:, 1:])
     with pytest.raises(ValueError, match="NaN"):
         fitted.predict(np.full((2, 8, 8, 1), np.nan))
+    lazy = fitted.predict(da.full((2, 8, 8, 1), np.nan))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with pytest.raises(ValueError, match="Input X contains NaN or infinity in 2 of 2 samples"):
+            lazy.compute(scheduler="sync")
 
 
 # --- parameters ---

@@ -13,6 +13,8 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
+import xarray
+import zarr
 from distributed import Client, LocalCluster, default_client
 
 import daskcnn
@@ -231,10 +233,30 @@ with connect(Cluster.model_validate({"workers": {"cpu": 1}}), server=False):
 
 
 def test_a_wrong_array_is_refused_at_once(trained: Result, images: np.ndarray) -> None:
-    for wrong in (images.astype(float), images[..., :1], images[0]):
+    for wrong, remedy in (
+        (images.astype(float), "give the numbers that it was trained on, in the same type and scale"),
+        (images[..., :1], "give the 3 channels that it was trained on, in their order"),
+        (images[0], r"give several, images\[None\]"),
+        (images.transpose(0, 3, 1, 2), "put the channels last, numpy.moveaxis"),
+        (images[:, :4], "give images of the size that it was trained on"),
+    ):
         for made in (np.asarray, da.from_array):
-            with pytest.raises(ValueError, match="the network wants uint8"):
+            with pytest.raises(daskcnn.errors.DataError, match=f"the network wants uint8 .*; {remedy}"):
                 trained.model.predict(made(wrong))
+
+
+def test_several_arrays_are_refused_by_name(trained: Result, images: np.ndarray, tmp_path: Path) -> None:
+    axes = ["sample", "y", "x", "band"]
+    both = xarray.Dataset({"tiles": (axes, images), "mask": (axes[:1], np.zeros(len(images)))})
+    with pytest.raises(daskcnn.errors.DataError, match=r"several arrays \(tiles, mask\); give one of them.*'tiles'"):
+        trained.model.predict(both)
+
+
+def test_a_zarr_array_is_predicted_lazily(trained: Result, images: np.ndarray, tmp_path: Path) -> None:
+    stored = zarr.create_array(tmp_path / "images", data=images, chunks=(3, 8, 8, 3))
+    lazy = trained.model.predict(stored)
+    assert isinstance(lazy, da.Array)
+    np.testing.assert_allclose(lazy.compute(scheduler="sync"), trained.model.predict(images), rtol=1e-5)
 
 
 def test_layers_and_weights_have_names(trained: Result) -> None:
@@ -342,6 +364,42 @@ def test_a_run_on_arrays_goes_on_where_they_are_given_again(
     job |= {"data": {}, "train": {"epochs": 30}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
     stopped = daskcnn.train(client, job, data=(own, labels), on_event=stop_after(1, daskcnn.Stop()))
     assert daskcnn.train(client, resume=stopped.run, data=(own, labels)).summary["status"] == "done"
+
+
+@pytest.fixture
+def clouded() -> tuple[np.ndarray, np.ndarray]:
+    """Tiles (N, C, H, W) of real numbers, one pixel of which is NaN, and labels; those of class 1 are brighter."""
+    labels = np.arange(60) % 2
+    tiles = np.random.default_rng(0).normal(size=(60, 3, 8, 8)).astype("float32") + 3 * labels[:, None, None, None]
+    tiles[7, 1, 2, 2] = np.nan
+    return tiles.astype("float32"), labels
+
+
+def test_how_arrays_are_read_stands_in_the_job(
+    client: Client, job: dict[str, Any], clouded: tuple[np.ndarray, np.ndarray]
+) -> None:
+    job |= {"data": {"layout": "NCHW"}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
+    with pytest.raises(daskcnn.errors.DataError, match=r"sample 7, channel 1, pixel \(2, 2\) is nan; set nodata"):
+        daskcnn.train(client, job, data=clouded)
+    job["data"] |= {"nodata": -9999, "test": 0.5}
+    result = daskcnn.train(client, job, data=clouded)
+    assert result.model.shape == (8, 8, 3)
+    assert result.model.classifier.facts.nodata == -9999
+    probabilities = result.model.predict(clouded[0].transpose(0, 2, 3, 1))
+    assert np.isfinite(probabilities).all(), "NaN stands for no data"
+
+
+def test_images_with_nan_are_told_of_where_the_network_knows_no_value_without_data(
+    client: Client, job: dict[str, Any], clouded: tuple[np.ndarray, np.ndarray]
+) -> None:
+    tiles, labels = clouded[0].transpose(0, 2, 3, 1), clouded[1]
+    whole = np.nan_to_num(tiles)
+    job |= {"data": {}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
+    model = daskcnn.train(client, job, data=(whole, labels)).model
+    with pytest.warns(UserWarning, match=r"^1 of 60 images have NaN or infinities, and so have their predictions"):
+        found = model.predict(tiles)
+    assert np.flatnonzero(np.isnan(found).any(axis=1)).tolist() == [7]
+    assert np.isfinite(np.delete(found, 7, 0)).all()
 
 
 def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:

@@ -141,7 +141,7 @@ def test_pixels_that_are_no_numbers_are_found_before_training(client: Client, tm
     x[63, 1, 2, 1] = np.nan
     arrays = Arrays(write_array(tmp_path / "x", x, 10), write_array(tmp_path / "y", np.arange(100) % 5, 100))
     raw = job_on(replace(arrays, validation=8), tmp_path / "runs")
-    with pytest.raises(DataError, match=r"x: sample 63, channel 1, pixel \(1, 2\) is nan; set nodata"):
+    with pytest.raises(DataError, match=r"x: sample 63, channel 1, pixel \(1, 2\) is nan; set data.nodata"):
         train_job(resolve(raw), client=client)
     assert not (tmp_path / "runs").exists()
 

@@ -193,7 +193,7 @@ def test_a_worker_that_sees_another_data_set_is_refused(run: Path, store: str, t
 def test_a_data_set_of_another_shape_is_refused(run: Path, tmp_path: Path) -> None:
     other = tiny_data(tmp_path, name="other", shape=(8, 8, 1))
     told = refused(run, other, "--out", "p.csv")
-    assert "images uint8(8, 8, 1), the network takes uint8(8, 8, 3)" in told
+    assert "images uint8 (8, 8, 1), the network takes uint8 (8, 8, 3)" in told
 
 
 def unusual(folder: Path) -> tuple[Classifier, str]:
@@ -238,6 +238,68 @@ def test_array_files_of_the_networks_own_number_type(tmp_path: Path) -> None:
     )
     Image.new("RGB", (8, 8)).save("a.png")
     assert "images of 12 channels, which image files do not have" in refused("m.safetensors", "a.png")
+
+
+@pytest.mark.parametrize(("layout", "version"), [("NHWC", 3), ("NCHW", 3), ("NHWC", 2)])
+def test_a_zarr_array_of_ones_own_is_predicted_in_place(tmp_path: Path, layout: str, version: Any) -> None:
+    network, path = unusual(tmp_path)
+    write_model(network, "", tmp_path / "m.safetensors")
+    images, _ = open_dataset(path).test.read(0, 30)
+    given = images if layout == "NHWC" else images.transpose(0, 3, 1, 2)
+    chunks = (7, *given.shape[1:])
+    zarr.create_array("own.zarr", shape=given.shape, dtype=given.dtype, chunks=chunks, zarr_format=version)[...] = given
+    predicted("m.safetensors", "own.zarr", "--out", "p.csv")
+    found = rows("p.csv")
+    assert [row["sample"] for row in found] == [str(i) for i in range(30)]
+    assert "label" not in found[0]
+    np.testing.assert_array_equal(chances(found, ("sun", "rain", "snow")), network.predict(images))
+    assert "an array has no parts" in refused("m.safetensors", "own.zarr", "--part", "all", "--out", "q.csv")
+    assert "say where to write: --out p.csv" in refused("m.safetensors", "own.zarr")
+
+
+def test_a_zarr_array_of_other_images_is_refused(run: Path) -> None:
+    zarr.create_array("tiles.zarr", data=np.zeros((5, 8, 8, 12), np.uint8))
+    told = refused(run, "tiles.zarr", "--out", "p.csv")
+    assert (
+        "images uint8 (8, 8, 12), the network takes uint8 (8, 8, 3); give an array (N, H, W, C) or (N, C, H, W)" in told
+    )
+
+
+def test_an_array_that_has_changed_is_other_data(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    array = zarr.create_array("tiles.zarr", data=data, chunks=(10, 8, 8, 3))
+    monkeypatch.setattr(SpreadHere, "stop_after", 2)
+    refused(run, "tiles.zarr", "--out", "p.csv", code=5)
+    array[0] = 0
+    assert "parts of other data" in refused(run, "tiles.zarr", "--out", "p.csv")
+
+
+def real_numbers(tmp_path: Path, nodata: float | None) -> Classifier:
+    """A network for images (8, 8, 2) of real numbers."""
+    network = classifier(
+        {"layers": [{"layer": "dense", "units": 4}]}, facts((8, 8, 2), dtype=np.dtype("float32"), nodata=nodata)
+    )
+    write_model(network, "", tmp_path / "m.safetensors")
+    return network
+
+
+@pytest.mark.parametrize("nodata", [None, -1.0])
+def test_samples_with_nan_have_no_prediction_unless_they_have_no_data(tmp_path: Path, nodata: float | None) -> None:
+    images = np.random.default_rng(0).normal(100, 50, (20, 8, 8, 2)).astype(np.float32)
+    images[13, 4, 4, 1] = np.nan
+    network = real_numbers(tmp_path, nodata)
+    zarr.create_array("tiles.zarr", data=images, chunks=(10, 8, 8, 2))
+    done = predicted("m.safetensors", "tiles.zarr", "--out", "p.csv")
+    found = chances(rows("p.csv"), network.classes)
+    if nodata is not None:
+        assert np.isfinite(found).all()
+        return
+    assert "warning: passed over: sample 13: has NaN or infinities" in done.stderr
+    assert rows("p.csv")[13]["predicted"] == ""
+    assert np.isfinite(np.delete(found, 13, 0)).all()
+    np.save("a.npy", images[13])
+    told = refused("m.safetensors", "a.npy")
+    assert "channel 1, pixel (4, 4) is nan; set data.nodata in training to any number" in told
 
 
 def test_a_data_set_with_other_labels_is_refused(run: Path, tmp_path: Path) -> None:

@@ -59,9 +59,15 @@ def test_rows_of_something_else_than_0_and_1(tmp_path: Path) -> None:
 
 
 def test_labels_of_real_numbers_and_of_too_many_axes(tmp_path: Path) -> None:
-    real = write_array(tmp_path / "real", np.zeros(5), 5)
-    with pytest.raises(DataError, match=r"real: labels of type float64; give integers, text"):
-        read_labels(real)
+    real = np.arange(300) % 5 * 1.0
+    given = tiles(tmp_path)
+    whole = replace(given, labels=write_array(tmp_path / "whole", real, 100))
+    assert outline(whole).labels.classes == ("0", "1", "2", "3", "4"), "whole numbers, as daskcnn.prepare takes them"
+    apart: dict[str, Any] = {"test": None, "test_images": given.images, "test_labels": whole.labels}
+    assert outline(replace(whole, **apart)).test_labels.classes == ("0", "1", "2", "3", "4")
+    real[8] = np.nan
+    with pytest.raises(DataError, match=r"real: sample 8 has nan, which is no whole number; give one integer or str"):
+        outline(replace(given, labels=write_array(tmp_path / "real", real, 100)))
     with pytest.raises(DataError, match=r"cube: shape \(2, 2, 2\) is not that of labels"):
         read_labels(write_array(tmp_path / "cube", np.zeros((2, 2, 2), "uint8"), 2))
     with pytest.raises(DataError, match=r"long: a label of 201 letters"):

@@ -71,7 +71,7 @@ def test_pixels_without_data_do_not_count(tmp_path: Path) -> None:
     x[8, 0, 0, 0] = -99
     images = write_array(tmp_path / "x", x, 10)
     arrays = Arrays(images, write_array(tmp_path / "y", np.arange(100) % 4, 100), validation=8)
-    with pytest.raises(DataError, match=r"x: sample 7, channel 1, pixel \(1, 2\) is nan; set nodata"):
+    with pytest.raises(DataError, match=r"x: sample 7, channel 1, pixel \(1, 2\) is nan; set data.nodata"):
         opened(arrays)
     data = opened(arrays, nodata=-99)
     kept = np.where(np.isnan(x) | (x == -99), np.nan, x)[np.sort(outline(arrays).order)].astype(float)

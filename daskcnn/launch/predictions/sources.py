@@ -1,4 +1,4 @@
-"""What is predicted: the parts of a prepared data set, or image files. Each part is read by the worker that has it."""
+"""What is predicted: a prepared data set, a zarr array, or image files. Each part is read by the worker that has it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.launch.predict import pixels
 from daskcnn.store import Dataset, open_dataset
+from daskcnn.store.array_index import storage_version
 from daskcnn.store.facts import Facts
 from daskcnn.store.files import is_url
 from daskcnn.store.folder import SUFFIXES as IMAGE_SUFFIXES
+from daskcnn.store.foreign_array import ImageArray, array_at, open_images
 from daskcnn.store.manifest import PARTS
 
 Which = Literal["train", "test", "all"]
@@ -28,6 +30,8 @@ SUFFIXES = frozenset((*IMAGE_SUFFIXES, ".npy"))
 """Files of a folder that are predicted: those that a data set is made of, and arrays. Others are passed over."""
 FILES = 128
 """Files of a part."""
+_OF_ZARR = ("zarr.json", ".zarray")
+"""A folder with one of these is a data set or an array."""
 _LEAST_BYTES = 4 << 20
 """Small chunks are joined up to this size."""
 
@@ -56,7 +60,11 @@ class Part:
         return self.hi - self.lo
 
     def __str__(self) -> str:
-        return f"{self.split or 'files'} {self.lo} to {self.hi - 1}"
+        return f"{self.split or ('files' if self.files else 'samples')} {self.lo} to {self.hi - 1}"
+
+    def sample(self, place: int) -> str:
+        """Return what one of its samples is called."""
+        return self.files[place] if self.files else f"{self.split or 'sample'} {self.lo + place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,27 +253,88 @@ class FileSource:
         return Samples(np.stack(images), labels, tuple(bad))
 
 
+@dataclass(frozen=True)
+class ArraySource:
+    """A zarr array of somebody else, in parts of whole chunks.
+
+    Attributes
+    ----------
+    images : the array, in the order of axes in which it has the network's images
+    seen : what is known of its files, as the driver sees them
+    """
+
+    images: ImageArray
+    seen: str
+
+    key: ClassVar[Key] = "sample"
+    label_names: ClassVar[None] = None
+    splits: ClassVar[tuple[str, ...]] = ("",)
+
+    @classmethod
+    def at(cls, path: str, facts: Facts) -> ArraySource | None:
+        """Return the array at a path or URL; None where there is something else.
+
+        Raises DataError where its images are not such as the network takes.
+        """
+        path = path if is_url(path) else str(local_path(path).absolute())
+        if (found := array_at(path)) is None:
+            return None
+        if found.shape != facts.shape and (other := open_images(path, "NCHW")).shape == facts.shape:
+            found = other
+        _check_images(path, found, facts, "give an array (N, H, W, C) or (N, C, H, W) like those of training")
+        return cls(found, storage_version(found.files))
+
+    @property
+    def place(self) -> str:
+        """Where it lies."""
+        return self.images.path
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return parts of a few chunks."""
+        size, total = self.images.chunk, self.images.samples
+        return tuple(Part(i, "", lo, min(lo + size, total)) for i, lo in enumerate(range(0, total, size)))
+
+    def fingerprint(self) -> str:
+        """Return what its metadata and its storage say."""
+        return f"{self.images.path} {self.images.digest} {self.images.layout} {self.seen}"
+
+    def read(self, part: Part) -> Samples:
+        """Return the images. Raises DataError if a chunk cannot be read."""
+        return Samples(self.images.as_images(self.images.read(part.index)))
+
+
 def source_of(data: Sequence[str], which: Which | None, facts: Facts, *, skip_bad: bool) -> PredictedSource:
-    """Return what these paths name: a prepared data set, a folder of images, or image files.
+    """Return what these paths name: a prepared data set, a zarr array, a folder of images, or image files.
 
     `which` is the part of a data set, the test samples by default. Raises DataError where nothing fits the network.
     """
-    if len(data) == 1 and (is_url(data[0]) or (Path(data[0]) / "zarr.json").exists()):
+    if len(data) == 1 and (is_url(data[0]) or any((Path(data[0]) / name).exists() for name in _OF_ZARR)):
+        if (array := ArraySource.at(data[0], facts)) is not None:
+            _no_part(which, "an array has no parts")
+            return array
         store = StoreSource.at(data[0], which or "test")
-        found, wanted = ((images.dtype, images.shape) for images in (store.dataset, facts))
-        if found != wanted:
-            reason = f"images {found[0]}{found[1]}, the network takes {wanted[0]}{wanted[1]}"
-            raise DataError(store.path, reason, "give a data set like the one that it was trained on")
+        _check_images(store.path, store.dataset, facts, "give a data set like the one that it was trained on")
         if store.dataset.labels != facts.labels:
             raise DataError(store.path, "other labels than the network's: one a sample, or several", "give others")
         return store
-    if which is not None:
-        raise DataError(f"--part {which}", "files have no parts", "leave it out, or give a prepared data set")
+    _no_part(which, "files have no parts")
     files = tuple(str(Path(file).absolute()) for path in data for file in _files_at(path))
     labels = _labels(files, facts.classes) if facts.labels == "classes" else None
     names = None if labels is None else facts.classes
     place = data[0] if len(data) == 1 else f"{len(files):,} files"
     return FileSource(place, files, labels, names, facts, skip_bad)
+
+
+def _check_images(path: str, images: Dataset | ImageArray, facts: Facts, remedy: str) -> None:
+    """Raise DataError where the network takes other images."""
+    found, wanted = ((each.dtype, each.shape) for each in (images, facts))
+    if found != wanted:
+        raise DataError(path, f"images {found[0]} {found[1]}, the network takes {wanted[0]} {wanted[1]}", remedy)
+
+
+def _no_part(which: Which | None, reason: str) -> None:
+    if which is not None:
+        raise DataError(f"--part {which}", reason, "leave it out, or give a prepared data set")
 
 
 def _files_at(path: str) -> Iterable[str]:

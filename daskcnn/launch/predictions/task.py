@@ -21,6 +21,7 @@ class PredictionTask:
     source: PredictedSource
 
 
+_UNKNOWN = "has NaN or infinities, which a network trained without data.nodata does not take"
 _PREDICTORS: WeakKeyDictionary[PredictionTask, Predictor] = WeakKeyDictionary()
 """The predictors of this process: what depends on the weights alone is made once, not for every part."""
 
@@ -38,4 +39,7 @@ def predict_part(task: PredictionTask, part: Part, kind: DeviceKind, threads: in
         predictor = _PREDICTORS[task] = task.classifier.on(device)
     probabilities = predictor.probabilities(samples.images).astype(np.float32)
     probabilities[[place for place, _ in samples.bad]] = np.nan
-    return Predicted(probabilities, samples.labels, tuple(problem for _, problem in samples.bad))
+    bad = dict(samples.bad)
+    unknown = np.flatnonzero(np.isnan(probabilities).any(axis=1)).tolist()
+    problems = tuple(bad.get(place) or f"{part.sample(place)}: {_UNKNOWN}" for place in unknown)
+    return Predicted(probabilities, samples.labels, problems)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from daskcnn.errors import similar
 from daskcnn.nn.layer import LayerError, Shape, walk
 from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.models import resnet
@@ -49,7 +50,8 @@ def model_problem(name: str) -> str | None:
     """Return what is wrong with a model's name, None if nothing is."""
     if name in MODELS or _counts(name):
         return None
-    return f'model "{name}": there is none of this name; it is one of {", ".join(MODELS)} or C1:C2, such as 50:500'
+    known = f"it is one of {', '.join(MODELS)} or C1:C2, such as 50:500"
+    return f'model "{name}": there is none of this name{similar(name, MODELS)}; {known}'
 
 
 def _counts(name: str) -> tuple[int, int] | None:
