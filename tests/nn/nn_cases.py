@@ -87,7 +87,7 @@ CASES: dict[str, list[tuple[Layer, Shape]]] = {
     "averagepool": [(AveragePool(2), MAP), (AveragePool(3, 2), (7, 6, 2)), (AveragePool(2, 3), MAP)],
     "l2pool": [(L2Pool(2), MAP), (L2Pool(3, 2), (7, 6, 2)), (L2Pool(2, 3), MAP)],
     "globalpool": [(GlobalPool(), MAP), (GlobalPool(), (1, 1, 4))],
-    "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP)],
+    "dense": [(Dense(3), MAP), (Dense(3), VECTOR), (Dense(3, bias=False), MAP), (Dense(17), (5, 4, 1))],
     "dropout": [(Dropout(0.4), MAP), (Dropout(0.4), VECTOR), (Dropout(0.0), MAP)],
     "flatten": [(Flatten(), MAP), (Flatten(), (1, 1, 4))],
     "reshape": [(Reshape((3, 2, 4)), (24,)), (Reshape((1, 1, 7)), VECTOR)],

@@ -74,14 +74,21 @@ def test_dx_is_left_out_where_it_is_not_needed(layer: Layer) -> None:
     np.testing.assert_equal(grads, layer.backward(params, residual, dy, ctx)[1])
 
 
-def test_dense_on_a_map_is_dense_behind_flatten() -> None:
-    layer, flatten = Dense(6), Flatten()
-    params, _, x, _, ctx = example(layer, (3, 2, 4), Device())
-    flat, _, _ = flatten.forward({}, {}, x, ctx)
-    vector = {"w": params["w"].reshape(-1, 6), "b": params["b"]}
-    np.testing.assert_allclose(
-        layer.forward(params, {}, x, ctx)[0], layer.forward(vector, {}, flat, ctx)[0], rtol=1e-12
-    )
+@pytest.mark.parametrize("units", [6, 64])
+def test_dense_on_a_map_is_dense_behind_flatten(units: int) -> None:
+    layer, flatten = Dense(units), Flatten()
+    params, _, x, dy, ctx = example(layer, (3, 2, 4), Device())
+    flat, _, shape = flatten.forward({}, {}, x, ctx)
+    vector = {"w": params["w"].reshape(-1, units), "b": params["b"]}
+    y, _, residual = layer.forward(params, {}, x, ctx)
+    flat_y, _, flat_residual = layer.forward(vector, {}, flat, ctx)
+    np.testing.assert_allclose(y, flat_y, rtol=1e-12)
+    dx, grads = layer.backward(params, residual, dy, ctx)
+    flat_dx, flat_grads = layer.backward(vector, flat_residual, dy, ctx)
+    assert dx is not None
+    assert flat_dx is not None
+    np.testing.assert_allclose(dx, flatten.backward({}, shape, flat_dx, ctx)[0], rtol=1e-12)
+    np.testing.assert_allclose(grads["w"].reshape(-1, units), flat_grads["w"], rtol=1e-12)
 
 
 def test_flatten_gives_rows_columns_channels(rng: np.random.Generator) -> None:

@@ -11,9 +11,12 @@ import numpy as np
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.initial import Initializer, glorot_uniform, uniform_by_inputs
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
+from daskcnn.nn.layers.flatten import as_map, as_vectors
 
 _PIECE = 512
 """Inputs in a piece of a long vector: enough for BLAS's full speed."""
+_WIDE = 16
+"""Outputs for each channel from which a map is copied into vectors: adding up the pixels' products costs more."""
 _PARTS, _PART_BYTES = 8, 1 << 18
 """Parts that threads share if a product stays in cache, and fewest bytes of one: less takes as long as to share it."""
 
@@ -23,7 +26,8 @@ class Dense(Layer):
     """Connects every input to every output: a map (H, W, N, C) or a vector (N, F) to (N, units).
 
     Parameters: w (H, W, C, units) or (F, units), and b (units,) unless `bias` is off. A map takes one GEMM per pixel,
-    added up, without a copy into vectors. Reshaped to (H·W·C, units), w is that of the same layer behind `Flatten`.
+    added up, without a copy into vectors, unless there are many units for each channel. Reshaped to (H·W·C, units), w
+    is that of the same layer behind `Flatten`.
 
     tied: name of an earlier dense layer of the same `Sequential`. Its w, transposed, stands for a w of this layer,
     which has a bias only. The network lends it, as `nn.tying` says.
@@ -132,6 +136,8 @@ def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slic
     P counts the pixels of a map. Long vectors are cut into pieces that count as pixels, so that threads can share
     the work. The slices are the same for any number of threads.
     """
+    if x.ndim == 4 and w.shape[-1] >= _WIDE * x.shape[-1]:
+        x, w = as_vectors(x), w.reshape(-1, w.shape[-1])
     weights = w.reshape(-1, *w.shape[-2:])
     pixels = x.reshape(-1, *x.shape[-2:])
     limit = device.backend.block_bytes
@@ -148,4 +154,7 @@ def _blocks(x: Array, w: Array, device: Device) -> tuple[Array, Array, list[slic
 
 def _joined(dx: Array, x_shape: Shape) -> Array:
     """Return dx (P, N, F) in the shape of x."""
-    return dx.reshape(x_shape) if len(x_shape) == 4 else dx.swapaxes(0, 1).reshape(x_shape)
+    if len(x_shape) == 4 and dx.shape[-1] == x_shape[-1]:
+        return dx.reshape(x_shape)
+    vectors = dx.swapaxes(0, 1).reshape(dx.shape[1], -1)
+    return as_map(vectors, x_shape) if len(x_shape) == 4 else vectors
