@@ -134,6 +134,9 @@ class NotKept(UserError):
         super().__init__(message)
         self.place = place
 
+    def __reduce__(self) -> tuple[type[NotKept], tuple[str, Path | None]]:
+        return type(self), (str(self), self.place)
+
 
 class Interrupted(UserError):
     """A signal ended the run; what was trained before it is saved. The exit code is 128 plus the signal's number."""
@@ -142,6 +145,9 @@ class Interrupted(UserError):
         super().__init__(message)
         self.signum = signum
         self.exit_code = 128 + signum
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
+        return type(self), (str(self), self.signum)
 
 
 class Stop(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,19 +14,35 @@ from daskcnn.errors import (
     DataError,
     Interrupted,
     JobError,
+    NotKept,
     PushRefused,
     UserError,
     escaped,
     installing,
     told,
 )
+from daskcnn.nn.spec import SpecError
 from daskcnn.ps import Code
 from daskcnn.show.text import clean, plain
 
 
-def travelled(error: UserError) -> UserError:
-    found: UserError = pickle.loads(pickle.dumps(error))  # noqa: S301
+def travelled(error: Any) -> Any:
+    found: Any = pickle.loads(pickle.dumps(error))  # noqa: S301
     return found
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SpecError(["layers[0]: size: 3", "layers[1]: no such layer"]),
+        Interrupted("interrupted by signal 2", 2),
+        NotKept("the network is in a", Path("a")),
+        NotKept("nowhere", None),
+    ],
+)
+def test_errors_with_fields_of_their_own_travel(error: Any) -> None:
+    found = travelled(error)
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
 
 
 @pytest.mark.parametrize("kind", [UserError, DataError, ClusterError])

@@ -55,6 +55,9 @@ class SpecError(ValueError):
         self.problems = tuple(problems)
         super().__init__("; ".join(problems))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
+
 
 def spec_of(network: Sequential) -> list[dict[str, Any]]:
     """Invert `sequential_from_spec`: return the network's layers as tables, every option included.
