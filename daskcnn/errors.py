@@ -151,7 +151,10 @@ class Interrupted(UserError):
 
 
 class Stop(Exception):
-    """Raised by a function that is told a run's events: the run keeps its state and ends with status "stopped"."""
+    """Raised by a function that is told a run's events: the run keeps its state and ends with status "stopped".
+
+    What it says stands in the summary: `Stop("good enough")`.
+    """
 
 
 class PushRefused(Exception):

@@ -157,6 +157,8 @@ class RunEnded(Event):
     """Seconds of training, those before a resume included."""
     test: Judged | None = None
     """The trained network on the test samples."""
+    reason: str | None = None
+    """Why it ended before its last epoch, where it was not an error."""
 
 
 class CheckpointWritten(Event):

@@ -286,7 +286,7 @@ def test_a_damaged_data_set_is_named(nothing_starts: list[Any], path: str, kind:
         ({"data": {"limit": 1}}, "one class only; raise data.limit"),
         ({"model": {"layers": [{"layer": "dense", "units": 3}]}}, "end it with a dense layer of 10 units"),
         ({"run": {"dir": "file"}}, "no folder that may be written; set run.dir"),
-        ({"run": {"name": "taken"}}, "exists already; choose another name with --name"),
+        ({"run": {"name": "taken"}}, "exists already; choose another run.name"),
     ],
 )
 def test_a_job_and_data_that_do_not_go_together(
@@ -381,10 +381,17 @@ def test_a_resumed_run_keeps_its_job(tmp_path: Path, path: str, nothing_starts: 
     place = tiny_run(tmp_path, tiny_job(path))
     told = refused(2, run, "--resume", place, "--lr", "9", "--epochs", "9", "--data", "x", "--wait", "3")
     may = "only train.epochs, [cluster] and data.path may change"
-    assert f"train.lr: a resumed run keeps its job, {may}; remove it" in told
+    assert f"train.lr = 9.0: the run {place} has 0.02; {may}" in told
     assert "[cluster]:" not in told
     assert "train.epochs:" not in told
     assert nothing_starts == []
+
+
+def test_what_the_run_has_may_be_given_again(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
+    raw = tiny_job(path, run={"name": "run", "dir": str(tmp_path / "runs")})
+    place = tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)), status="stopped")
+    refused(3, run, *flags(raw), "--resume", place, "--scheduler", "tcp://a:1")
+    assert len(nothing_starts) == 1, "as far as the cluster"
 
 
 def test_a_run_that_is_done_is_trained_longer(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
@@ -411,12 +418,18 @@ def test_epochs_that_the_job_cannot_have_are_refused(tmp_path: Path, path: str) 
     assert "train.increments = 4: 2 epochs end" in refused(2, run, "--resume", place, "--epochs", 2)
 
 
-def test_auto_keeps_the_epochs_of_the_run(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
+def test_auto_trains_longer_but_never_shorter(tmp_path: Path, path: str, nothing_starts: list[Any]) -> None:
     raw = tiny_job(path, run={"name": "run", "dir": str(tmp_path / "runs")})
     tiny_run(tmp_path / "runs", raw, random_state(resolve(raw)))
     file = job_file(tmp_path, f"[data]\npath = '{path}'\nvalidation = 20\n[run]\nname = 'run'\n")
-    told = refused(3, run, file, "--run-dir", tmp_path / "runs", "--resume", "auto", "--epochs", 4)
-    assert "train.epochs = 4: ignored, the run" in told
+    auto = run, file, "--run-dir", tmp_path / "runs", "--resume", "auto", "--epochs"
+    assert "train.epochs = 1: ignored, the run" in refused(3, *auto, 1)
+    assert "train.epochs" not in refused(3, *auto, 4)
+    other = refused(3, *auto, 4, "--seed", 77)
+    assert "train.seed = 77: ignored" in other
+    assert "train.epochs = 4: ignored" in other, "it may be another job's run"
+    planned = invoke(*auto, 4, "--dry-run").stdout
+    assert json.loads(planned.partition("\n\ndata ")[0])["train"]["epochs"] == 4
 
 
 @pytest.mark.parametrize("strategy", ["sgwu", "agwu", "layer"])
@@ -579,7 +592,7 @@ def test_predict_converts_and_says_when_it_resizes(trained: Path, size: tuple[in
 
 def test_predict_into_nothing_takes_no_folder(trained: Path) -> None:
     told = refused(2, daskcnn, "predict", trained, trained)
-    assert f"{trained}: a folder or a data set, not an image file; say where to write: --out p.csv" in told
+    assert f"{trained}: a folder, a data set or an array, not an image file; say where to write: --out p.csv" in told
 
 
 def test_predict_on_grey_images(tmp_path: Path) -> None:

@@ -28,4 +28,6 @@ def checked_client(client: Any) -> Client:
         raise ClusterError(f"client={client!r:.60}", "not a client of Dask", "give a distributed.Client, or none")
     if client.asynchronous:
         raise ClusterError("client", "it is asynchronous, and cannot be waited with", "give one that is not")
+    if client.status in ("closed", "closing"):
+        raise ClusterError("client", "it is closed", "give one that is connected, such as Client(cluster)")
     return client

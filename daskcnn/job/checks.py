@@ -150,7 +150,8 @@ def _of_optimizer(train: Train) -> Iterator[str]:
     if options.name == "lars":
         yield f"train.optimizer = 'lars': needs {reason}; use another optimizer, or replicas of one worker"
     if train.clip is not None:
-        yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or use replicas of one worker"
+        remedy = "use replicas of one worker" if train.ema is None else "remove train.ema, which only 'layer' has"
+        yield f"train.clip = {train.clip:g}: needs {reason}; remove it, or {remedy}"
 
 
 def _too_long_a_warm_up(train: Train) -> Iterator[str]:
@@ -228,7 +229,7 @@ def _of_averages(rule: UpdateRule, train: Train) -> Iterator[str]:
     if train.ema is not None:
         yield (
             f"train.ema = {train.ema:g}: strategy {strategy!r} judges and keeps the center, which no replica's average "
-            f"follows; remove it, or use strategy {LAYER!r}"
+            f"follows; remove it, or use strategy {LAYER!r}{', without train.clip' if train.clip is not None else ''}"
         )
     # lookahead's way back is linear: the mean of the replicas' is that of the mean of their weights
     if train.lookahead is not None and rule.period is not None and not rule.takes_means:

@@ -19,6 +19,8 @@ from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
 Layout = Literal["NHWC", "NCHW"]
 CHANNELS = {"band", "bands", "channel", "channels", "c"}
 """What people who use xarray call the axis of channels."""
+_USUAL = {1, 3, 4}
+"""Channels of grey images, of coloured ones, and of these with transparency."""
 BLOCK_BYTES = 64 << 20
 """Bytes of a block, if the samples of one chunk of the source are not more."""
 _KEPT = get_args(Dtype)
@@ -157,6 +159,16 @@ def _check_dims(images: Any, layout: Layout) -> None:
     raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", remedy)
 
 
+def channels_elsewhere(images: Any, layout: Layout) -> str | None:
+    """Return a warning where the shape of an array without names looks as if its channels were the second axis."""
+    shape = tuple(getattr(images, "shape", ()))
+    if layout != "NHWC" or len(shape) != 4 or hasattr(images, "dims"):
+        return None
+    if shape[1] in _USUAL and shape[3] not in _USUAL and shape[2] == shape[3]:
+        return f"images of shape {shape}: taken as {shape[1]} rows of {shape[3]} channels; if not, give layout='NCHW'"
+    return None
+
+
 def _unwrapped(images: Any) -> Any:
     """The array inside of an xarray DataArray; anything else as it is. A lazy DataArray reads itself slice by slice."""
     if isinstance(images, str | Path):
@@ -169,7 +181,8 @@ def _unwrapped(images: Any) -> Any:
         raise DataError("images", f"several arrays ({names})", "give one of them")
     if hasattr(images, "dims") and hasattr(images, "variable"):
         return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
-    return images if hasattr(images, "shape") and hasattr(images, "dtype") else _as_array("images", images)
+    known = hasattr(images, "shape") and isinstance(getattr(images, "dtype", None), np.dtype)
+    return images if known or isinstance(images, zarr.Array) else _as_array("images", images)
 
 
 def _as_array(what: str, given: Any) -> npt.NDArray[Any]:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
+from daskcnn.launch.own_data import arrays_gone, was_given
+from daskcnn.launch.prepared_job import is_missing
 from daskcnn.launch.trained_run import Which, load_trained, views_of
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores
@@ -63,6 +65,8 @@ def evaluate(
         _check_picture(picture)
     job, checkpoint = load_trained(run, which, say)
     index = read_index(Path(run) / INDEX) if job.data.in_place else None
+    if not path and was_given(job.data.path) and is_missing(job.data):
+        raise arrays_gone(run)
     dataset = open_dataset(path) if path else opened(job.data, index)
     classifier = to_classifier(checkpoint, job)
     of_image = classifier.reconstructs

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from daskcnn.cluster.given_client import given_or_default
@@ -16,10 +17,10 @@ from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.listener import OnEvent
-from daskcnn.launch.own_data import with_own_data, without_reading
-from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.resume import epochs_of, job_to_run
+from daskcnn.launch.listener import OnEvent, check_listener
+from daskcnn.launch.own_data import arrays_gone, was_given, with_own_data, without_reading
+from daskcnn.launch.prepared_job import is_missing, prepare_job
+from daskcnn.launch.resume import epochs_of, job_to_run, run_to_resume
 from daskcnn.launch.trained_model import load
 from daskcnn.launch.training import Result, Silent, display, shown, train_job
 from daskcnn.markup import as_lines
@@ -109,6 +110,7 @@ def train(
     ('stopped', 1)
     """
     client = given_or_default(_no_job(client))
+    check_listener(on_event)
     raw = _tables(job)
     _check_pair(data)
     if resume is None:
@@ -118,11 +120,14 @@ def train(
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
         raw["model"] = {**raw.get("model", {}), "from": str(init)}
     with with_own_data(raw, data, client) as tables:
-        if resume is not None and data is not None:  # all but the place of the data is as it was
+        again = None if resume is None else str(resume)
+        if data is not None and run_to_resume(tables, again) is not None:  # all but the place of the data is as it was
             tables["data"] = {"path": tables["data"]["path"]}
-        resolved, path = job_to_run(tables, None if resume is None else str(resume))
+        resolved, path = job_to_run(tables, again)
         if path is not None and (summary := _done(path, resolved)) is not None:
             return _finished(path, summary)
+        if path is not None and was_given(resolved.data.path) and is_missing(resolved.data):
+            raise arrays_gone(path)
         return train_job(resolved, client=client, resume=path, progress=progress_from_python(), on_event=on_event)
 
 
@@ -141,7 +146,16 @@ def _tables(job: JobTables | None) -> dict[str, Any]:
         return read_job_file(job)
     if job is not None and not isinstance(job, Mapping):
         raise JobError([f"job = {job!r:.60}: no job; give its tables, a daskcnn.Job, or the path of a job file"])
-    return dict(job or {})
+    return _plain(dict(job or {}))
+
+
+def _plain(value: Any) -> Any:
+    """The tables with numbers of NumPy as numbers of Python."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_pair(data: Any) -> None:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self
+from inspect import iscoroutinefunction
+from typing import Any, Self
 
-from daskcnn.errors import Interrupted, Stop
+from daskcnn.errors import Interrupted, JobError, Stop
 from daskcnn.events import Event, WorkersCalibrated
 from daskcnn.launch.followers import Feeds
 from daskcnn.show.progress import Progress
 
 OnEvent = Callable[[Event], object]
+
+
+def check_listener(function: Any) -> None:
+    """Raise JobError for what cannot be told the events, before anything starts."""
+    if function is None:
+        return
+    if not callable(function):
+        raise JobError([f"on_event = {function!r:.60}: give a function of one argument, the event"])
+    if iscoroutinefunction(function):
+        raise JobError([f"on_event = {function!r:.60}: it is never awaited; give a function that is not async"])
+
+
 ENDED_BY_LISTENER = 0
 """What stands for the number of a signal, where the function ends the run: the run ends as after a signal."""
 
@@ -20,7 +33,7 @@ class Listener:
 
     Attributes
     ----------
-    stopped : whether the function raised `Stop`.
+    stopped, reason : whether the function raised `Stop`, and what that says.
     error : any other exception that it raised. It is not called again.
     training : whether the workers are calibrated. Before that, what is raised waits: nothing could judge the network.
     """
@@ -28,6 +41,7 @@ class Listener:
     def __init__(self, display: Progress, function: OnEvent | None = None, tools: Feeds | None = None) -> None:
         self._display, self._function, self._tools = display, function, tools
         self.stopped = self.training = False
+        self.reason: str | None = None
         self.error: Exception | None = None
 
     def __enter__(self) -> Self:
@@ -47,8 +61,8 @@ class Listener:
             return
         try:
             self._function(event)
-        except Stop:
-            self.stopped = True
+        except Stop as stop:
+            self.stopped, self.reason = True, str(stop) or None
         except Exception as error:
             self.error = error
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -14,11 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
+from daskcnn.errors import DataError, JobError
 from daskcnn.job.tables import Data
 from daskcnn.launch.prepare_arrays import prepare
+from daskcnn.store import DATASETS
 
 NAME = "arrays"
 """Name of a data set that is made of arrays."""
+_STORE, _PREFIX = "arrays.zarr", "daskcnn-"
 _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
 _READING = ("layout", "nodata", "test", "order")
@@ -45,6 +49,18 @@ class OwnData:
     classes: tuple[str, ...]
     weights: npt.NDArray[np.float32] | None
     validation: int
+
+
+def was_given(path: str | None) -> bool:
+    """Whether a data set at this path was kept only as long as a run that was given arrays went on."""
+    place = Path(path or "")
+    return place.name == _STORE and place.parent.name.startswith(_PREFIX)
+
+
+def arrays_gone(run: str | Path) -> DataError:
+    """The error for such a run whose data set is needed again."""
+    remedy = "give data=(images, labels) again, the path of a data set of the same images, or data.path at the start"
+    return DataError(run, "it was trained on arrays that were kept only while it went on", remedy)
 
 
 def new_path(folder: str) -> str:
@@ -106,9 +122,12 @@ def with_own_data(
         yield dict(tables)
         return
     tables, reading = without_reading(tables)
-    with TemporaryDirectory(prefix="daskcnn-") as folder:
+    with TemporaryDirectory(prefix=_PREFIX) as folder:
         section = dict(tables.get("data") or {})
-        section.setdefault("path", f"{folder}/arrays.zarr")
+        if section.get("name") in DATASETS:
+            reason = "is a data set of its own, and the images are given"
+            raise JobError([f"data.name = {section['name']!r}: {reason}; remove it, or give another name"])
+        section.setdefault("path", f"{folder}/{_STORE}")
         images, labels = data
         how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": section.get("name", NAME), **reading}
         dataset = prepare(images, labels, section["path"], client=client, **how)

@@ -21,7 +21,7 @@ from daskcnn.cluster.spread import spread, submit_part
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.launch.array_samples import Arrangement, ArraySamples, arranged, samples_of
-from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock
+from daskcnn.launch.array_sources import ImageSource, Layout, SampleBlock, channels_elsewhere
 from daskcnn.launch.names import check_name, name_of
 from daskcnn.show import stderr
 from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
@@ -96,6 +96,8 @@ def prepare(
     ((8, 8, 12), ('field', 'forest'), 80)
     """
     out = str(store)
+    if suspected := channels_elsewhere(images, layout):
+        warn(suspected)
     _check_options(order=order, seed=seed, nodata=nodata, name=name, chunk=chunk)
     refuse_occupied(out)
     client = given_or_default(client)

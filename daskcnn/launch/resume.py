@@ -19,6 +19,8 @@ from daskcnn.show.stderr import say
 
 _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 """Keys of `[data]` that may change when a run is resumed."""
+_LONGEST = 60
+"""Letters of a value in a message."""
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
 
@@ -42,23 +44,27 @@ def has_checkpoint(run: Path | None) -> bool:
 def job_to_run(raw: dict[str, Any], resume: str | None) -> tuple[Job, Path | None]:
     """The job, and the run to go on with if any.
 
-    A resumed run keeps its job but for where it runs and its data lie. Its epochs may change where the run is named.
+    A resumed run keeps its job but for where it runs and its data lie, and for its epochs. What is given beside them
+    has to be what the run has. `auto` keeps the job whatever is given, but for more epochs of the same job.
     """
     path = run_to_resume(raw, resume)
     if path is None:
         return resolve(raw), None
-    if resume != "auto" and (others := sorted(_keys(raw) - {_EPOCHS})):
-        raise JobError(
-            [
-                f"{key}: a resumed run keeps its job, only {_EPOCHS}, [cluster] and data.path may change; remove it"
-                for key in others
-            ]
-        )
     kept, asked = kept_job(RunDirectory.open(path)), resolve(raw)
-    if resume != "auto" and _EPOCHS in _keys(raw):
+    others = {key: values for key in sorted(_keys(raw)) if (values := _differing(key, kept, asked))}
+    epochs = others.pop(_EPOCHS, None)
+    if epochs and (resume != "auto" or (asked.train.epochs > kept.train.epochs and not others)):
         kept = _of_epochs(kept, asked.train.epochs, path)
-    for key in sorted(_keys(raw)):
-        _say_if_ignored(key, kept, asked, path)
+    elif epochs:
+        others[_EPOCHS] = epochs
+    if others and resume != "auto":
+        may = f"only {_EPOCHS}, [cluster] and data.path may change"
+        raise JobError(
+            [f"{key} = {_short(new)}: the run {path} has {_short(own)}; {may}" for key, (own, new) in others.items()]
+        )
+    for key, (own, new) in others.items():  # whatever has become of the job file
+        kept_here = f"ignored, the run {path} keeps {_short(own)}; another run.name starts anew"
+        say(f"warning: {key} = {_short(new)}: {kept_here}")
     data = kept.data.model_copy(update={key: getattr(asked.data, key) for key in _PLACES if key in raw.get("data", {})})
     return kept.model_copy(update={"data": data, "cluster": _moved(kept.cluster, asked.cluster)}), path
 
@@ -81,12 +87,16 @@ def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
     return resolve({**tables, "train": {**tables["train"], "epochs": epochs}})
 
 
-def _say_if_ignored(key: str, kept: Job, asked: Job, path: Path) -> None:
-    """A run that goes on keeps its job, whatever has become of the job file."""
+def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:
+    """What the run and the new job have under this key; None where it is the same."""
     section, *names = key.split(".")
     own, other = (_value(getattr(job, section), names) for job in (kept, asked))
-    if own != other:
-        say(f"warning: {key} = {other}: ignored, the run {path} keeps {own}; another run.name starts anew")
+    return (own, other) if own != other else None
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def _value(table: Any, names: Sequence[str]) -> Any:

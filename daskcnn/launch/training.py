@@ -55,6 +55,8 @@ from daskcnn.store.facts import Facts
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
 
+_ALIKE = 1e-6
+"""How far, relatively, the statistics of the same images may be apart: sums over other chunks round otherwise."""
 STATUS: dict[type[Exception], str] = {Diverged: "diverged", Interrupted: "interrupted", Lost: "lost"}
 
 
@@ -242,7 +244,8 @@ def check_place(job: Job, resume: Path | None) -> None:
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise DataError(there, "no folder that may be written", "set run.dir (--run-dir) to one")
     if job.run.name and (path := root / job.run.name).exists():
-        raise DataError(path, "exists already", "choose another name with --name, or go on with a run by --resume RUN")
+        remedy = "choose another run.name (--name), or go on with it: --resume RUN, resume=RUN in Python"
+        raise DataError(path, "exists already", remedy)
 
 
 def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
@@ -276,10 +279,7 @@ def _recorded(
             write_index(directory.path / INDEX, index)
     else:
         directory = RunDirectory.open(resume, writable=True)
-        if epochs_of(directory) != job.train.epochs:
-            directory.lengthen(job.model_dump(mode="json"))
     with directory, progress:
-        directory.write_environment(sys.argv)
         recorder = Recorder(directory, progress, prepared)
         checkpoint = None
         if resume is not None and (
@@ -288,6 +288,9 @@ def _recorded(
             recorder.seconds_before, recorder.checkpoint = float(checkpoint.state["seconds"]), checkpoint.path
         if checkpoint:
             _check_same_data(checkpoint, prepared)
+        if resume is not None and epochs_of(directory) != job.train.epochs:
+            directory.lengthen(job.model_dump(mode="json"))
+        directory.write_environment(sys.argv)
         recorder.emit(_start_event(recorder))
         if checkpoint:
             recorder.emit(RunResumed(path=str(checkpoint.path), step=checkpoint.step))
@@ -323,6 +326,10 @@ def _check_same_data(checkpoint: Checkpoint, prepared: Prepared) -> None:
     found, dataset = facts_of(checkpoint), prepared.dataset
     if (found.classes, found.shape) != (dataset.classes, dataset.shape):
         raise DataError(dataset.path, f"other classes or shapes than {checkpoint.path} was trained on", "give its data")
+    of_both = ((getattr(found, name), getattr(dataset, name)) for name in ("mean", "deviation"))
+    if not all(np.allclose(*pair, rtol=_ALIKE) for pair in of_both):
+        reason = f"images with another mean or deviation than {checkpoint.path} was trained on"
+        raise DataError(dataset.path, reason, "give its data")
     record, remedy = parse_record(checkpoint.state, checkpoint.path), "take another checkpoint of the run"
     allocation = record.allocation
     if allocation is not None and allocation.total != prepared.samples:
@@ -366,12 +373,20 @@ def _train(
             context.close()
     if final is not recorder.last:
         recorder.save(final)
-    summary = _finish(recorder, status, final, seconds, test)
+    summary = _finish(recorder, status, final, seconds, test, listener.reason or _stopped_early(job, status, final))
     recorder.raise_if_not_kept()
     listener.raise_error()
     history = [event.record() for event in recorder.directory.events() if isinstance(event, EpochEnded)]
     model = TrainedModel(Classifier(job, Facts.of(context.dataset), final.weights))
     return Result(recorder.directory.path, summary, history, model)
+
+
+def _stopped_early(job: Job, status: str, final: TrainingState) -> str | None:
+    """Why a run that is done has trained for fewer epochs than its job has."""
+    if status != "done" or job.train.early_stopping is None or final.epoch >= job.train.epochs:
+        return None
+    looks = f"the last {job.train.early_stopping} looks" if job.train.early_stopping > 1 else "the last look"
+    return f"no better on the validation samples in {looks} (train.early_stopping)"
 
 
 def _started(recorder: Recorder) -> TrainingState | None:
@@ -406,7 +421,7 @@ def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
 
 
 def _summary(
-    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None
+    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None, reason: str | None
 ) -> dict[str, Any]:
     workers = worker_totals(recorder.directory.events())
     prepared = recorder.prepared
@@ -423,6 +438,7 @@ def _summary(
         bytes_down=sum(w["bytes_down"] for w in workers),
         workers=workers,
         checkpoint=recorder.checkpoint,
+        reason=reason,
     )
 
 
@@ -431,12 +447,17 @@ def _result(score: Score | None) -> dict[str, Any] | None:
 
 
 def _finish(
-    recorder: Recorder, status: str, state: TrainingState, seconds: float, test: Score | None
+    recorder: Recorder,
+    status: str,
+    state: TrainingState,
+    seconds: float,
+    test: Score | None,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """Keep how the run ended; returns the summary."""
     return recorder.finish(
-        lambda: _summary(recorder, status, state, seconds, test),
-        lambda summary: RunEnded(**{key: summary[key] for key in ("status", "seconds", "test")}),
+        lambda: _summary(recorder, status, state, seconds, test, reason),
+        lambda summary: RunEnded(**{key: summary[key] for key in ("status", "seconds", "test", "reason")}),
     )
 
 

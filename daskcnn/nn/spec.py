@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -36,7 +36,8 @@ def _sequential(spec: Sequence[Mapping[str, Any]], key: str) -> Sequential:
         except SpecError as error:
             problems += [f"{key}[{position}].{problem}" for problem in error.problems]
         except ValueError as error:
-            problems.append(f"{key}[{position}]: {error}")
+            own = error.problems if isinstance(error, _OptionsError) else (error,)
+            problems += [f"{key}[{position}]: {problem}" for problem in own]
         else:
             seen[kind] += 1
             layers.append((f"{kind}{seen[kind]}", layer))
@@ -57,6 +58,14 @@ class SpecError(ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.problems,)
+
+
+class _OptionsError(ValueError):
+    """All that is wrong with the options of one layer."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problems))
 
 
 def spec_of(network: Sequential) -> list[dict[str, Any]]:
@@ -91,14 +100,18 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
     if kind is None:
         raise ValueError(f'{entry}: the key "layer" is missing; it is one of {", ".join(LAYERS)}')
     if not isinstance(kind, str) or kind not in LAYERS:
-        raise ValueError(f'layer = "{kind}": there is none of this name{nearest(kind, LAYERS)}')
+        raise ValueError(f'layer = "{kind}": there is none of this name{_meant(kind, LAYERS)}')
     layer = LAYERS[kind]
     known: dict[str, Field[Any]] = {field.name: field for field in fields(layer)}  # type: ignore[arg-type] # every layer is a dataclass
-    for name in options.keys() - known.keys():
-        raise ValueError(f"{name}: {kind} has no such option{nearest(name, known)}")
-    if missing := [name for name, field in known.items() if field.default is MISSING and name not in options]:
-        raise ValueError(f"{kind} needs {', '.join(missing)}")
     hints = get_type_hints(layer)
+    wrong = [f"{name}: {kind} has no such option{_meant(name, known)}" for name in options if name not in known]
+    told = "".join(wrong)  # a key that was meant is not missing too
+    needed = [name for name, field in known.items() if field.default is MISSING and name not in options]
+    if missing := [name for name in needed if f"did you mean {name!r}?" not in told]:
+        wrong.append(f"{kind} needs {', '.join(missing)}")
+    wrong += _of_wrong_types(kind, hints, {name: value for name, value in options.items() if name in known})
+    if wrong:
+        raise _OptionsError(wrong)
     problems = list[str]()
     for name, hint in hints.items():
         if name in options and (convert := _PATHS.get(hint)):
@@ -108,8 +121,46 @@ def _layer(entry: Mapping[str, Any]) -> tuple[str, Layer]:
                 problems += error.problems
     if problems:
         raise SpecError(problems)
-    _check_types(kind, hints, options)
     return kind, layer(**{name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})
+
+
+_ELSEWHERE = {
+    "conv2d": "conv",
+    "linear": "dense",
+    "fc": "dense",
+    "batchnorm2d": "batchnorm",
+    "batchnormalization": "batchnorm",
+    "maxpool2d": "maxpool",
+    "maxpooling2d": "maxpool",
+    "avgpool2d": "averagepool",
+    "averagepooling2d": "averagepool",
+    "adaptiveavgpool2d": "globalpool",
+    "globalaveragepooling2d": "globalpool",
+    "localresponsenorm": "lrn",
+    "concatenate": "branches",
+    "kernel_size": "size",
+    "pool_size": "size",
+    "out_channels": "kernels",
+    "filters": "kernels",
+    "padding": "pad",
+    "strides": "stride",
+    "dilation_rate": "dilation",
+    "out_features": "units",
+    "p": "rate",
+    "negative_slope": "slope",
+    "eps": "epsilon",
+    "scale_factor": "factor",
+}
+"""What layers and options are called in PyTorch and Keras, and here."""
+
+
+def _meant(word: Any, known: Collection[str]) -> str:
+    """Return the end of a message about an unknown word."""
+    name = str(word).lower()
+    if name == "softmax" and known is LAYERS:
+        return "; leave it out: the loss makes probabilities of the last layer's scores"
+    here = _ELSEWHERE.get(name)
+    return f"; did you mean {here!r}?" if here in known else nearest(word, known)
 
 
 def _path(key: str, value: Any) -> Sequential | None:
@@ -149,7 +200,7 @@ _PATHS: Mapping[Any, Callable[[str, Any], Any]] = {
 """How options that hold layers are read, by their types."""
 
 
-def _check_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def _of_wrong_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if hints[name] in _PATHS:
             continue
@@ -157,10 +208,11 @@ def _check_types(kind: str, hints: Mapping[str, Any], options: Mapping[str, Any]
         allowed = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         if not any(_is_a(value, kind) for kind in allowed):
             wanted = " or ".join(_said(t) for t in allowed if t is not NoneType)
-            raise ValueError(f"{name} = {value!r:.60}: {kind} needs {wanted} here, not {type(value).__name__}")
+            yield f"{name} = {value!r:.60}: {kind} needs {wanted} here, not {type(value).__name__}"
+            continue
         numbers = [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, int | float)]
         if not all(abs(v) <= _MOST for v in numbers):
-            raise ValueError(f"{name} = {value!r:.60}: {kind} takes numbers of at most {_MOST:,}")
+            yield f"{name} = {value!r:.60}: {kind} takes numbers of at most {_MOST:,}"
 
 
 def _is_a(value: object, wanted: Any) -> bool:

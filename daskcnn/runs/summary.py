@@ -54,6 +54,7 @@ class _Summary(_SummaryFields):
     bytes: _Traffic
     workers: list[_Worker]
     checkpoint: str | None
+    reason: str | None = None
 
 
 def checked_summary(summary: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -81,11 +82,13 @@ def build_summary(
     bytes_down: int,
     workers: Sequence[Parts],
     checkpoint: str | Path | None,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """The summary as `summary.json` and `--json` have it.
 
     `epochs` and `seconds` are those of the training done, `samples` the presentations in them; `test` and
     `validation` hold accuracy, loss and AUC, None where none was taken; `workers` hold the fields of `worker_totals`.
+    reason: why it ended before its last epoch.
     """
     return jsonable(
         {
@@ -100,6 +103,7 @@ def build_summary(
             "bytes": {"up": bytes_up, "down": bytes_down},
             "workers": [{key: worker[key] for key in _WORKER_FIELDS} for worker in workers],
             "checkpoint": None if checkpoint is None else str(checkpoint),
+            "reason": reason,
         }
     )
 

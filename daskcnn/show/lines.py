@@ -129,5 +129,5 @@ _DESCRIBERS: dict[type[Event], Callable[[Any], list[str]]] = {
     Warned: lambda e: [f"warning: {e.text}"],
     CheckpointWritten: lambda e: [f"checkpoint of step {count(e.step)}: {e.path}"],
     RunResumed: lambda e: [f"resumed from step {count(e.step)}: {e.path}"],
-    RunEnded: lambda e: [f"end: {e.status}"],
+    RunEnded: lambda e: [f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")],
 }

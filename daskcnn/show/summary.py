@@ -31,7 +31,7 @@ def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "
     epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
     run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
     lines = [
-        ("status", clean(summary["status"])),
+        ("status", clean(summary["status"]) + (f": {clean(reason)}" if (reason := summary.get("reason")) else "")),
         ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
         *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
         *([("time", time)] if (time := _time(summary)) else []),

@@ -192,6 +192,8 @@ def _augmented(
 def _normalised(dataset: Described, images: Images, dtype: npt.DTypeLike) -> Array:
     n, h, w, c = images.shape
     x = np.empty((h, w, n, c), dtype)
+    if not n:
+        return x
     mean = np.tile(dataset.mean, n).astype(dtype)  # one long inner loop instead of one of C per pixel
     factor = np.tile((1 / dataset.deviation).astype(dtype), n)
     several = max(1, _SLAB_BYTES // (w * n * c * x.itemsize)) if x.size else 1

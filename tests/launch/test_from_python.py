@@ -402,6 +402,98 @@ def test_images_with_nan_are_told_of_where_the_network_knows_no_value_without_da
     assert np.isfinite(np.delete(found, 7, 0)).all()
 
 
+@pytest.fixture
+def small(job: dict[str, Any]) -> dict[str, Any]:
+    """A job of a small network on arrays."""
+    return job | {"data": {}, "model": {"layers": [{"layer": "dense", "units": 2}]}}
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    run = daskcnn.train(client, small, data=(own, labels)).run
+    before = {file: (run / file).read_bytes() for file in ("summary.json", "job.json", "events.jsonl")}
+    longer = {"train": {"epochs": 5}}
+    with pytest.raises(daskcnn.errors.DataError, match="give its data"):
+        daskcnn.train(client, longer, resume=run, data=(own[:40], labels[:40]))
+    with pytest.raises(daskcnn.errors.DataError, match=r"another mean or deviation than .*; give its data"):
+        daskcnn.train(client, longer, resume=run, data=(own // 2, labels))
+    with pytest.raises(
+        daskcnn.errors.DataError, match=r"kept only while it went on; give data=\(images, labels\) again"
+    ):
+        daskcnn.train(client, longer, resume=run)
+    assert {file: (run / file).read_bytes() for file in before} == before
+    assert daskcnn.train(client, longer, resume=run, data=(own, labels)).summary["epochs"] == 5
+
+
+def test_auto_starts_goes_on_and_trains_longer(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    small["run"] = {**small.get("run", {}), "name": "auto"}
+    small["data"] = {"validation": 7}
+    first = daskcnn.train(client, small, data=(own, labels), resume="auto")
+    assert first.model.job.data.validation == 7
+    again = daskcnn.train(client, small, data=(own, labels), resume="auto")
+    assert (again.run, again.summary["epochs"]) == (first.run, 2)
+    small["train"] = {**small["train"], "epochs": 4}
+    longer = daskcnn.train(client, small, data=(own, labels), resume="auto")
+    assert (longer.run, longer.summary["epochs"]) == (first.run, 4)
+
+
+def test_why_a_run_stopped_stands_in_its_summary(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    small["train"] = {**small["train"], "epochs": 30}
+    stopped = daskcnn.train(client, small, data=(own, labels), on_event=stop_after(1, daskcnn.Stop("good enough")))
+    assert (stopped.summary["status"], stopped.summary["reason"]) == ("stopped", "good enough")
+    small["train"] |= {"early_stopping": 2, "lr": 1e-30, "epochs": 60}
+    small["run"] = {**small["run"], "name": "early"}
+    early = daskcnn.train(client, small, data=(own, labels))
+    assert early.summary["status"] == "done"
+    assert early.summary["epochs"] < 60
+    assert early.summary["reason"] == "no better on the validation samples in the last 2 looks (train.early_stopping)"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"on_event": "x"}, "on_event = 'x': give a function of one argument, the event"),
+        ({"job": {"data": {"name": "cifar10"}}}, "data.name = 'cifar10': is a data set of its own"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    client: Client, own: np.ndarray, labels: np.ndarray, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(daskcnn.errors.JobError, match=words):
+        daskcnn.train(client, data=(own, labels), **given)
+
+
+def test_a_closed_client_is_refused(small: dict[str, Any], own: np.ndarray, labels: np.ndarray) -> None:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
+        closed = Client(cluster, set_as_default=False)
+        closed.close()
+        with pytest.raises(daskcnn.errors.ClusterError, match="client: it is closed"):
+            daskcnn.train(closed, small, data=(own, labels))
+
+
+def test_an_async_function_is_no_listener(client: Client, small: dict[str, Any]) -> None:
+    async def look(event: Event) -> None: ...
+
+    with pytest.raises(daskcnn.errors.JobError, match="never awaited"):
+        daskcnn.train(client, small, on_event=look)
+
+
+def test_numbers_of_numpy_are_numbers(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray
+) -> None:
+    small["train"] = {**small["train"], "epochs": np.int64(1), "lr": np.float32(0.5)}
+    assert daskcnn.train(client, small, data=(own, labels)).model.job.train.lr == 0.5
+
+
+def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None:
+    assert trained.model.predict(images[:0]).shape == (0, 10)
+
+
 def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:
     unreadable = da.from_array(own, chunks=20).map_blocks(_fail, dtype=own.dtype, meta=own[:0])
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.epoch: unknown key"):

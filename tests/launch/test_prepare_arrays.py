@@ -89,6 +89,35 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_arrays, "BUCKET_BYTES", 25 * IMAGES[0].nbytes)
 
 
+def test_channels_that_seem_to_come_first_are_told_of(tmp_path: Path) -> None:
+    told: list[str] = []
+    images = np.random.default_rng(0).integers(0, 256, (40, 3, 8, 8), dtype=np.uint8)
+    prepare(images, np.arange(40) % 2, tmp_path / "a.zarr", warn=told.append)
+    assert told == [
+        "images of shape (40, 3, 8, 8): taken as 3 rows of 8 channels; if not, give layout='NCHW'",
+    ]
+    told.clear()
+    prepare(images, np.arange(40) % 2, tmp_path / "b.zarr", layout="NCHW", warn=told.append)
+    prepare(images.transpose(0, 2, 3, 1), np.arange(40) % 2, tmp_path / "c.zarr", warn=told.append)
+    assert told == []
+
+
+class Tensor:
+    """An array of a library with number types of its own."""
+
+    def __init__(self, values: Any) -> None:
+        self.values, self.shape, self.dtype = values, values.shape, "torch.float32"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.asarray(self.values, dtype)
+
+
+def test_tensors_of_other_libraries_are_arrays(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).normal(size=(40, 8, 8, 3)).astype(np.float32)
+    found = prepare(Tensor(images), np.arange(40) % 2, tmp_path / "a.zarr", order="stored")
+    assert (found.dtype, found.shape) == (np.dtype("float32"), (8, 8, 3))
+
+
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("source", SOURCES)
 def test_whatever_the_images_are_in(tmp_path: Path, reference: Dataset, source: str) -> None:

@@ -64,7 +64,7 @@ def test_a_place_that_will_do_is_left_as_it_is(tmp_path: Path) -> None:
 
 def test_a_name_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    with pytest.raises(DataError, match="exists already; choose another name with --name"):
+    with pytest.raises(DataError, match=r"exists already; choose another run\.name"):
         check_place(job_at(tmp_path, "taken"), None)
 
 

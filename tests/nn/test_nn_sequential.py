@@ -15,6 +15,7 @@ from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, sequential_fr
 from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
+from daskcnn.nn.spec import SpecError
 from tests.nn.nn_cases import CASES, MAP, NESTED, example
 
 
@@ -153,11 +154,25 @@ def test_layers_from_data_are_named_by_kind_and_number() -> None:
         ({"layer": "lrn", "alpha": float("nan")}, "alpha = nan: lrn takes numbers of at most"),
         ({"layer": "lrn", "alpha": float("-inf")}, "alpha = -inf: lrn takes numbers of at most"),
         ({"layer": ["conv"]}, "there is none of this name"),
+        ({"layer": "Conv2d"}, "did you mean 'conv'?"),
+        ({"layer": "softmax"}, "leave it out: the loss makes probabilities"),
     ],
 )
 def test_wrong_layers_are_named_with_the_nearest_right_one(entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sequential_from_spec([entry])
+
+
+def test_all_that_is_wrong_with_a_layer_is_said_at_once() -> None:
+    entry = {"layer": "conv", "out_channels": 8, "kernel_size": 3, "padding": 1, "stride": "2"}
+    with pytest.raises(SpecError) as caught:
+        sequential_from_spec([entry])
+    assert caught.value.problems == (
+        "layers[0]: out_channels: conv has no such option; did you mean 'kernels'?",
+        "layers[0]: kernel_size: conv has no such option; did you mean 'size'?",
+        "layers[0]: padding: conv has no such option; did you mean 'pad'?",
+        "layers[0]: stride = '2': conv needs int or [int, int] here, not str",
+    )
 
 
 def test_whole_numbers_will_do_where_floats_are_wanted() -> None:

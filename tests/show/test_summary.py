@@ -35,6 +35,7 @@ def test_the_summary_has_the_documented_fields() -> None:
         "bytes",
         "workers",
         "checkpoint",
+        "reason",
     ]
     assert built["images_per_second"] == pytest.approx(480_000 / 252)
     assert built["bytes"] == {"up": 12_345_678, "down": 950}
