@@ -372,6 +372,12 @@ def test_the_summary_as_json_and_as_text(tmp_path: Path, path: str) -> None:
 # --- --resume ---
 
 
+def test_a_run_that_is_named_without_its_folder_is_known(tmp_path: Path, path: str) -> None:
+    tiny_run(tmp_path / "runs", tiny_job(path), status="done")
+    for command in ([run, "--resume", "run"], [daskcnn, "report", "run"], [daskcnn, "predict", "run", "x.png"]):
+        assert "did you mean runs/run?" in refused(2, *command)
+
+
 def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
     assert "nowhere: no run there; give the folder" in refused(2, run, "--resume", "nowhere")
     assert "no run there" in refused(2, run, "--resume", tmp_path)
@@ -728,7 +734,7 @@ def test_prepare_and_verify(tmp_path: Path) -> None:
     assert "wrote c.zarr: cifar10, 50 training and 10 test images" in invoke(daskcnn, *args).stdout
     assert "already holds it" in invoke(daskcnn, *args).stdout
     assert invoke(daskcnn, "data", "verify", "c.zarr").stdout.startswith("c.zarr: cifar10, 50 + 10 images")
-    assert "already holds another data set" in refused(2, daskcnn, *args, "--seed", "5")
+    assert "already holds a data set" in refused(2, daskcnn, *args, "--seed", "5")
 
 
 @pytest.mark.parametrize(

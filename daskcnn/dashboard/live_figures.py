@@ -124,8 +124,10 @@ def _figures(run: LiveRun, report: RunReport) -> Iterator[tuple[str, Figure]]:
     speeds = _speeds(run)
     yield "throughput", _figure("throughput", {k: v for k, v in speeds.items() if k == "images"})
     yield "traffic", _figure("traffic", {k: v for k, v in speeds.items() if k != "images"})
-    for name in ("staleness", "gamma"):
-        yield name, replace(_figure(name, {}), points=_pushes(report, name))
+    for name, usual in (("staleness", None), ("gamma", 1.0)):
+        points = _pushes(report, name)
+        told = any(y != usual for _, ys in points.values() for y in ys)  # a rule without γ has 1 throughout
+        yield name, replace(_figure(name, {}), points=points if told else {})
 
 
 def _figure(name: str, curves: Mapping[str, Curve]) -> Figure:

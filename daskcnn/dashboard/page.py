@@ -29,6 +29,8 @@ EVERY = 1000
 """Milliseconds between two looks at whether there is news."""
 LANE, HEIGHT = 26, 260
 """Pixels of a lane and of a figure."""
+NARROW, WRAPPED = 340, ":host { flex-wrap: wrap; }"
+"""Least pixels of a figure beside another, and what puts it below the other where there are fewer."""
 UNDIVIDED = "#dddddd"
 NOTHING = "No run has sent an event yet. A job sends them where run.dashboard is true, which is the default."
 LAYER_COLUMNS = ("layer", "kind", "output", "parameters", "kernels of")
@@ -46,6 +48,7 @@ class CurveFigure:
             title=title,
             x_axis_label=x,
             y_axis_label=y,
+            x_range=DataRange1d(start=0),
             y_range=DataRange1d(start=0),
             height=HEIGHT,
             sizing_mode="stretch_width",
@@ -57,7 +60,7 @@ class CurveFigure:
             self.root.scatter("x", "y", source=self.points, color="colour", size=5),
         )
         items = [LegendItem(label={"field": "name"}, renderers=[each]) for each in drawn]
-        self.root.add_layout(Legend(items=items), "right")
+        self.root.add_layout(_legend(items=items), "above")
 
     def show(self, figure: Figure | None) -> None:
         """Show the figure; hide the place of one that there is none of."""
@@ -92,7 +95,7 @@ class Bars:
             tooltips=[("", "@name @text")],
             toolbar_location="above",
         )
-        self.root.add_layout(Legend(), "right")
+        self.root.add_layout(_legend(), "above")
         look: dict[str, Any] = {"source": self.source, "fill_color": "colour", "line_color": None}
         self.root.hbar("row", left="left", right="right", height=0.8, legend_field="name", **look)
         look = {"source": self.source, "text_baseline": "middle", "text_font_size": "11px", "text_color": "#000000"}
@@ -126,10 +129,10 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         self.lines = _table("events", ("time", "event"), widths=(80, 1000))
         plots = [each.root for each in self.curves.values()]
         self.root = column(
-            row(self.choice, self.heading, sizing_mode="stretch_width"),
-            row(*plots[:2], sizing_mode="stretch_width"),
+            _side_by_side(self.choice, self.heading),
+            _side_by_side(*plots[:2]),
             self.lanes.root,
-            *(row(*plots[i : i + 2], sizing_mode="stretch_width") for i in range(2, len(plots), 2)),
+            *(_side_by_side(*plots[i : i + 2]) for i in range(2, len(plots), 2)),
             self.network.root,
             self.layers,
             self.lines,
@@ -165,6 +168,7 @@ class RunPage(DashboardComponent):  # type: ignore[misc] # of Dask, which is not
         self.network.show(now.layers, _box_columns(now.boxes))
         update(self.layers.source, _columns(LAYER_COLUMNS, now.table))
         self.layers.visible = bool(now.table)
+        self.layers.columns[-1].visible = any(cells[-1] for cells in now.table)  # where kernels are divided
         update(self.lines.source, _columns(("time", "event"), now.lines))
 
 
@@ -187,6 +191,19 @@ def _table(name: str, heads: Sequence[str], widths: Sequence[int] = ()) -> DataT
     source = ColumnDataSource(_no(*heads), name=name)
     as_it_is: dict[str, Any] = {"index_position": None, "sortable": False, "reorderable": False}
     return DataTable(source=source, columns=columns, height=HEIGHT, sizing_mode="stretch_width", **as_it_is)
+
+
+def _side_by_side(*parts: Any) -> Any:
+    """A row that becomes a column where the screen is narrow."""
+    for part in parts:
+        part.min_width = NARROW
+    return row(*parts, sizing_mode="stretch_width", stylesheets=[WRAPPED])
+
+
+def _legend(**options: Any) -> Legend:
+    """Names in a line, of their own height."""
+    look: dict[str, Any] = {"orientation": "horizontal", "padding": 0, "margin": 2, "border_line_color": None}
+    return Legend(**look, label_text_font_size="11px", glyph_width=14, glyph_height=14, spacing=8, **options)
 
 
 def _no(*names: str) -> Columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -29,6 +30,12 @@ class Site:
         self.runs.hear(Message(key, feed, first, records, layers), time.time())
 
 
+def _not_closed_early(record: logging.LogRecord) -> bool:
+    """Drop what Bokeh asserts where a reader goes before the page has come: it is nobody's fault."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return not (kind is AssertionError and f"/{NAME}/ws" in record.getMessage())
+
+
 def add_page(dask_scheduler: Any) -> str:
     """Add the page to the dashboard of this scheduler, in whose process it is called; once, however often.
 
@@ -48,6 +55,7 @@ def add_page(dask_scheduler: Any) -> str:
     own = next((each for each in web.applications if isinstance(each, BokehTornado)), None)
     if own is None:
         return "the scheduler was started without its dashboard"
+    logging.getLogger("tornado.application").addFilter(_not_closed_early)
     site, variables = Site(), template_variables(dask_scheduler)
     application = BokehApplication(
         {f"/{NAME}": partial(show_runs, site.runs)},

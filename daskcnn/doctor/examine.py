@@ -109,7 +109,9 @@ def _dashboard() -> Finding:
     """Jobs run without it: what is missing is said, not held against the machine."""
     missing = [package for package in DASHBOARD if version_of(package) == MISSING]
     if not missing:
-        return Finding("dashboard", True, "a scheduler started here shows it on its port 8787: /status, /metrics")
+        return Finding(
+            "dashboard", True, "a scheduler started here has it (/status, /metrics), by default on port 8787"
+        )
     pages = ", ".join(DASHBOARD[package] for package in missing)
     return Finding("dashboard", True, f"a scheduler started here has no {pages}", installing("dashboard"))
 

@@ -12,7 +12,7 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Job
 from daskcnn.runs.checkpoint import latest
-from daskcnn.runs.directory import RunDirectory, find_latest
+from daskcnn.runs.directory import RunDirectory, find_latest, near
 from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import check_of
 from daskcnn.show.stderr import say
@@ -125,7 +125,8 @@ def run_to_resume(raw: Mapping[str, Any], resume: str | None) -> Path | None:
     if resume != "auto":
         path = Path(resume)
         if not (path / "job.json").is_file():
-            raise DataError(path, "no run there", "give the folder that a run printed, or --resume auto")
+            remedy = f"give the folder that a run printed, or --resume auto{near(path)}"
+            raise DataError(path, "no run there", remedy)
         return path
     settings = resolve(raw).run
     if settings.name is None:

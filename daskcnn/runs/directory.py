@@ -44,6 +44,12 @@ _SUMMARY_BOUNDS = Bounds(size=16 << 20, values=100_000, tables=20_000)
 _WRITABLE = "set run.dir (--run-dir) to a folder that may be written and has room"
 
 
+def near(path: Path) -> str:
+    """The end of a message about what is no run: the run of that name in the usual folder, if there is one."""
+    found = Path("runs") / path
+    return f"; did you mean {found}?" if (found / "job.json").is_file() else ""
+
+
 class RunDirectory:
     """One run's directory. Made by `create` or `open`; a writer holds its lock until `close`."""
 
@@ -88,7 +94,7 @@ class RunDirectory:
         """
         path = Path(path)
         if not (path / "job.json").is_file():
-            raise DataError(path, "not a run directory (it has no job.json)", "give one that a run made")
+            raise DataError(path, "not a run directory (it has no job.json)", f"give one that a run made{near(path)}")
         try:
             found = cls(path, writable=writable, warn=warn)
         except OSError as error:

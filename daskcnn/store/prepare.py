@@ -77,7 +77,8 @@ def _settle(source: Source, manifest: Manifest, out: str, existing: Dataset | No
 
 def _importer(name: str) -> Importer:
     if name not in DATASETS:
-        raise DataError(reason=f"data set {name!r} is unknown", remedy=f"one of: {', '.join(sorted(DATASETS))}")
+        own = f", or `daskcnn data prepare folder {name}` for images of your own" if Path(name).is_dir() else ""
+        raise DataError(reason=f"data set {name!r} is unknown", remedy=f"one of: {', '.join(sorted(DATASETS))}{own}")
     return DATASETS[name]
 
 
@@ -121,7 +122,9 @@ def _already(existing: Dataset, progress: Progress) -> str:
 
 def _refusal(existing: Dataset) -> DataError:
     return DataError(
-        existing.path, f"already holds another data set ({summary_of(existing)})", "remove it or choose another --out"
+        existing.path,
+        f"already holds a data set ({summary_of(existing)})",
+        "use it as it is (--data), remove it, or choose another --out",
     )
 
 

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 from daskcnn.cluster.calls import ask_scheduler
 from daskcnn.dashboard.feed import LiveFeed, fed
 from daskcnn.dashboard.live_run import LiveRun, Message
-from daskcnn.dashboard.site import NAME
+from daskcnn.dashboard.site import NAME, _not_closed_early
 from daskcnn.events import RunStarted
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import Silent, train_job
@@ -106,12 +106,33 @@ def test_a_reader_sees_the_run_without_an_error(client: Client, said: list[str],
         assert [each for each in spoken if each["type"] in ("error", "assert")] == []
         logged = [each["entry"] for each in tab.told("Log.entryAdded")]
         assert [entry for entry in logged if entry["level"] == "error"] == []
+        tab.call("Emulation.setDeviceMetricsOverride", width=390, height=2500, deviceScaleFactor=1, mobile=True)
+        while min(widths := tab.run(WIDTHS), default=0) < 300 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert min(widths) >= 300, "on a phone figures lie below each other"
+
+
+def test_a_reader_who_goes_early_is_no_error() -> None:
+    def record(error: Exception, path: str) -> logging.LogRecord:
+        text, about = "Uncaught exception %s", (type(error), error, None)
+        return logging.LogRecord("tornado.application", logging.ERROR, "", 0, text, (f"GET {path}",), about)
+
+    early = record(AssertionError(), "/daskcnn/ws")
+    others = record(AssertionError(), "/status/ws"), record(ValueError(), "/daskcnn/ws")
+    assert [_not_closed_early(each) for each in (early, *others)] == [False, True, True]
 
 
 ALL = """
   const all = (root) => [...root.querySelectorAll("*")].flatMap((e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
 """
 """Finds the elements in the shadow trees of Bokeh's widgets too."""
+WIDTHS = f"""
+(() => {{ {ALL}
+  const figures = all(document).filter((e) => e.classList.contains("bk-Figure"));
+  return figures.map((e) => e.getBoundingClientRect().width).filter((width) => width > 0);
+}})()
+"""
+"""Pixels of every figure that is shown."""
 CHOOSE_THE_SECOND = f"""
 (() => {{ {ALL}
   const select = all(document).find((e) => e.tagName === "SELECT");

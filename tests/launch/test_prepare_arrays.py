@@ -344,7 +344,7 @@ def test_dask_is_not_asked_for_a_cluster_that_is_gone(tmp_path: Path, source: st
 
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     prepare(IMAGES, LABELS, tmp_path / "x.zarr")
-    with pytest.raises(DataError, match="already holds another data set"):
+    with pytest.raises(DataError, match="already holds a data set"):
         prepare(IMAGES, LABELS, tmp_path / "x.zarr")
     _zarr(tmp_path)
     with pytest.raises(DataError, match=r"holds no whole data set \(.*\); choose another --out, or remove it"):

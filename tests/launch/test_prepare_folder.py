@@ -258,7 +258,7 @@ def test_wrong_requests(folder: Path, tmp_path: Path, options: dict[str, Any], w
 def test_an_output_that_is_taken_is_refused_before_anything_is_read(tmp_path: Path, folder: Path) -> None:
     store = tmp_path / "out.zarr"
     prepare_folder(folder, store, size=SIZE)
-    with pytest.raises(DataError, match="already holds another data set"):
+    with pytest.raises(DataError, match="already holds a data set"):
         prepare_folder(tmp_path / "nowhere", store, size=SIZE)
 
 

@@ -64,7 +64,7 @@ def test_something_else_is_never_overwritten(
     prepare("cifar10", archive=archive, out=out)
     if "archive" in changed:
         changed = {"archive": make_cifar_tar(tmp_path / "b.tar.gz", batches_of(21))}
-    with pytest.raises(DataError, match="already holds another data set"):
+    with pytest.raises(DataError, match="already holds a data set"):
         prepare("cifar10", **({"archive": archive, "out": out} | changed))
     verify(open_dataset(str(out)))
 
