@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
+from typing import Any
 
 from made_page import write_or_check
 
 from daskcnn.job.reference import TableEntry, tables
+from daskcnn.nn.layers import LAYERS
 
 PAGE = Path(__file__).with_name("job.md")
 HEAD = """# Keys of a job
@@ -29,6 +33,15 @@ STEPS_HEAD = """## Steps of `data.augment`
 """
 
 
+LAYERS_HEAD = """## Layers of `model.layers`
+
+A layer is a table with the key `layer` and the options of that layer. Options without a default are needed; `none`
+stands for one that is left out.
+Paths are lists of layers again.
+[using.md](using.md) shows networks, and blocks with parameters.
+"""
+
+
 RULE = "## `[rule]`\n\nThe parameters of the update rule that `train.strategy` names. Strategy `layer` has no rule.\n"
 
 
@@ -36,8 +49,29 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD, *(_section(table) for table in tables() if not table.member), RULE]
     parts += [_section(table) for table in tables() if table.name == "rule"]
-    parts += [STEPS_HEAD, *(_section(table) for table in tables() if table.member and table.name != "rule")]
+    parts += [
+        LAYERS_HEAD,
+        _layers(),
+        STEPS_HEAD,
+        *(_section(table) for table in tables() if table.member and table.name != "rule"),
+    ]
     return "\n".join(parts)
+
+
+def _layers() -> str:
+    """A table of all layers: options with their defaults, and what the layer does."""
+    lines = ["| layer | options | meaning |", "|---|---|---|"]
+    for kind, layer in LAYERS.items():
+        options = ", ".join(f"`{option}`" for option in map(_option, fields(layer)))  # type: ignore[arg-type]
+        meaning = (layer.__doc__ or "").partition("\n")[0]
+        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in (f'`{kind}`', options, meaning))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _option(option: Field[Any]) -> str:
+    if option.default is MISSING:
+        return option.name
+    return f"{option.name} = {'none' if option.default is None else json.dumps(option.default)}"
 
 
 def _section(table: TableEntry) -> str:

@@ -192,17 +192,20 @@ class JobPlan:
         return as_lines("What the job would do", self.text)
 
 
-def plan(job: JobTables | None = None) -> JobPlan:
+def plan(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -> JobPlan:
     """Say what a job would do. Its data set is made if it is not there; nothing is trained.
 
     Parameters
     ----------
     job : tables, a `Job`, or the path of a job file; None for the built-in example.
+    data : images and labels that the job would be trained on, as for `train`; they are written to a folder meanwhile.
 
     Examples
     --------
     >>> print(daskcnn.plan(job))  # doctest: +ELLIPSIS
     data      ...
     """
-    prepared = prepare_job(resolve(_tables(job)), progress=shown(lambda _: None), warn=warn)
-    return JobPlan(prepared.job, readable_plan(prepared))
+    _check_pair(data)
+    with with_own_data(_tables(job), data, given_or_default(None)) as tables:
+        prepared = prepare_job(resolve(tables), progress=shown(lambda _: None), warn=warn)
+        return JobPlan(prepared.job, readable_plan(prepared))

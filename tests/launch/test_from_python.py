@@ -494,6 +494,14 @@ def test_no_image_has_no_prediction(trained: Result, images: np.ndarray) -> None
     assert trained.model.predict(images[:0]).shape == (0, 10)
 
 
+def test_the_plan_of_a_job_on_arrays(small: dict[str, Any], own: np.ndarray, labels: np.ndarray) -> None:
+    planned = str(daskcnn.plan(small, data=(own, labels)))
+    assert "43 to train on, 5 for validation, 12 to test" in planned
+    assert "dense1" in planned
+    with pytest.raises(daskcnn.errors.DataError, match=r"give \(images, labels\)"):
+        daskcnn.plan(small, data=own)  # type: ignore[arg-type]
+
+
 def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:
     unreadable = da.from_array(own, chunks=20).map_blocks(_fail, dtype=own.dtype, meta=own[:0])
     with pytest.raises(daskcnn.errors.JobError, match=r"train\.epoch: unknown key"):
