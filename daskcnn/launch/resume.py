@@ -19,7 +19,7 @@ from daskcnn.show.stderr import say
 
 _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 """Keys of `[data]` that may change when a run is resumed."""
-_LONGEST = 60
+_LONGEST = 160
 """Letters of a value in a message."""
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""

@@ -10,6 +10,8 @@ from daskcnn.show.text_table import TextTable
 
 MOST_ROWS, MOST_COLUMNS = 200, 20
 """Classes up to which their figures are printed, and the confusion matrix."""
+_NAMES = 40
+"""Letters of all names that stand above a confusion matrix."""
 CONFUSION = "samples of each class (rows) by the network's answer (columns)"
 
 
@@ -72,11 +74,16 @@ def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def confusion_table(result: Mapping[str, Any]) -> TextTable:
-    """How many samples of the class of a row were answered with the class of a column; a number for each class."""
-    numbers = tuple(map(str, range(len(result["confusion"]))))
-    names = [clean(c["class"]) for c in result["classes"]]
+    """How many samples of the class of a row were answered with the class of a column.
+
+    Columns have the names of the classes, or numbers for each class where names are too long for a line.
+    """
+    names = tuple(clean(c["class"]) for c in result["classes"])
+    short = sum(map(len, names)) <= _NAMES
+    numbers = ("",) * len(names) if short else tuple(map(str, range(len(names))))
     rows = zip(numbers, names, result["confusion"], strict=True)
-    return TextTable(("", "", *numbers), tuple((i, name, *map(str, row)) for i, name, row in rows), left=2)
+    heads = names if short else numbers
+    return TextTable(("", "", *heads), tuple((i, name, *map(str, row)) for i, name, row in rows), left=2)
 
 
 def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:

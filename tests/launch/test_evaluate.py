@@ -23,7 +23,7 @@ from daskcnn.nn import Context, auc, predict
 from daskcnn.nn.auc import area_under_curve
 from daskcnn.runs.evaluation import kept_evaluation
 from daskcnn.show.confusion import draw_confusion
-from daskcnn.show.trained_text import readable_evaluation
+from daskcnn.show.trained_text import confusion_table, readable_evaluation
 from daskcnn.store import Dataset, normalise, open_dataset
 from daskcnn.store.cache import CACHE
 from daskcnn.store.manifest import Source, describe
@@ -75,9 +75,17 @@ def test_the_text_has_a_table_by_class_and_the_matrix(trained: Path) -> None:
     head = next(i for i, line in enumerate(lines) if line.startswith("class"))
     assert lines[head].split() == ["class", "samples", "precision", "recall", "AUC"]
     assert lines[head + 3].split()[:2] == ["c", "6"]
-    matrix = [line.split() for line in lines[-10:]]
-    assert [row[:2] for row in matrix] == [[str(i), name] for i, name in enumerate(CLASSES)]
-    assert [list(map(int, row[2:])) for row in matrix] == found["confusion"]
+    heads, *matrix = [line.split() for line in lines[-11:]]
+    assert heads == [row[0] for row in matrix] == list(CLASSES)
+    assert [list(map(int, row[1:])) for row in matrix] == found["confusion"]
+
+
+def test_classes_with_long_names_have_numbers_above_the_matrix() -> None:
+    names = ["a name of very many letters, far too long", "another"]
+    result = {"classes": [{"class": name} for name in names], "confusion": [[1, 2], [3, 4]]}
+    table = confusion_table(result)
+    assert table.head == ("", "", "0", "1")
+    assert table.rows == (("0", names[0], "1", "2"), ("1", names[1], "3", "4"))
 
 
 def test_the_csv_has_a_row_for_each_class(trained: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
+from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
 from daskcnn.store.facts import Facts
@@ -76,6 +77,6 @@ def test_scores_of_views_are_averaged_before_they_are_probabilities(network: Cla
     ids=["one image", "grey", "small", "float", "int"],
 )
 def test_other_images_are_refused(network: Classifier, wrong: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"the network wants uint8 \(N, 8, 8, 3\)") as caught:
+    with pytest.raises(DataError, match=r"the network wants uint8 \(N, 8, 8, 3\)") as caught:
         network.predict(wrong)
     assert str(wrong.dtype) in str(caught.value)
