@@ -20,6 +20,7 @@ from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.client_log import quiet_lost_connections
 from daskcnn.cluster.members import Patience
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.files import read_regular
@@ -44,6 +45,7 @@ def connect(
     Raises ClusterError where there is no scheduler at the address within `settings.wait` seconds, and at once where
     waiting would not help: an address that is none, certificates that are refused.
     """
+    quiet_lost_connections()
     if settings.scheduler or settings.scheduler_file:
         with _remote(settings, Patience(settings.wait, check, say)) as client:
             yield client

@@ -7,7 +7,6 @@ channel are one such pass, the second another.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
@@ -21,8 +20,10 @@ from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
 from daskcnn.conv.windows import padded, unpadded, windows
 
-RUN = 512
+RUN = 1024
 """Numbers that a tap multiplies at once: enough for vectors, few enough that those of all taps stay in cache."""
+HELD_BYTES = 512 << 10
+"""Bytes of the rows that a kernel reaches at once, of one run: they stay in the second-level cache."""
 PARTS = 8
 """Partial sums of a kernel gradient, for threads to share. They are the same for any number of threads."""
 THREAD_FLOPS = 250_000
@@ -33,7 +34,7 @@ class Depthwise:
     """A sum over taps. Supports groups of one channel, and any number of kernels a channel."""
 
     name = "depthwise"
-    version = 1
+    version = 2
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
@@ -41,10 +42,11 @@ class Depthwise:
         return 1 < spec.groups == spec.C
 
     def workspace(self, spec: ConvSpec) -> int:
-        """Return the bytes of repeated kernels, of sums, and of what one kernel of every channel makes."""
+        """Return the bytes of repeated kernels, of sums, of rows, and of what one kernel of every channel makes."""
         runs = _Runs.of(spec)
         kernels, sums = (runs.taps + 1) * runs.length * spec.itemsize, runs.parts * runs.taps * spec.C * 8
-        return ROUNDING + _turns_bytes(spec) + max(kernels, sums + runs.taps * runs.length * spec.itemsize)
+        forward, backward = kernels + runs.held_bytes(spec), sums + runs.filter_bytes(spec)
+        return ROUNDING + _turns_bytes(spec) + max(forward, backward)
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return the sum over taps of the direction."""
@@ -139,18 +141,32 @@ class _Runs:
     count : runs of a pixel
     taps : of a kernel
     parts : partial sums of a kernel gradient
+    rows, columns : of the rows that a kernel reaches at once, of x or of dy
     """
 
     length: int
     count: int
     taps: int
     parts: int
+    rows: int
+    columns: int
 
     @classmethod
     def of(cls, spec: ConvSpec) -> _Runs:
-        samples = min(spec.N, max(1, RUN // spec.C))
+        rows, columns = (spec.R - 1) * spec.dilation[0] + 1, max(spec.W, spec.out_W)
+        numbers = min(RUN, HELD_BYTES // (rows * columns * spec.itemsize))
+        samples = min(spec.N, max(1, numbers // spec.C))
         count = -(-spec.N // samples)
-        return cls(samples * spec.C, count, spec.R * spec.S, min(PARTS, count * spec.out_H))
+        parts = min(PARTS, count * spec.out_H)
+        return cls(samples * spec.C, count, spec.R * spec.S, parts, rows, columns)
+
+    def held_bytes(self, spec: ConvSpec) -> int:
+        """Bytes of the rows that a thread holds, and of their numbers."""
+        return self.rows * (self.columns * self.length * spec.itemsize + 8)
+
+    def filter_bytes(self, spec: ConvSpec) -> int:
+        """Bytes that a thread needs for the gradient of kernels: sums of a row, held rows and a row of dy."""
+        return self.held_bytes(spec) + (self.taps + self.columns) * self.length * spec.itemsize + 8
 
 
 def _correlate(
@@ -159,18 +175,28 @@ def _correlate(
     """Write y = x ⋆ w + bias, or dx from dy if `back`."""
     from daskcnn.compiled import depthwise
 
-    runs = _Runs.of(spec)
+    runs, count = _Runs.of(spec), _Runs.of(spec).count * len(target)
     numbers = (runs.taps + 1) * runs.length
-    device.workspace.recycle(numbers * spec.itemsize + ROUNDING)
+    room = device.workspace_limit - ROUNDING - _turns_bytes(spec) - numbers * spec.itemsize
+    threads = max(1, min(_threads(spec, count, device), room // runs.held_bytes(spec)))
+    device.workspace.recycle(numbers * spec.itemsize + threads * runs.held_bytes(spec) + ROUNDING)
     kernels = device.workspace.take("depthwise.kernels", (runs.taps + 1, runs.length), spec.dtype)
     every = kernels.reshape(runs.taps + 1, -1, spec.C)
     every[:-1], every[-1] = w.reshape(runs.taps, 1, spec.C), 0 if bias is None else bias
-    step = _step(spec)
+    step, held = _step(spec), [_held(f"depthwise.{i}", runs, spec, device) for i in range(threads)]
 
-    def some(first: int, last: int) -> None:
-        depthwise.correlate(source, kernels, target, step, back, first, last)
+    def some(i: int) -> None:
+        first, last = count * i // threads, count * (i + 1) // threads
+        depthwise.correlate(source, kernels, target, step, back, first, last, *held[i])
 
-    _share(some, runs.count * len(target), spec, device)
+    device.pool.map(some, range(threads))
+
+
+def _held(name: str, runs: _Runs, spec: ConvSpec, device: Device, *, rows: int | None = None) -> tuple[Array, Array]:
+    """Return memory for rows of runs, and for which rows they are."""
+    rows = runs.rows if rows is None else rows
+    held = device.workspace.take(f"{name}.rows", (rows, runs.columns, runs.length), spec.dtype)
+    return held, device.workspace.take(f"{name}.which", (rows,), np.intp)
 
 
 def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
@@ -179,25 +205,26 @@ def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Ar
 
     runs, step = _Runs.of(spec), _step(spec)
     threads = _threads(spec, runs.parts, device)
-    own, sums = runs.taps * runs.length, runs.parts * runs.taps * spec.C
+    own, sums = runs.filter_bytes(spec), runs.parts * runs.taps * spec.C
     room = device.workspace_limit - ROUNDING - _turns_bytes(spec) - sums * 8
-    threads = max(1, min(threads, room // (own * spec.itemsize)))
-    device.workspace.recycle(sums * 8 + threads * own * spec.itemsize + ROUNDING)
+    threads = max(1, min(threads, room // own))
+    device.workspace.recycle(sums * 8 + threads * own + ROUNDING)
     totals = device.workspace.take("depthwise.sums", (runs.parts, runs.taps, spec.C), np.float64)
-    scratch = [device.workspace.take(f"depthwise.{i}", (runs.taps, runs.length), spec.dtype) for i in range(threads)]
+    scratch = [
+        (
+            device.workspace.take(f"depthwise.{i}", (runs.taps, runs.length), spec.dtype),
+            *_held(f"depthwise.{i}", runs, spec, device),
+            *_held(f"depthwise.{i}.dy", runs, spec, device, rows=1),
+        )
+        for i in range(threads)
+    ]
 
     def some(i: int) -> None:
         first, last = runs.parts * i // threads, runs.parts * (i + 1) // threads
-        depthwise.correlate_filter(x, dy, totals, step, first, last, scratch[i])
+        depthwise.correlate_filter(x, dy, totals, step, first, last, *scratch[i])
 
     device.pool.map(some, range(threads))
     return totals.sum(axis=0).reshape(spec.R, spec.S, spec.C)
-
-
-def _share(some: Callable[[int, int], None], count: int, spec: ConvSpec, device: Device) -> None:
-    """Call `some(first, last)` on the threads, each with a share of `count` rows of runs."""
-    threads = _threads(spec, count, device)
-    device.pool.map(lambda i: some(count * i // threads, count * (i + 1) // threads), range(threads))
 
 
 def _threads(spec: ConvSpec, at_most: int, device: Device) -> int:

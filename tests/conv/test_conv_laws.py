@@ -79,8 +79,12 @@ SPECS = {
         N=2, H=9, W=6, C=3, K=3, R=3, S=1, stride=(2, 1), pad=(2, 0), dilation=(2, 1), groups=3, pad_end=(1, 0)
     ),
     "depthwise, three kernels a channel": ConvSpec(N=2, H=5, W=6, C=2, K=6, R=3, S=3, pad=(1, 1), groups=2),
-    "depthwise, many samples": ConvSpec(N=260, H=3, W=2, C=3, K=3, R=2, S=2, pad=(1, 1), groups=3),
-    "depthwise, many channels": ConvSpec(N=2, H=3, W=3, C=600, K=600, R=3, S=3, pad=(1, 1), groups=600),
+    "depthwise, many samples": ConvSpec(N=400, H=3, W=2, C=3, K=3, R=2, S=2, pad=(1, 1), groups=3),
+    "depthwise, many channels": ConvSpec(N=2, H=3, W=3, C=1100, K=1100, R=3, S=3, pad=(1, 1), groups=1100),
+    "depthwise, several runs": ConvSpec(N=9, H=7, W=11, C=260, K=260, R=3, S=3, pad=(1, 1), groups=260),
+    "depthwise, runs with dilation and stride": ConvSpec(
+        N=4, H=9, W=9, C=400, K=400, R=3, S=5, stride=(2, 1), pad=(2, 2), dilation=(2, 1), groups=400
+    ),
     "depthwise, last rows unread": ConvSpec(N=2, H=8, W=8, C=2, K=2, R=2, S=2, stride=(3, 3), groups=2),
 }
 PAPERS = {
