@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.launch import report as reporting
@@ -39,8 +40,10 @@ def compare(runs: tuple[str, ...], targets: tuple[float, ...], html: str | None,
     """Print RUNS side by side; the best value of each line is marked."""
     if html and as_json:
         raise click.UsageError("--json and --html: each is a form of its own; give one of them")
+    source = click.get_current_context().get_parameter_source("targets")
+    reached = source is ParameterSource.DEFAULT  # nobody has asked for them
     if html:
-        tell(f"page {reporting.write_comparison(runs, targets, html)}")
+        tell(f"page {reporting.write_comparison(runs, targets, html, reached=reached)}")
         return
-    result = reporting.compare(runs, targets)
+    result = reporting.compare(runs, targets, reached=reached)
     tell(dumps(result.to_dict(), indent=2) if as_json else format_comparison(result))

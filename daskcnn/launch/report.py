@@ -37,10 +37,13 @@ def events(run: str) -> list[Event]:
     return found
 
 
-def compare(runs: Sequence[str], targets: Sequence[float]) -> Comparison:
-    """Several runs side by side. Raises DataError as `report`, and UserError for fewer than two."""
+def compare(runs: Sequence[str], targets: Sequence[float], *, reached: bool = False) -> Comparison:
+    """Several runs side by side. Raises DataError as `report`, and UserError for fewer than two.
+
+    reached: leave out targets that no run has reached.
+    """
     _check_several(runs)
-    return compare_reports([report(run) for run in runs], targets=targets)
+    return compare_reports([report(run) for run in runs], targets=targets, reached=reached)
 
 
 def _check_several(runs: Sequence[str]) -> None:
@@ -70,15 +73,16 @@ def write_page(run: str, path: str, *, full: bool = False) -> Path:
         return _write(report_page(report(run), name=name, evaluation=evaluation, full=full), path)
 
 
-def write_comparison(runs: Sequence[str], targets: Sequence[float], path: str) -> Path:
-    """Write several runs side by side to one HTML file. Raises as `write_page` and `compare`."""
+def write_comparison(runs: Sequence[str], targets: Sequence[float], path: str, *, reached: bool = False) -> Path:
+    """Write several runs side by side to one HTML file. reached: as for `compare`. Raises as it and `write_page`."""
     need_matplotlib()
     from daskcnn.show.page import comparison_page
 
     _check_several(runs)
     with _no_garbage():
         found = reports(runs)
-        return _write(comparison_page(compare_reports(list(found.values()), targets=targets), found), path)
+        comparison = compare_reports(list(found.values()), targets=targets, reached=reached)
+        return _write(comparison_page(comparison, found), path)
 
 
 @contextmanager

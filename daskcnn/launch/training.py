@@ -169,7 +169,7 @@ def train_job(
         begins = not has_checkpoint(resume)
         prepared = checked_job(job, dataset, progress=shown(say), between=signals.check, begins=begins)
         job = prepared.job
-        if prepared.start is not None:
+        if prepared.start is not None and not prepared.start.new:
             say(f"weights: {prepared.start}")
         there = stack.enter_context(nullcontext(client) if client else connect(job.cluster, signals.check, say))
         lend_client(there)
@@ -185,6 +185,8 @@ def train_job(
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
         followed = FollowedRun(prepared, there, lambda: recorder.directory.path)
         stack.enter_context(feeds.following(followed, recorder.emit))
+        if prepared.start is not None and prepared.start.new:
+            recorder.warn(f"weights: {prepared.start}")
         for warning in warnings:
             recorder.warn(warning)
         name = _task_name(recorder.directory.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from daskcnn.show.report_sections import rule_of, strategy_of
@@ -52,13 +52,17 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """How a line is made: its value in a report, how that is written, and which way is better."""
+    """How a line is made: its value in a report, how that is written, and which way is better.
+
+    of_data: it says something of the samples, and is not better where others are.
+    """
 
     label: str
     value: Callable[[RunReport], Value]
     text: Callable[[Any], str]
     better: Literal["less", "more", None] = None
     asked: bool = False
+    of_data: bool = False
 
     def line(self, reports: Sequence[RunReport]) -> ComparedLine:
         values = tuple(self.value(report) for report in reports)
@@ -76,22 +80,28 @@ class _Figure:
         return tuple(i for i, value in known.items() if value == best)
 
 
-def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = ()) -> Comparison:
+def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reached: bool = False) -> Comparison:
     """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
     Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where the
-    runs have losses alone there is no line for the targets.
+    runs have losses alone there is no line for the targets. reached: leave out targets that no run has reached. Of runs
+    on other data none is the best in accuracy and loss.
     """
     if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()
-    figures = [*_SETUP, *_RESULTS, *(figure for target in targets for figure in _to(target)), *_COSTS]
+    if reached:
+        targets = [target for target in targets if any(report.reached(target) for report in reports)]
+    results = [*_RESULTS, *(figure for target in targets for figure in _to(target))]
+    if len({_trained_on(report) for report in reports}) > 1:
+        results = [replace(figure, better=None) if figure.of_data else figure for figure in results]
+    figures = [*_SETUP, *results, *_COSTS]
     runs = tuple(clean(report.start.run) for report in reports)
     return Comparison(runs, tuple(figure.line(reports) for figure in figures), tuple(_differences(reports)))
 
 
 def _differences(reports: Sequence[RunReport]) -> list[str]:
     told = [
-        ("data", lambda r: (r.start.dataset, r.start.samples, r.start.validation_samples), "accuracies"),
+        ("data", _trained_on, "accuracies"),
         ("networks", lambda r: (r.start.model, r.start.parameters), "times and accuracies"),
         ("epochs", lambda r: r.start.epochs, "whole times"),
         ("workers", lambda r: len(r.workers), "times"),
@@ -102,6 +112,10 @@ def _differences(reports: Sequence[RunReport]) -> list[str]:
     alike = len({report.start.batch_size for report in reports}) == 1
     alike = alike and not {"networks", "workers", "machines"} & {*found}
     return words + (_loads(reports) if alike else [])
+
+
+def _trained_on(report: RunReport) -> tuple[Any, ...]:
+    return report.start.dataset, report.start.samples, report.start.validation_samples
 
 
 def _machines(report: RunReport) -> frozenset[tuple[str, str, int | None]]:
@@ -186,9 +200,9 @@ def _to(target: float) -> list[_Figure]:
 
     to = f"to {100 * target:.4g} %"
     return [
-        _Figure(f"time {to}", of("at"), duration, "less", asked=True),
-        _Figure(f"epochs {to}", of("epoch"), _short, "less", asked=True),
-        _Figure(f"rounds {to}", of("rounds"), _short, "less", asked=True),
+        _Figure(f"time {to}", of("at"), duration, "less", asked=True, of_data=True),
+        _Figure(f"epochs {to}", of("epoch"), _short, "less", asked=True, of_data=True),
+        _Figure(f"rounds {to}", of("rounds"), _short, "less", asked=True, of_data=True),
     ]
 
 
@@ -213,13 +227,13 @@ _SETUP = [
 _RESULTS = [
     _Figure("time", lambda r: r.seconds, duration, "less"),
     _Figure("images/s", lambda r: r.images_per_second, count, "more"),
-    _Figure("test accuracy", lambda r: r.test.accuracy if r.test else None, percent, "more"),
-    _Figure("test AUC", _auc, _figures, "more"),
-    _Figure("validation accuracy", _validation, percent, "more"),
-    _Figure("best of the run", _best_validation, percent, "more"),
-    _Figure("test loss", _test_loss, number, "less"),
-    _Figure("validation loss", lambda r: next(reversed(_losses(r)), None), number, "less"),
-    _Figure("least of the run", lambda r: min(_losses(r), default=None), number, "less"),
+    _Figure("test accuracy", lambda r: r.test.accuracy if r.test else None, percent, "more", of_data=True),
+    _Figure("test AUC", _auc, _figures, "more", of_data=True),
+    _Figure("validation accuracy", _validation, percent, "more", of_data=True),
+    _Figure("best of the run", _best_validation, percent, "more", of_data=True),
+    _Figure("test loss", _test_loss, number, "less", of_data=True),
+    _Figure("validation loss", lambda r: next(reversed(_losses(r)), None), number, "less", of_data=True),
+    _Figure("least of the run", lambda r: min(_losses(r), default=None), number, "less", of_data=True),
 ]
 _COSTS = [
     _Figure("workers busy", lambda r: r.utilisation, percent, "more"),

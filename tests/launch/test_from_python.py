@@ -468,6 +468,20 @@ def test_what_cannot_be_is_refused_before_anything_starts(
         daskcnn.train(client, data=(own, labels), **given)
 
 
+def test_a_layer_that_starts_anew_is_told_of(
+    client: Client, small: dict[str, Any], own: np.ndarray, labels: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [{"layer": "conv", "kernels": 2, "size": 3}, {"layer": "relu"}, {"layer": "globalpool"}]
+    small["model"] = {"layers": [*layers, {"layer": "dense", "units": 2}]}
+    first = daskcnn.train(client, small, data=(own, labels))
+    small["run"] = {**small["run"], "name": "tuned"}
+    three = np.array(["a", "b", "c"])[np.arange(60) % 3]
+    tuned = daskcnn.train(client, {**small, "model": {}}, data=(own, three), init=first.run)
+    said = "; dense1 is new: 3 classes instead of 2"
+    assert said in capsys.readouterr().err
+    assert any(said in getattr(event, "text", "") for event in RunDirectory.open(tuned.run).events())
+
+
 def test_a_closed_client_is_refused(small: dict[str, Any], own: np.ndarray, labels: np.ndarray) -> None:
     with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster:
         closed = Client(cluster, set_as_default=False)

@@ -67,6 +67,19 @@ def test_who_reaches_a_target_that_others_miss_is_the_best() -> None:
     assert line(result, "time to 60 %").best == (1,)
 
 
+def test_targets_that_nobody_asked_for_and_nobody_reached_are_left_out() -> None:
+    result = compare([run("a", 0.4), run("b", 0.7)], targets=[0.6, 0.9], reached=True)
+    told = [line.label for line in result.lines if line.label.startswith("time to")]
+    assert told == ["time to 60 %"]
+
+
+def test_of_runs_on_other_data_none_is_the_best_in_accuracy() -> None:
+    result = compare([run("a", 0.4, test=0.5), run("b", 0.7, test=0.6, seconds=9.0, dataset="other")], targets=[0.3])
+    for label in ("validation accuracy", "test accuracy", "time to 30 %"):
+        assert line(result, label).best == ()
+    assert line(result, "time").best == (1,)
+
+
 def test_a_run_that_broke_off_is_not_the_fastest() -> None:
     broken = run("a", 0.1, seconds=1.0, status="diverged")
     assert line(compare([broken, run("b", 0.7), run("c", 0.7, seconds=20.0)]), "time").best == (1,)
