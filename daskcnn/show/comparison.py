@@ -84,8 +84,8 @@ def compare(reports: Sequence[RunReport], *, targets: Sequence[float] = (), reac
     """The figures of several runs, with time, epochs and rounds to each target, a validation accuracy in (0, 1].
 
     Rounds to an accuracy are those of BPT-CNN's table 1; where workers make more or fewer of them, the mean. Where the
-    runs have losses alone there is no line for the targets. reached: leave out targets that no run has reached. Of runs
-    on other data none is the best in accuracy and loss.
+    runs have losses alone there is no line for the targets. reached: leave out targets that no run has reached. Where
+    runs were trained on other data, none is the best in accuracy and loss.
     """
     if any(map(_losses, reports)) and all(_best_validation(report) is None for report in reports):
         targets = ()
