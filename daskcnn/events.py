@@ -135,6 +135,8 @@ class RunStarted(Event):
     """The dtype in which weights travel."""
     vector_bytes: NonNegativeInt | None = None
     """Bytes of the weights as they travel."""
+    simulated: bool = False
+    """Whether it is a simulation: seconds are predicted, and nothing is trained."""
 
 
 class RunResumed(Event):

@@ -43,6 +43,7 @@ TYPES = {
     "NonNegativeInt": "integer ≥ 0",
     "float": "number",
     "int": "integer",
+    "bool": "true or false",
     "str": "text",
     "None": "null",
     "Any": "any",

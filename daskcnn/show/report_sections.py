@@ -74,7 +74,7 @@ def _heading(report: RunReport) -> Lines:
     return _labelled(
         [
             ("run", clean(start.run)),
-            ("status", clean(report.status)),
+            ("status", clean(report.status) + (", a simulation" if start.simulated else "")),
             ("training", _training(report)),
             ("rule", rule_of(start)),
             ("network", _network(start)),

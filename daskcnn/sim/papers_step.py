@@ -178,7 +178,7 @@ def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping
     """
     step, steps = sharding.step(), -(-samples // sharding.batch)
     seconds = steps * step.seconds
-    start = {"run": "simulated", "strategy": "layer", "epochs": epochs, "batch_size": sharding.batch}
+    start = {"run": "simulated", "strategy": "layer", "epochs": epochs, "batch_size": sharding.batch, "simulated": True}
     names = [worker.name for worker in sharding.workers]
     rows = [
         CalibratedWorker(name=w.name, device=w.kind, threads=w.threads, images_per_second=w.images_per_second)

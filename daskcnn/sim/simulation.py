@@ -221,6 +221,7 @@ class Simulation:
             parameters=workload.numbers,
             wire=workload.wire,
             vector_bytes=workload.nbytes,
+            simulated=True,
         )
 
     def _log(self, event: Event) -> None:

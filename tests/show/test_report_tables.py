@@ -325,3 +325,9 @@ def test_a_report_is_json_with_the_names_of_its_fields() -> None:
         plain = jsonable(report.to_dict())
         assert json.loads(json.dumps(plain, allow_nan=False)) == plain
         assert plain.keys() == {"utilisation", *report.__dataclass_fields__}
+
+
+def test_the_report_of_a_simulation_says_so() -> None:
+    told = format_report(tables([start(simulated=True), calibration("w0"), round_of("w0")]))
+    assert any(line.startswith("status ") and line.endswith(", a simulation") for line in told.splitlines())
+    assert "simulation" not in format_report(tables([start(), calibration("w0"), round_of("w0")]))
