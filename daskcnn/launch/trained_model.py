@@ -157,7 +157,8 @@ def _read_only(array: Array) -> Array:
 
 def _probabilities(images: Array, classifier: Classifier) -> Array:
     found = classifier.predict(images)
-    if images.dtype.kind == "f" and (unknown := int(np.isnan(found.reshape(len(found), -1)).any(axis=1).sum())):
+    of_each = tuple(range(1, found.ndim))
+    if images.dtype.kind == "f" and (unknown := int(np.isnan(found).any(axis=of_each).sum())):
         text = f"{unknown:,} of {len(found):,} images have NaN or infinities, and so have their predictions"
         warnings.warn(f"{text}; a network trained with nodata takes NaN", stacklevel=3)
     return found

@@ -399,6 +399,7 @@ def test_images_with_nan_are_told_of_where_the_network_knows_no_value_without_da
     with pytest.warns(UserWarning, match=r"^1 of 60 images have NaN or infinities, and so have their predictions"):
         found = model.predict(tiles)
     assert np.flatnonzero(np.isnan(found).any(axis=1)).tolist() == [7]
+    assert model.predict(tiles[:0]).shape == (0, 2)
     assert np.isfinite(np.delete(found, 7, 0)).all()
 
 

@@ -295,6 +295,8 @@ def test_samples_with_nan_have_no_prediction_unless_they_have_no_data(tmp_path: 
         assert np.isfinite(found).all()
         return
     assert "warning: passed over: sample 13: has NaN or infinities" in done.stderr
+    assert "20 samples" in done.stdout
+    assert "1 of them unreadable" in done.stdout
     assert rows("p.csv")[13]["predicted"] == ""
     assert np.isfinite(np.delete(found, 13, 0)).all()
     np.save("a.npy", images[13])

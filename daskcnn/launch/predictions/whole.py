@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from daskcnn.cluster.admission import check_versions
 from daskcnn.cluster.connect import connect
 from daskcnn.cluster.connection import heed_signals
@@ -66,14 +68,14 @@ def predict_whole(
         say(f"going on: {done:,} of {samples:,} samples are predicted already")
     if left:
         _predict(PredictionTask(classifier, source), left, kept, cluster, Counter("predict", samples, done), say)
-    bad = _write(target, _columns(classifier, source), samples, kept, parts)
+    bad, unread = _write(target, _columns(classifier, source), samples, kept, parts)
     kept.remove()
     _tell_bad(bad, say)
     return {
         "out": out,
         "data": source.place,
         "samples": samples,
-        "unreadable": len(bad),
+        "unreadable": unread,
         "seconds": time.monotonic() - begun,
     }
 
@@ -118,20 +120,23 @@ def _columns(classifier: Classifier, source: PredictedSource) -> Columns:
     return Columns(source.key, len(source.splits) > 1, classifier.classes, source.label_names, several)
 
 
-def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Sequence[Part]) -> list[str]:
-    """Write the table from the kept parts; returns what is said of files that could not be read."""
+def _write(out: Path, columns: Columns, samples: int, kept: KeptParts, parts: Sequence[Part]) -> tuple[list[str], int]:
+    """Write the table from the kept parts; returns what is said of samples without a prediction, and how many."""
     bad: list[str] = []
+    unread = 0
 
     def noted(found: Iterable[tuple[Part, Predicted]]) -> Iterator[tuple[Part, Predicted]]:
+        nonlocal unread
         for part, rows in found:
             bad.extend(rows.bad)
+            unread += int(np.isnan(rows.probabilities).all(axis=1).sum())
             yield part, rows
 
     try:
         write_table(out, columns, samples, noted(kept.read(parts)))
     except OSError as error:
         raise DataError(out, error.strerror or error, "make room; the same command goes on") from error
-    return bad
+    return bad, unread
 
 
 def _tell_bad(bad: Sequence[str], say: Say) -> None:
