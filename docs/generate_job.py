@@ -62,7 +62,7 @@ def _layers() -> str:
     """A table of all layers: options with their defaults, and what the layer does."""
     lines = ["| layer | options | meaning |", "|---|---|---|"]
     for kind, layer in LAYERS.items():
-        options = ", ".join(f"`{option}`" for option in map(_option, fields(layer)))  # type: ignore[arg-type]
+        options = ", ".join(f"`{option}`" for option in map(_option, fields(layer)))  # type: ignore[arg-type] # every layer is a dataclass
         meaning = (layer.__doc__ or "").partition("\n")[0]
         lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in (f'`{kind}`', options, meaning))} |")
     return "\n".join(lines) + "\n"

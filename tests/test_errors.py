@@ -27,7 +27,7 @@ from daskcnn.show.text import clean, plain
 
 
 def travelled(error: Any) -> Any:
-    found: Any = pickle.loads(pickle.dumps(error))  # noqa: S301
+    found: Any = pickle.loads(pickle.dumps(error))  # noqa: S301 # made here
     return found
 
 

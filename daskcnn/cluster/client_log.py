@@ -5,20 +5,28 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 
-_LOGGERS = ("distributed.client", "distributed.core", "distributed.utils", "asyncio", "tornado.application")
+from distributed.comm import CommClosedError
 
 
 def quiet_lost_connections() -> None:
-    """From now on, the log of this process has no traceback of connections that are lost or closed.
+    """From now on, Dask's log of this process has no traceback of connections that are lost or closed.
 
     Some come after a client is closed.
     """
-    handlers = [*logging.getLogger("distributed").handlers, logging.lastResort]  # Dask names a logger by the file
-    for place in (*map(logging.getLogger, _LOGGERS), *filter(None, handlers)):
-        place.addFilter(_is_no_loss)  # a filter is there once at most
+    for handler in logging.getLogger("distributed").handlers:  # of all of Dask's loggers, and of no others
+        handler.addFilter(_is_no_loss)  # a filter is there once at most
+    logging.getLogger("tornado.application").addFilter(_is_not_closed)  # others log there too
 
 
 def _is_no_loss(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    closed = isinstance(error, RuntimeError) and "closed" in str(error)
-    return not (closed or isinstance(error, OSError | CancelledError))
+    return _is_not_closed(record) and not isinstance(_error(record), OSError | CancelledError)
+
+
+def _is_not_closed(record: logging.LogRecord) -> bool:
+    error = _error(record)
+    pool = isinstance(error, RuntimeError) and "ConnectionPool is closed" in str(error)
+    return not (pool or isinstance(error, CommClosedError))
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None

@@ -175,7 +175,8 @@ def _correlate(
     """Write y = x ⋆ w + bias, or dx from dy if `back`."""
     from daskcnn.compiled import depthwise
 
-    runs, count = _Runs.of(spec), _Runs.of(spec).count * len(target)
+    runs = _Runs.of(spec)
+    count = runs.count * len(target)
     numbers = (runs.taps + 1) * runs.length
     room = device.workspace_limit - ROUNDING - _turns_bytes(spec) - numbers * spec.itemsize
     threads = max(1, min(_threads(spec, count, device), room // runs.held_bytes(spec)))

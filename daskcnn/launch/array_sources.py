@@ -14,6 +14,7 @@ import zarr
 from zarr.storage import FsspecStore, LocalStore
 
 from daskcnn.errors import DataError
+from daskcnn.launch.given_images import check_one_array
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
 
 Layout = Literal["NHWC", "NCHW"]
@@ -176,9 +177,7 @@ def _unwrapped(images: Any) -> Any:
         raise DataError(
             f"images: {str(images)!r:.80}", reason, "open it first, such as zarr.open_array(path, mode='r')"
         )
-    if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
-        names = ", ".join(sorted(map(str, getattr(images, "data_vars", images)))[:10])
-        raise DataError("images", f"several arrays ({names})", "give one of them")
+    check_one_array(images)
     if hasattr(images, "dims") and hasattr(images, "variable"):
         return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
     known = hasattr(images, "shape") and isinstance(getattr(images, "dtype", None), np.dtype)

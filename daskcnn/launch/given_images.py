@@ -11,15 +11,20 @@ from dask.base import is_dask_collection
 from daskcnn.errors import DataError
 
 
-def array_of(images: Any) -> Any:
-    """Return the array itself where `images` wraps one: Zarr arrays and arrays of xarray on disk become Dask's.
-
-    Raises DataError for a Dataset of xarray and a Zarr group, which hold several arrays.
-    """
+def check_one_array(images: Any) -> None:
+    """Raise DataError for a Dataset of xarray and a Zarr group, which hold several arrays."""
     if isinstance(images, zarr.Group) or hasattr(images, "data_vars"):
         names = [str(name) for name in getattr(images, "data_vars", images)]
         remedy = f"give one of them, such as images[{names[0]!r}]" if names else "give an array"
         raise DataError("images", f"several arrays ({', '.join(names[:10])})", remedy)
+
+
+def array_of(images: Any) -> Any:
+    """Return the array itself where `images` wraps one: Zarr arrays and arrays of xarray on disk become Dask's.
+
+    Raises DataError as `check_one_array`.
+    """
+    check_one_array(images)
     if isinstance(images, zarr.Array):
         import dask.array as da
 

@@ -5,20 +5,33 @@ from __future__ import annotations
 import logging
 from asyncio import CancelledError
 
-import pytest
 from distributed.comm import CommClosedError
 
 from daskcnn.cluster.client_log import quiet_lost_connections
 
+CLOSED = [CommClosedError("in <TCP>"), RuntimeError("ConnectionPool is closed")]
+LOST = [TimeoutError(), ConnectionRefusedError(), CancelledError()]
+OTHERS = [ValueError("a bug"), RuntimeError("another bug"), None]
 
-@pytest.mark.parametrize("name", ["distributed.client", "tornado.application"])
-def test_lost_connections_leave_no_traceback(name: str) -> None:
-    def logged(error: BaseException | None) -> bool:
-        about = None if error is None else (type(error), error, None)
-        record = logging.LogRecord(name, logging.ERROR, "", 0, "said", (), about)
-        return bool(logging.getLogger(name).filter(record))
 
+def passes(place: logging.Filterer, error: BaseException | None) -> bool:
+    """Whether a record of this error gets through the filters of a logger or a handler."""
+    about = None if error is None else (type(error), error, None)
+    return bool(place.filter(logging.LogRecord("name", logging.ERROR, "", 0, "said", (), about)))
+
+
+def test_lost_connections_leave_no_traceback_of_dask() -> None:
     quiet_lost_connections()
-    lost = CommClosedError("in <TCP>"), TimeoutError(), CancelledError(), RuntimeError("ConnectionPool is closed")
-    assert not any(map(logged, lost))
-    assert all(map(logged, (ValueError("a bug"), RuntimeError("another bug"), None)))
+    handlers = logging.getLogger("distributed").handlers
+    assert handlers
+    for handler in handlers:
+        assert not any(passes(handler, error) for error in CLOSED + LOST)
+        assert all(passes(handler, error) for error in OTHERS)
+
+
+def test_what_others_log_of_connections_stays() -> None:
+    quiet_lost_connections()
+    shared = logging.getLogger("tornado.application")
+    assert not any(passes(shared, error) for error in CLOSED)
+    assert all(passes(shared, error) for error in LOST + OTHERS)
+    assert all(passes(logging.getLogger(name), error) for name in ("asyncio", "user") for error in CLOSED + LOST)

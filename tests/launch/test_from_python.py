@@ -13,7 +13,6 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import pytest
-import xarray
 import zarr
 from distributed import Client, LocalCluster, default_client
 
@@ -245,7 +244,8 @@ def test_a_wrong_array_is_refused_at_once(trained: Result, images: np.ndarray) -
                 trained.model.predict(made(wrong))
 
 
-def test_several_arrays_are_refused_by_name(trained: Result, images: np.ndarray, tmp_path: Path) -> None:
+def test_several_arrays_are_refused_by_name(trained: Result, images: np.ndarray) -> None:
+    xarray = pytest.importorskip("xarray")
     axes = ["sample", "y", "x", "band"]
     both = xarray.Dataset({"tiles": (axes, images), "mask": (axes[:1], np.zeros(len(images)))})
     with pytest.raises(daskcnn.errors.DataError, match=r"several arrays \(tiles, mask\); give one of them.*'tiles'"):
@@ -514,7 +514,7 @@ def test_the_plan_of_a_job_on_arrays(small: dict[str, Any], own: np.ndarray, lab
     assert "43 to train on, 5 for validation, 12 to test" in planned
     assert "dense1" in planned
     with pytest.raises(daskcnn.errors.DataError, match=r"give \(images, labels\)"):
-        daskcnn.plan(small, data=own)  # type: ignore[arg-type]
+        daskcnn.plan(small, data=own)  # type: ignore[arg-type] # no pair
 
 
 def test_a_wrong_job_is_told_before_an_image_is_read(client: Client, own: np.ndarray, labels: np.ndarray) -> None:
