@@ -96,6 +96,10 @@ class Partitioner(ABC):
                 without.add(worker)
         return self._finish(allocation, times)
 
+    def give_rest(self, allocation: Allocation, seconds_per_sample: Seconds) -> Allocation:
+        """Give all workers the increments that they did not have yet. Returns the same allocation if none is left."""
+        return self._give_rest(allocation, _times(seconds_per_sample, allocation.workers))
+
     def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
         """Give the worker's samples to the others, as near to proportional as possible without another move.
 
@@ -166,7 +170,12 @@ class Partitioner(ABC):
 
     def _finish(self, allocation: Allocation, times: list[float]) -> Allocation:
         """Give out the samples that are still free after every worker had its last increment."""
-        if not allocation.free or min(allocation.granted.values()) < self.increments:
+        if min(allocation.granted.values()) < self.increments:
+            return allocation
+        return self._give_rest(allocation, times)
+
+    def _give_rest(self, allocation: Allocation, times: list[float]) -> Allocation:
+        if not allocation.free:
             return allocation
         have = list(allocation.sizes().values())
         sizes = level(allocation.total, self.weights(times), have, [allocation.total] * len(have))
