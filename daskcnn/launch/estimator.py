@@ -241,7 +241,18 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
             return _likeliest(proba, self.classes_)
         return proba.map_blocks(_likeliest, self.classes_, drop_axis=1, dtype=self.classes_.dtype)
 
-    # --- copies ---
+    # --- parameters and copies ---
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name. ``job__train__momentum=0.5`` sets one key of `job`, so that a search can vary it."""
+        keys = {name: params.pop(name) for name in list(params) if name.startswith("job__")}
+        super().set_params(**params)
+        for name, value in keys.items():
+            tables = value
+            for part in reversed(name.split("__")[1:]):
+                tables = {part: tables}
+            self.job = merged(self.job or {}, tables)
+        return self
 
     def __sklearn_clone__(self) -> Self:
         """An unfitted copy with the same parameters: the same client, a copy of all else."""

@@ -267,6 +267,21 @@ def test_pipelines_searches_and_five_folds(images: np.ndarray, y: np.ndarray) ->
     assert search.score(rows, y) == 1
 
 
+def test_a_search_varies_one_key_of_the_job(images: np.ndarray, y: np.ndarray) -> None:
+    tables = {"train": {"momentum": 0.5, "nesterov": False}}
+    search = model_selection.GridSearchCV(
+        small(epochs=1, job=tables), {"job__train__momentum": [0.1, 0.9], "job__train__clip": [1.0]}, cv=2
+    )
+    found = search.fit(images, y).best_estimator_
+    assert found.model_.job.train.momentum == search.best_params_["job__train__momentum"]
+    assert (found.model_.job.train.nesterov, found.model_.job.train.clip) == (False, 1.0)
+    assert tables == {"train": {"momentum": 0.5, "nesterov": False}}
+    with pytest.raises(JobError, match=r"train\.momentun: unknown key; did you mean 'momentum'"):
+        small().set_params(job__train__momentun=0.5).fit(images, y)
+    with pytest.raises(ValueError, match="Invalid parameter"):
+        small().set_params(train__momentum=0.5)
+
+
 def test_fits_on_threads_take_turns(images: np.ndarray, y: np.ndarray) -> None:
     found: list[CNNClassifier] = []
     threads = [threading.Thread(target=lambda: found.append(small().fit(images, y))) for _ in range(3)]
@@ -315,7 +330,7 @@ import numpy as np
 from daskcnn import CNNClassifier
 X = np.repeat([0.0, 1.0], 20)[:, None] + np.zeros((40, 3))
 y = np.repeat(["a", "b"], 20)
-found = CNNClassifier(epochs=3, batch_size=8).set_params(epochs=10).fit(X, y)
+found = CNNClassifier(epochs=3, batch_size=8).set_params(epochs=10, job__train__momentum=0.9).fit(X, y)
 print(found.score(X, y), found.get_params()["epochs"], *found.classes_)
 print(found)
 try:
@@ -326,6 +341,6 @@ except ValueError as error:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout.splitlines() == [
         "1.0 10 a b",
-        "CNNClassifier(batch_size=8)",
+        "CNNClassifier(batch_size=8, job={'train': {'momentum': 0.9}})",
         "y has shape (40, 2): give one label for each sample, (N,)",
     ], told.stderr
