@@ -1,7 +1,7 @@
 """Each convolution of the networks, in each direction and with each algorithm, against PyTorch's.
 
     python benchmarks/conv_vs_torch.py [--models 50:500] [--batches 64] [--threads 2] [--json FILE]
-    python benchmarks/conv_vs_torch.py --models depthwise pointwise grouped dilated
+    python benchmarks/conv_vs_torch.py --models depthwise pointwise grouped groups-of-8 dilated dilated-4 stem stem-7
 
 Directions: forward, the gradients of the data and of the kernels, and both gradients together. Ours, with every
 algorithm that supports the layer and fits, PyTorch's in either memory format, and a product of two 2048×2048 matrices
@@ -48,7 +48,11 @@ SINGLE: Mapping[str, tuple[tuple[int, int, int], Mapping[str, Any]]] = {
     "depthwise": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 1, "groups": 256}),
     "pointwise": ((28, 28, 256), {"kernels": 256, "size": 1}),
     "grouped": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 1, "groups": 4}),
+    "groups-of-8": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 1, "groups": 32}),
     "dilated": ((28, 28, 256), {"kernels": 256, "size": 3, "pad": 2, "dilation": 2}),
+    "dilated-4": ((32, 32, 64), {"kernels": 64, "size": 3, "pad": 4, "dilation": 4}),
+    "stem": ((64, 64, 3), {"kernels": 32, "size": 3, "stride": 2, "pad": 1}),
+    "stem-7": ((112, 112, 3), {"kernels": 64, "size": 7, "stride": 2, "pad": 3}),
 }
 """Single convolutions that `--models` may name: the size of the input, and the layer's options."""
 SGEMM, SIDE = ("sgemm", ""), 2048

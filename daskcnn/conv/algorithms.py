@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from daskcnn.conv.algorithm import ConvAlgorithm
 from daskcnn.conv.depthwise import Depthwise
+from daskcnn.conv.dilated import Dilated
 from daskcnn.conv.grouped import Grouped
 from daskcnn.conv.im2col import Im2col
 from daskcnn.conv.minimal import Minimal
@@ -11,11 +12,16 @@ from daskcnn.conv.pointwise import Pointwise
 from daskcnn.conv.spectral import Spectral
 from daskcnn.conv.winograd import Winograd
 
-_OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
-    *(Im2col(), Pointwise(), Spectral(), Spectral(tile=4), Spectral(tile=8), Spectral(tile=16)),
+_WITHOUT_DILATION: tuple[ConvAlgorithm, ...] = (
+    *(Spectral(), Spectral(tile=4), Spectral(tile=8), Spectral(tile=16)),
     Winograd("winograd-2x3", Minimal.of(2, 3), rounding=1e-6),
     Winograd("winograd-4x3", Minimal.of(4, 3), rounding=1e-5),
     Winograd("winograd-4x5", Minimal.of(4, 5), rounding=3e-5),
+)
+_OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
+    *(Im2col(), Pointwise()),
+    *_WITHOUT_DILATION,
+    *map(Dilated, _WITHOUT_DILATION),
     Winograd("winograd-4x3-stride2", Minimal.halving(4), rounding=1e-5),
 )
 ALGORITHMS: dict[str, ConvAlgorithm] = {a.name: a for a in (*_OF_ONE_GROUP, *map(Grouped, _OF_ONE_GROUP), Depthwise())}

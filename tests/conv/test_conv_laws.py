@@ -68,6 +68,13 @@ SPECS = {
     "dilation as the stride": ConvSpec(N=2, H=9, W=8, C=3, K=4, R=3, S=2, stride=(2, 3), pad=(2, 1), dilation=(2, 3)),
     "dilation, stride": ConvSpec(N=2, H=13, W=16, C=2, K=3, R=3, S=3, stride=(2, 4), pad=(3, 0), dilation=(3, 6)),
     "dilation beyond the map": ConvSpec(N=2, H=3, W=4, C=2, K=3, R=3, S=2, pad=(5, 4), dilation=(5, 9)),
+    "dilation, phases of one size": ConvSpec(N=2, H=8, W=12, C=3, K=4, R=3, S=3, pad=(2, 3), dilation=(2, 3)),
+    "dilation, padding of a part": ConvSpec(
+        N=2, H=11, W=13, C=3, K=4, R=3, S=3, pad=(3, 1), dilation=(2, 3), pad_end=(1, 0)
+    ),
+    "dilation, 5x5": ConvSpec(N=2, H=13, W=16, C=3, K=4, R=5, S=5, pad=(6, 4), dilation=(3, 2)),
+    "dilation along one axis": ConvSpec(N=2, H=7, W=9, C=3, K=4, R=1, S=3, pad=(0, 3), dilation=(2, 3)),
+    "groups, dilation": ConvSpec(N=2, H=9, W=8, C=4, K=6, R=3, S=3, pad=(2, 2), dilation=(2, 2), groups=2),
     "two groups": ConvSpec(N=2, H=7, W=6, C=4, K=6, R=3, S=3, pad=(1, 1), groups=2),
     "groups, dilation, stride": ConvSpec(
         N=2, H=8, W=9, C=6, K=3, R=2, S=3, stride=(1, 2), pad=(1, 2), dilation=(3, 2), groups=3, pad_end=(1, 0)
