@@ -25,7 +25,7 @@ from common import CLASSES, IMAGE, Budget, Configuration, Results, configuration
 from torch import nn
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
-from daskcnn.conv import ALGORITHMS, ConvSpec, plan
+from daskcnn.conv import ALGORITHMS, ConvPlan, ConvSpec, plan
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model, sequential_from_spec
@@ -134,18 +134,21 @@ def layer(spec: ConvSpec, device: Device, budget: Budget, *, need_dx: bool) -> d
     check(sides)
     works = {(name, direction): call for name, calls in sides.items() for direction, call in calls.items()}
     taken = take_turns({SGEMM: sgemm(device), **works}, budget)
-    planned = plan(spec, device, need_dx=need_dx).algorithm
-    return figures(spec, planned, {work: median(turns) for work, turns in taken.items()})
+    planned = plan(spec, device, need_dx=need_dx)
+    return figures(planned, {work: median(turns) for work, turns in taken.items()})
 
 
-def figures(spec: ConvSpec, planned: str, medians: Mapping[tuple[str, str], float]) -> dict[str, Any]:
+def figures(plan: ConvPlan, medians: Mapping[tuple[str, str], float]) -> dict[str, Any]:
     """What is kept of a layer."""
+    spec = plan.spec
     peak = 2 * SIDE**3 / medians[SGEMM] / 1e9
-    found: dict[str, Any] = {"planned": planned, "sgemm_gflops": peak, "directions": {}}
+    found: dict[str, Any] = {"planned": plan.algorithm, "sgemm_gflops": peak, "directions": {}}
     for direction, worth in DIRECTIONS.items():
+        planned = plan.forward_algorithm if direction == "forward" else plan.backward_algorithm
         seconds = {name: s for (name, of), s in medians.items() if of == direction}
         gflops = {name: worth * spec.flops / s / 1e9 for name, s in seconds.items()}
         found["directions"][direction] = {
+            "planned": planned,
             "ratio": min(seconds[name] for name in FORMATS) / seconds[planned],
             "seconds": seconds,
             "gflops": gflops,
@@ -177,8 +180,8 @@ HEAD = "network         batch threads layer direction        ratio GFLOP/s sgemm
 
 def show(c: Configuration, name: str, found: Mapping[str, Any]) -> None:
     """A line for each direction."""
-    planned = found["planned"]
     for direction, values in found["directions"].items():
+        planned = values["planned"]
         rate, share = values["gflops"][planned], values["share_of_sgemm"][planned]
         times = (f"{side}{'*' * (side == planned)} {s * 1e3:.1f}" for side, s in values["seconds"].items())
         line = f"{c} {name:5} {direction:15} {values['ratio']:6.2f} {rate:7.1f} {share:6.0%}    {', '.join(times)}"

@@ -15,13 +15,13 @@ import llvmlite.binding
 import numba
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
+from llvmlite import ir as ir
 from numba import carray
-from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic
+from numba.core.cgutils import alloca_once, for_range, get_or_insert_function
+from numba.extending import intrinsic as intrinsic
 from numba.extending import overload as overload
 from numba.np.linalg import _BLAS, get_blas_kind
-from numba.types import CPointer, NamedUniTuple, void
+from numba.types import CPointer, NamedUniTuple
 from numba.types import boolean as boolean
 from numba.types import float16 as float16
 from numba.types import float32 as float32
@@ -33,6 +33,7 @@ from numba.types import uint16 as uint16
 from numba.types import uint32 as uint32
 from numba.types import uint64 as uint64
 from numba.types import uintp as uintp
+from numba.types import void as void
 
 from daskcnn.files import cache_folder
 
@@ -194,6 +195,15 @@ def _pointer(typing: Any, address: Any, like: Any) -> Any:
 def vector_at(address: Any, like: Any, size: int) -> Any:
     """Numbers that lie at this address, of a type or of that of an array's numbers: a view, nothing is copied."""
     return carray(_pointer(address, like), (size,))
+
+
+place_for, counted = alloca_once, for_range
+"""For what writes LLVM's code itself: memory that the compiler makes a register, and a loop."""
+
+
+def array_data(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """Return the pointer to the numbers of an array, likewise."""
+    return context.make_array(kind)(context, builder, value).data
 
 
 _PAUSES: dict[str, tuple[str, list[int]]] = {

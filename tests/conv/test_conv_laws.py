@@ -75,6 +75,12 @@ SPECS = {
     "dilation, 5x5": ConvSpec(N=2, H=13, W=16, C=3, K=4, R=5, S=5, pad=(6, 4), dilation=(3, 2)),
     "dilation along one axis": ConvSpec(N=2, H=7, W=9, C=3, K=4, R=1, S=3, pad=(0, 3), dilation=(2, 3)),
     "groups, dilation": ConvSpec(N=2, H=9, W=8, C=4, K=6, R=3, S=3, pad=(2, 2), dilation=(2, 2), groups=2),
+    "few channels": ConvSpec(N=7, H=9, W=8, C=3, K=16, R=3, S=3, pad=(1, 1)),
+    "few channels, stride": ConvSpec(N=4, H=13, W=12, C=3, K=32, R=7, S=5, stride=(2, 3), pad=(3, 2), pad_end=(1, 0)),
+    "few channels, dilation": ConvSpec(N=13, H=9, W=7, C=2, K=16, R=3, S=2, pad=(3, 1), dilation=(2, 3)),
+    "few channels, padding beyond the kernel": ConvSpec(N=2, H=3, W=4, C=1, K=48, R=2, S=3, pad=(4, 3)),
+    "few channels, many samples": ConvSpec(N=700, H=3, W=4, C=3, K=16, R=3, S=3, pad=(1, 1)),
+    "few channels in groups": ConvSpec(N=3, H=5, W=6, C=4, K=64, R=3, S=3, pad=(1, 1), groups=2),
     "two groups": ConvSpec(N=2, H=7, W=6, C=4, K=6, R=3, S=3, pad=(1, 1), groups=2),
     "groups, dilation, stride": ConvSpec(
         N=2, H=8, W=9, C=6, K=3, R=2, S=3, stride=(1, 2), pad=(1, 2), dilation=(3, 2), groups=3, pad_end=(1, 0)

@@ -16,7 +16,7 @@ SPEC = ConvSpec(N=64, H=16, W=16, C=50, K=500, R=5, S=5, pad=(2, 2))
 HALVED = replace(SPEC, R=3, S=3, pad=(1, 1), stride=(2, 2))
 ADJACENT = (SPEC, replace(SPEC, R=3, S=3), replace(SPEC, H=32, W=32))
 APART = tuple(replace(spec, H=2 * spec.H, W=2 * spec.W, dilation=(2, 2)) for spec in ADJACENT)
-OF_ONE_GROUP = (*ADJACENT, *APART, replace(SPEC, R=1, S=1, pad=(0, 0)), HALVED)
+OF_ONE_GROUP = (*ADJACENT, *APART, replace(SPEC, R=1, S=1, pad=(0, 0)), HALVED, replace(SPEC, C=4, K=32))
 KINDS = (*OF_ONE_GROUP, *(replace(spec, groups=2) for spec in OF_ONE_GROUP), replace(SPEC, K=50, groups=50))
 """Every algorithm supports one of them."""
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)

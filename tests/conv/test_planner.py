@@ -187,16 +187,16 @@ def test_layers_of_3x3_take_winograd_unless_they_are_to_be_exact() -> None:
 
 
 def test_strides_fall_back_to_im2col() -> None:
-    strided = plan(replace(SPEC, stride=(2, 2)), Device())
+    strided = plan(replace(SPEC, C=16, stride=(2, 2)), Device())
     assert strided.algorithm == "im2col"
     assert re.search(r"stride \(2, 2\) is not supported by .*spectral", strided.reason)
 
 
 def test_groups_and_dilation_are_planned_and_said() -> None:
-    dilated = plan(replace(SPEC, dilation=(2, 1)), Device())
+    dilated = plan(replace(SPEC, C=16, dilation=(2, 1)), Device())
     assert dilated.forward_algorithm.startswith("dilated-")
     assert "dilation 2×1" in dilated.explain()
-    with_stride = plan(replace(SPEC, stride=(2, 2), dilation=(2, 1)), Device())
+    with_stride = plan(replace(SPEC, C=16, stride=(2, 2), dilation=(2, 1)), Device())
     assert with_stride.algorithm == "im2col"
     assert re.search(r"stride \(2, 2\) with dilation \(2, 1\) is not supported by .*spectral", with_stride.reason)
     assert "grouped" not in with_stride.reason

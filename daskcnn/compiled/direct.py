@@ -1,0 +1,105 @@
+"""Convolution of maps with few channels as sums in registers: no columns are made, and nothing is copied.
+
+At an output pixel every tap of the kernels that meets the map has a place in it. The numbers of a tap for all samples
+lie a pixel's channels apart, from that place on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskcnn.compiled.im2col import TAPS
+from daskcnn.compiled.loop import inner, intp, loop
+from daskcnn.compiled.register_size import ROWS
+from daskcnn.compiled.register_tile import add_tile
+
+
+@loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[::1], T[:, :, :, ::1], TAPS, intp, intp, intp[:, ::1], intp[:, ::1]))
+def correlate(x: Any, w: Any, bias: Any, y: Any, taps: Any, first: int, last: int, met: Any, samples: Any) -> None:
+    """Write the rows first … last of y (out_H, out_W, N, K) = x ⋆ w + bias; x (H, W, N, C), w (R·S·C, K), bias (K,).
+
+    met : (2, R·S·C), the places of taps
+    samples : (3, N rounded up to whole tiles), those of samples in x, in y and in the bias
+    """
+    N, C, K, columns = x.shape[2], x.shape[3], y.shape[3], 64 // x.itemsize
+    source, kernels, target = x.reshape(x.size), w.reshape(w.size), y.reshape(y.size)
+    own, to, of_bias = samples[0], samples[1], samples[2]
+    _every(N, C, own)
+    _every(N, K, to)
+    of_bias[:] = 0
+    for row in range(first, last):
+        for column in range(y.shape[1]):
+            count = _taps_met(x, row, column, taps, K, met)
+            pixel = target[(row * y.shape[1] + column) * N * K :]
+            for k in range(0, K, columns):
+                for tile in range(0, len(own), ROWS):
+                    add_tile(source, own, met[0], kernels, met[1], bias, of_bias, pixel, to, tile, count, k)
+
+
+@loop(
+    lambda T: (
+        *(T[:, :, :, ::1], T[:, :, :, ::1], T[:, :, ::1], TAPS, intp, intp, intp),
+        *(intp[:, ::1], intp[:, ::1], T[:, ::1]),
+    )
+)
+def correlate_filter(
+    x: Any, dy: Any, sums: Any, taps: Any, together: int, first: int, last: int, met: Any, samples: Any, of_row: Any
+) -> None:
+    """Write the sums first … last (R·S·C, K) of x · dy, each over an equal share of the rows of dy.
+
+    x : (H, W, N, C), dy (out_H, out_W, N, K)
+    together : samples that are added up at once
+    met : (2, R·S·C rounded up to whole tiles), the places of taps
+    samples : (2, `together`), those of samples in x and dy
+    of_row : (R·S·C, K), the sums of a row
+    """
+    (rows, across, N, K), C, columns = dy.shape, x.shape[3], 64 // x.itemsize
+    source, change, row_sums = x.reshape(x.size), dy.reshape(dy.size), of_row.reshape(of_row.size)
+    _every(together, C, samples[0])
+    _every(together, K, samples[1])
+    sums[first:last] = 0
+    for part in range(first, last):
+        for row in range(rows * part // len(sums), rows * (part + 1) // len(sums)):
+            of_row[:] = 0
+            for column in range(across):
+                count = _taps_met(x, row, column, taps, K, met)
+                for start in range(0, N, together):
+                    n = min(together, N - start)
+                    a, b = source[start * C :], change[((row * across + column) * N + start) * K :]
+                    for k in range(0, K, columns):
+                        for tile in range(0, count, ROWS):
+                            to = met[1]
+                            add_tile(a, met[0], samples[0], b, samples[1], row_sums, to, row_sums, to, tile, n, k)
+            sums[part] += of_row
+
+
+@inner
+def _every(count: int, apart: int, places: Any) -> None:
+    """Write the places of things that lie `apart`; those beyond are the last again."""
+    for i in range(len(places)):
+        places[i] = min(i, count - 1) * apart
+
+
+@inner
+def _taps_met(x: Any, row: int, column: int, taps: Any, K: int, met: Any) -> int:
+    """Write where the taps that meet the map under an output pixel lie, in x and among the kernels; return how many.
+
+    Those beyond are the last again, as far as to a whole tile.
+    """
+    H, W, N, C = x.shape
+    found = 0
+    for r in range(taps.height):
+        above = row * taps.down + taps.top + r * taps.rows_apart
+        if above < 0 or above >= H:
+            continue
+        for s in range(taps.width):
+            left = column * taps.right + taps.left + s * taps.columns_apart
+            if left < 0 or left >= W:
+                continue
+            for c in range(C):
+                met[0, found] = (above * W + left) * N * C + c
+                met[1, found] = ((r * taps.width + s) * C + c) * K
+                found += 1
+    for i in range(found, min(met.shape[1], -(-found // ROWS) * ROWS) if found > 0 else 0):
+        met[0, i], met[1, i] = met[0, found - 1], met[1, found - 1]
+    return found
