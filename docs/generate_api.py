@@ -87,7 +87,8 @@ def _words(parameters: list[inspect.Parameter]) -> Iterator[str]:
         if each.kind is each.KEYWORD_ONLY and not named:
             named = True
             yield "*"
-        yield f"{each.name}{_annotation(each.annotation, ': ')}{_default(each.default)}"
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        yield f"{stars}{each.name}{_annotation(each.annotation, ': ')}{_default(each.default)}"
 
 
 def _default(value: Any) -> str:

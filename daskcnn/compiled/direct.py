@@ -10,18 +10,21 @@ from typing import Any
 
 from daskcnn.compiled.im2col import TAPS
 from daskcnn.compiled.loop import inner, intp, loop
-from daskcnn.compiled.register_size import ROWS
+from daskcnn.compiled.register_size import BYTES, ROWS
 from daskcnn.compiled.register_tile import add_tile
+
+LONGEST = 1_024
+"""Products that are added up one after the other: longer sums round more."""
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[::1], T[:, :, :, ::1], TAPS, intp, intp, intp[:, ::1], intp[:, ::1]))
 def correlate(x: Any, w: Any, bias: Any, y: Any, taps: Any, first: int, last: int, met: Any, samples: Any) -> None:
     """Write the rows first … last of y (out_H, out_W, N, K) = x ⋆ w + bias; x (H, W, N, C), w (R·S·C, K), bias (K,).
 
-    met : (2, R·S·C), the places of taps
+    met : (2, R·S·C rounded up to whole tiles), the places of taps
     samples : (3, N rounded up to whole tiles), those of samples in x, in y and in the bias
     """
-    N, C, K, columns = x.shape[2], x.shape[3], y.shape[3], 64 // x.itemsize
+    N, C, K, columns = x.shape[2], x.shape[3], y.shape[3], BYTES // x.itemsize
     source, kernels, target = x.reshape(x.size), w.reshape(w.size), y.reshape(y.size)
     own, to, of_bias = samples[0], samples[1], samples[2]
     _every(N, C, own)
@@ -43,7 +46,7 @@ def correlate(x: Any, w: Any, bias: Any, y: Any, taps: Any, first: int, last: in
     )
 )
 def correlate_filter(
-    x: Any, dy: Any, sums: Any, taps: Any, together: int, first: int, last: int, met: Any, samples: Any, of_row: Any
+    x: Any, dy: Any, sums: Any, taps: Any, together: int, first: int, last: int, met: Any, samples: Any, own: Any
 ) -> None:
     """Write the sums first … last (R·S·C, K) of x · dy, each over an equal share of the rows of dy.
 
@@ -51,17 +54,19 @@ def correlate_filter(
     together : samples that are added up at once
     met : (2, R·S·C rounded up to whole tiles), the places of taps
     samples : (2, `together`), those of samples in x and dy
-    of_row : (R·S·C, K), the sums of a row
+    own : (R·S·C, K), sums of up to LONGEST samples and those of a pixel
     """
-    (rows, across, N, K), C, columns = dy.shape, x.shape[3], 64 // x.itemsize
-    source, change, row_sums = x.reshape(x.size), dy.reshape(dy.size), of_row.reshape(of_row.size)
+    (rows, across, N, K), C, columns = dy.shape, x.shape[3], BYTES // x.itemsize
+    source, change, totals = x.reshape(x.size), dy.reshape(dy.size), own.reshape(own.size)
     _every(together, C, samples[0])
     _every(together, K, samples[1])
     sums[first:last] = 0
+    own[:] = 0
     for part in range(first, last):
+        added = 0
         for row in range(rows * part // len(sums), rows * (part + 1) // len(sums)):
-            of_row[:] = 0
             for column in range(across):
+                added += N
                 count = _taps_met(x, row, column, taps, K, met)
                 for start in range(0, N, together):
                     n = min(together, N - start)
@@ -69,8 +74,20 @@ def correlate_filter(
                     for k in range(0, K, columns):
                         for tile in range(0, count, ROWS):
                             to = met[1]
-                            add_tile(a, met[0], samples[0], b, samples[1], row_sums, to, row_sums, to, tile, n, k)
-            sums[part] += of_row
+                            add_tile(a, met[0], samples[0], b, samples[1], totals, to, totals, to, tile, n, k)
+                if added >= LONGEST:
+                    _move(own, sums[part])
+                    added = 0
+        _move(own, sums[part])
+
+
+@inner
+def _move(own: Any, total: Any) -> None:
+    """Add sums to a total, and begin them anew."""
+    for i in range(own.shape[0]):
+        for k in range(own.shape[1]):
+            total[i, k] += own[i, k]
+            own[i, k] = 0
 
 
 @inner
@@ -100,6 +117,6 @@ def _taps_met(x: Any, row: int, column: int, taps: Any, K: int, met: Any) -> int
                 met[0, found] = (above * W + left) * N * C + c
                 met[1, found] = ((r * taps.width + s) * C + c) * K
                 found += 1
-    for i in range(found, min(met.shape[1], -(-found // ROWS) * ROWS) if found > 0 else 0):
+    for i in range(found, -(-found // ROWS) * ROWS):
         met[0, i], met[1, i] = met[0, found - 1], met[1, found - 1]
     return found

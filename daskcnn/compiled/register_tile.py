@@ -39,8 +39,11 @@ def add_tile(
 
     a, b, start, c : numbers
     rows, steps, places, begin, to : integers, places in them
-    All of `start` is read before c is written: a row that is there twice gets its sum once.
+    All of `start` is read before c is written: a row that is there twice gets its sum once. Nothing is checked: rows,
+    begin and to have ROWS places from `first` on, and from k on there are as many numbers as `lanes` says.
     """
+    if not a.dtype == b.dtype == start.dtype == c.dtype:
+        raise TypeError(f"numbers of several types: {a.dtype}, {b.dtype}, {start.dtype}, {c.dtype}")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         *arrays, first, count, k = arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 from daskcnn.conv.algorithm import ConvAlgorithm
 from daskcnn.conv.depthwise import Depthwise
 from daskcnn.conv.dilated import Dilated
-from daskcnn.conv.direct import Direct
+from daskcnn.conv.direct import DirectSums
 from daskcnn.conv.grouped import Grouped
 from daskcnn.conv.im2col import Im2col
 from daskcnn.conv.minimal import Minimal
@@ -20,7 +20,7 @@ _WITHOUT_DILATION: tuple[ConvAlgorithm, ...] = (
     Winograd("winograd-4x5", Minimal.of(4, 5), rounding=3e-5),
 )
 _OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
-    *(Im2col(), Pointwise(), Direct()),
+    *(Im2col(), Pointwise(), DirectSums()),
     *_WITHOUT_DILATION,
     *map(Dilated, _WITHOUT_DILATION),
     Winograd("winograd-4x3-stride2", Minimal.halving(4), rounding=1e-5),

@@ -18,7 +18,7 @@ import numpy as np
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import padded, unpadded, windows
+from daskcnn.conv.windows import padded, taps, unpadded, windows
 
 RUN = 1024
 """Numbers that a tap multiplies at once: enough for vectors, few enough that those of all taps stay in cache."""
@@ -184,7 +184,7 @@ def _correlate(
     kernels = device.workspace.take("depthwise.kernels", (runs.taps + 1, runs.length), spec.dtype)
     every = kernels.reshape(runs.taps + 1, -1, spec.C)
     every[:-1], every[-1] = w.reshape(runs.taps, 1, spec.C), 0 if bias is None else bias
-    step, held = _step(spec), [_held(f"depthwise.{i}", runs, spec, device) for i in range(threads)]
+    step, held = taps(spec), [_held(f"depthwise.{i}", runs, spec, device) for i in range(threads)]
 
     def some(i: int) -> None:
         first, last = count * i // threads, count * (i + 1) // threads
@@ -204,7 +204,7 @@ def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Ar
     """Return dw (R, S, C), the sum of parts."""
     from daskcnn.compiled import depthwise
 
-    runs, step = _Runs.of(spec), _step(spec)
+    runs, step = _Runs.of(spec), taps(spec)
     threads = _threads(spec, runs.parts, device)
     own, sums = runs.filter_bytes(spec), runs.parts * runs.taps * spec.C
     room = device.workspace_limit - ROUNDING - _turns_bytes(spec) - sums * 8
@@ -231,12 +231,6 @@ def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Ar
 def _threads(spec: ConvSpec, at_most: int, device: Device) -> int:
     """Return how many threads are worth waking."""
     return max(1, min(device.pool.threads, at_most, spec.flops // THREAD_FLOPS))
-
-
-def _step(spec: ConvSpec) -> Any:
-    from daskcnn.compiled.im2col import Taps
-
-    return Taps(spec.R, spec.S, *spec.stride, -spec.pad[0], -spec.pad[1], *spec.dilation)
 
 
 # --- elsewhere: expressions over whole maps ---

@@ -157,7 +157,7 @@ class _Phases:
     Attributes
     ----------
     spec : without dilation, each phase of each sample a sample
-    held : bytes of the folded maps and of their gradients
+    held : bytes of both folded maps and of both gradients, the most of all directions
     """
 
     spec: ConvSpec

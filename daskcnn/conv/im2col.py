@@ -17,7 +17,7 @@ from typing import Any
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import padded, unpadded, windows
+from daskcnn.conv.windows import padded, taps, unpadded, windows
 
 FEWEST_PIXELS, PIXELS = 32, 256
 """Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
@@ -49,16 +49,19 @@ class Im2col:
 
     def work(self, spec: ConvSpec, direction: Direction) -> tuple[Work, ...]:
         """Return columns and products of the direction."""
-        taps, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
-        columns = Work("columns", 0, pixels * taps * spec.itemsize // 4)  # written and read in cache
-        forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, taps, spec.K)))
-        dw = (columns, Work("products", spec.flops, _moved(spec), (taps, pixels, spec.K)))
+        size, pixels = spec.R * spec.S * spec.C, spec.out_H * spec.out_W * spec.N
+        columns = Work("columns", 0, pixels * size * spec.itemsize // 4)  # written and read in cache
+        forward = (columns, Work("products", spec.flops, _moved(spec), (pixels, size, spec.K)))
+        dw = (columns, Work("products", spec.flops, _moved(spec), (size, pixels, spec.K)))
+        return {"forward": forward, "backward": (*self.data_work(spec), *dw), "backward_filter": dw}[direction]
+
+    def data_work(self, spec: ConvSpec) -> tuple[Work, ...]:
+        """Return columns and products of the gradient of the data."""
         pixels = spec.H * spec.W * spec.N
         # none where no tap meets the map
-        taps = max((p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0)
-        columns = Work("columns", 0, pixels * taps * spec.itemsize // 4)
-        dx = (columns, Work("products", spec.flops, _moved(spec), (pixels, max(1, taps), spec.C)))
-        return {"forward": forward, "backward": (*dx, *dw), "backward_filter": dw}[direction]
+        size = max((p.spec.R * p.spec.S * p.spec.C for p in _phases(spec)), default=0)
+        columns = Work("columns", 0, pixels * size * spec.itemsize // 4)
+        return columns, Work("products", spec.flops, _moved(spec), (pixels, max(1, size), spec.C))
 
     def prepare(self, spec: ConvSpec, w: Array, device: Device, *, keep: bool = False) -> Prepared:
         """Return the kernels themselves, contiguous."""
@@ -76,7 +79,7 @@ class Im2col:
         if bias is not None:
             given, w = w, _take("kernels", (_columns(spec), spec.K), spec, device)
             w[:-1], w[-1] = given, bias
-        _correlate(spec, x, _corner(spec), w, y, strips, device)
+        _correlate(spec, x, None, w, y, strips, device)
         return y
 
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
@@ -108,11 +111,11 @@ class Im2col:
         parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
         strips = _begin(spec, device, held=parts * kernel_bytes)
         sums = _take("sums", (parts, spec.R * spec.S * spec.C, spec.K), spec, device)
-        x, dy, taps = device.backend.contiguous(x), device.backend.contiguous(dy), _taps(spec, _corner(spec))
+        x, dy, step = device.backend.contiguous(x), device.backend.contiguous(dy), taps(spec)
 
         def add_up(first: int, last: int, scratch: Array) -> None:
             im2col.correlate_filter(
-                x, dy, sums, taps, strips.rows, strips.pixels, small_products(), first, last, scratch
+                x, dy, sums, step, strips.rows, strips.pixels, small_products(), first, last, scratch
             )
 
         _share(add_up, parts, strips, spec, device)
@@ -156,7 +159,7 @@ def _begin(spec: ConvSpec, device: Device, *, held: int) -> _Strips:
 def _correlate(
     spec: ConvSpec,
     source: Array,
-    origin: Origin,
+    origin: Origin | None,
     w: Array,
     out: Array,
     strips: _Strips,
@@ -170,10 +173,10 @@ def _correlate(
     from daskcnn.compiled import im2col
     from daskcnn.compiled.products import small_products
 
-    source, taps = device.backend.contiguous(source), _taps(spec, origin)
+    source, step = device.backend.contiguous(source), taps(spec, origin)
 
     def correlate(first: int, last: int, scratch: Array) -> None:
-        im2col.correlate(source, w, out, taps, strips.rows, strips.pixels, small_products(), first, last, scratch)
+        im2col.correlate(source, w, out, step, strips.rows, strips.pixels, small_products(), first, last, scratch)
         if into is not None:
             rows = slice(first * strips.rows, last * strips.rows)
             into[rows] = out[rows]
@@ -192,12 +195,6 @@ def _share(
         work(count * i // threads, count * (i + 1) // threads, scratch[i])
 
     device.pool.map(own, range(threads))
-
-
-def _taps(spec: ConvSpec, origin: Origin) -> Any:
-    from daskcnn.compiled.im2col import Taps
-
-    return Taps(spec.R, spec.S, *spec.stride, *origin, *spec.dilation)
 
 
 def _columns(spec: ConvSpec) -> int:
@@ -259,10 +256,6 @@ class _Phase:
     taps: tuple[slice, slice]
 
 
-def _corner(spec: ConvSpec) -> Origin:
-    return -spec.pad[0], -spec.pad[1]
-
-
 @lru_cache(maxsize=1024)
 def _phases(spec: ConvSpec) -> tuple[_Phase, ...]:
     """Return a phase for every remainder of (h, w) by the stride that has pixels and taps."""
@@ -287,9 +280,9 @@ def _phases_along(size: int, kernel: int, stride: int, pad: int, dilation: int) 
         for r in range(min(step, kernel)):
             shift, beside = divmod(first + pad - dilation * r, stride)
             if not beside:
-                taps = len(range(r, kernel, step))
+                count = len(range(r, kernel, step))
                 pixels = slice(first, size, stride)
-                found.append((shift - apart * (taps - 1), pixels, slice(r, kernel, step), apart))
+                found.append((shift - apart * (count - 1), pixels, slice(r, kernel, step), apart))
     return found
 
 

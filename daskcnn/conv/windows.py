@@ -1,4 +1,4 @@
-"""What each tap of a convolution meets, as views of the padded map: for expressions over whole arrays."""
+"""What each tap of a convolution meets: for loops, and as views of the padded map for expressions over whole arrays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from typing import Any
 
 from daskcnn.arrays import Array
 from daskcnn.conv.spec import ConvSpec
+
+
+def taps(spec: ConvSpec, origin: tuple[int, int] | None = None) -> Any:
+    """Return what loops are told of the taps. origin: where the first kernel begins; None: where the padding does."""
+    from daskcnn.compiled.im2col import Taps
+
+    top, left = (-spec.pad[0], -spec.pad[1]) if origin is None else origin
+    return Taps(spec.R, spec.S, *spec.stride, top, left, *spec.dilation)
 
 
 def padded(spec: ConvSpec, x: Array | None, xp: Any) -> Array:

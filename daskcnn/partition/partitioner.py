@@ -96,9 +96,9 @@ class Partitioner(ABC):
                 without.add(worker)
         return self._finish(allocation, times)
 
-    def give_rest(self, allocation: Allocation, seconds_per_sample: Seconds) -> Allocation:
-        """Give all workers the increments that they did not have yet. Returns the same allocation if none is left."""
-        return self._give_rest(allocation, _times(seconds_per_sample, allocation.workers))
+    def give_rest(self, allocation: Allocation, seconds_per_sample: Seconds, workers: Sequence[str]) -> Allocation:
+        """Give all that is free to these workers. Returns the same allocation if nothing is free."""
+        return self._give_rest(allocation, _times(seconds_per_sample, allocation.workers), workers)
 
     def leave(self, allocation: Allocation, worker: str, seconds_per_sample: Seconds) -> Allocation:
         """Give the worker's samples to the others, as near to proportional as possible without another move.
@@ -172,14 +172,15 @@ class Partitioner(ABC):
         """Give out the samples that are still free after every worker had its last increment."""
         if min(allocation.granted.values()) < self.increments:
             return allocation
-        return self._give_rest(allocation, times)
+        return self._give_rest(allocation, times, allocation.workers)
 
-    def _give_rest(self, allocation: Allocation, times: list[float]) -> Allocation:
+    def _give_rest(self, allocation: Allocation, times: list[float], workers: Sequence[str]) -> Allocation:
         if not allocation.free:
             return allocation
-        have = list(allocation.sizes().values())
-        sizes = level(allocation.total, self.weights(times), have, [allocation.total] * len(have))
-        return allocation.give(_growth(allocation, sizes), self.increments)
+        have = allocation.sizes()
+        most = [allocation.total if worker in workers else size for worker, size in have.items()]
+        growth = _growth(allocation, level(allocation.total, self.weights(times), list(have.values()), most))
+        return allocation.give({worker: growth[worker] for worker in workers}, self.increments)
 
 
 def _growth(allocation: Allocation, sizes: Sequence[int]) -> dict[str, int]:

@@ -3,9 +3,9 @@
 Theory of operation: a *round* is one pass of a worker over all its samples. `Rounds` is told that a round ended
 (`finished`), that its worker is `lost` or that a worker has come (`join`); `due` then returns the rounds that start
 now. Under a barrier rule all workers start together; otherwise each starts again when its own round ends. Increments of
-the allocation are handed out at those moments; in the last epoch without a barrier, those that are left all at once.
-The budget is `total · epochs` presentations: the last rounds are cut so that they add up to it (instead of rounding the
-number of rounds as BPT-CNN eq. 6 does).
+the allocation are handed out at those moments. Without a barrier, increments of workers that come too late for them go
+to those that begin a round. The budget is `total · epochs` presentations: the last rounds are cut so that they add up
+to it (instead of rounding the number of rounds as BPT-CNN eq. 6 does).
 
 With `passes` a round has this many passes. With `swaps` pairs of workers swap samples between two rounds. With
 `batch_size` all workers make the same number of steps in a round, because they meet after every few of them; their
@@ -141,9 +141,8 @@ class Rounds:
     def _alone(self) -> list[Round]:
         idle = list(self._idle) if len(self._idle) == 1 else [w for w in self.workers if w in self._idle]
         self.allocation = self.partitioner.grant_each(self.allocation, self.seconds, idle)
-        if self.allocation.free and self.budget.left <= self.passes * self.allocation.total:
-            # a worker that is late for its increments would leave samples that are never presented
-            self.allocation = self.partitioner.give_rest(self.allocation, self.seconds)
+        if self.allocation.free and self._too_late(idle):
+            self.allocation = self.partitioner.give_rest(self.allocation, self.seconds, idle)
         done = self.done
         # while a worker makes its round, the others make about one of theirs
         end = min(1.0, (done + self.allocation.given) / self.presentations)
@@ -153,6 +152,13 @@ class Rounds:
             if samples:
                 begun.append(self._begin(worker, samples, (done / self.presentations, end)))
         return begun
+
+    def _too_late(self, idle: list[str]) -> bool:
+        """Whether workers that did not have all increments yet could not present them once these begin their rounds."""
+        sizes, granted = self.allocation.sizes(), self.allocation.granted
+        late = sum(size for worker, size in sizes.items() if granted[worker] < self.partitioner.increments)
+        left = self.budget.left - self.passes * sum(sizes[worker] for worker in idle)
+        return left < late + self.allocation.total - self.allocation.given
 
     def _begin(self, worker: str, samples: int, progress: tuple[float, float], steps: int | None = None) -> Round:
         begun = Round(worker, self.numbers[worker], self.allocation.ranges[worker], samples, progress, steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daskcnn.conv import ALGORITHMS, depthwise, im2col, spectral
+from daskcnn.conv import ALGORITHMS, depthwise, direct, im2col, spectral
 from daskcnn.conv.planner import forget_plans
 from tests.conv.fake_algorithm import FakeAlgorithm, Only
 
@@ -28,4 +28,5 @@ def eager_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let threads share the smallest problem, which is not worth waking them otherwise."""
     monkeypatch.setattr(im2col, "THREAD_FLOPS", 1)
     monkeypatch.setattr(depthwise, "THREAD_FLOPS", 1)
+    monkeypatch.setattr(direct, "THREAD_FLOPS", 1)
     monkeypatch.setattr(spectral, "TASK_FLOPS", 1)

@@ -325,6 +325,8 @@ SINGLE = {
     "5x5": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=5, S=5, pad=(2, 2)),
     "3x3": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1)),
     "3x3, stride 2": ConvSpec(N=32, H=20, W=20, C=32, K=48, R=3, S=3, pad=(1, 1), stride=(2, 2)),
+    "3x3 of three channels": ConvSpec(N=64, H=40, W=40, C=3, K=32, R=3, S=3, pad=(1, 1)),
+    "3x3 dilated": ConvSpec(N=16, H=20, W=20, C=32, K=48, R=3, S=3, pad=(2, 2), dilation=(2, 2)),
     "3x3 in groups": ConvSpec(N=16, H=20, W=20, C=16, K=24, R=3, S=3, pad=(1, 1), groups=2),
     "3x3 depthwise": ConvSpec(N=32, H=20, W=20, C=8, K=8, R=3, S=3, pad=(1, 1), groups=8),
 }
@@ -357,6 +359,8 @@ def test_float32_stays_within_its_rounding_on_the_papers_layers(spec: ConvSpec) 
 
 BATCHES = {f"{n}x{n}": ConvSpec(N=4, H=20, W=20, C=3, K=5, R=n, S=n, pad=(1, 1), dtype="float64") for n in (3, 5)}
 BATCHES |= {
+    "few channels": replace(BATCHES["3x3"], K=16),
+    "dilated": replace(BATCHES["3x3"], pad=(2, 2), dilation=(2, 2)),
     "in groups": replace(BATCHES["3x3"], C=4, K=6, groups=2),
     "depthwise": replace(BATCHES["3x3"], K=3, groups=3),
 }

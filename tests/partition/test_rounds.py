@@ -223,9 +223,10 @@ def test_an_undisturbed_run_gives_everything(
 def test_a_worker_that_became_slow_keeps_no_increment_from_being_given(partition: str, slower: float) -> None:
     """Without a barrier it comes late for its increments, or never again."""
     rounds = _rounds(partition, [1.0, 1.0, 1.0], False, total=1200, epochs=4, increments=4)
-    _simulate(rounds, {"w0": slower, "w1": 1.0, "w2": 1.0})
+    begun = _simulate(rounds, {"w0": slower, "w1": 1.0, "w2": 1.0})
     assert not rounds.allocation.free
     rounds.allocation.check()
+    assert set().union(*(_samples(each.ranges) for each in begun)) == set(range(1200))
 
 
 def test_increments_that_come_in_time_are_not_given_before() -> None:
