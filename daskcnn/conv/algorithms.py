@@ -13,16 +13,17 @@ from daskcnn.conv.pointwise import Pointwise
 from daskcnn.conv.spectral import Spectral
 from daskcnn.conv.winograd import Winograd
 
-_WITHOUT_DILATION: tuple[ConvAlgorithm, ...] = (
-    *(Spectral(), Spectral(tile=4), Spectral(tile=8), Spectral(tile=16)),
+_WHOLE: tuple[ConvAlgorithm, ...] = (
+    Spectral(),
     Winograd("winograd-2x3", Minimal.of(2, 3), rounding=1e-6),
     Winograd("winograd-4x3", Minimal.of(4, 3), rounding=1e-5),
     Winograd("winograd-4x5", Minimal.of(4, 5), rounding=3e-5),
 )
 _OF_ONE_GROUP: tuple[ConvAlgorithm, ...] = (
     *(Im2col(), Pointwise(), DirectSums()),
-    *_WITHOUT_DILATION,
-    *map(Dilated, _WITHOUT_DILATION),
+    *(Spectral(tile=4), Spectral(tile=8), Spectral(tile=16)),
+    *_WHOLE,
+    *map(Dilated, _WHOLE),  # phases of dilated kernels are small maps, which tiles of transforms are too large for
     Winograd("winograd-4x3-stride2", Minimal.halving(4), rounding=1e-5),
 )
 ALGORITHMS: dict[str, ConvAlgorithm] = {a.name: a for a in (*_OF_ONE_GROUP, *map(Grouped, _OF_ONE_GROUP), Depthwise())}
