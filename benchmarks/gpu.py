@@ -1,9 +1,9 @@
 """A step of sharded layers on processors, on a GPU, and on both; PyTorch's beside it.
 
-    python benchmarks/gpu.py --data data/cifar10.zarr [--models 50:500 …] [--batches 64 256] [--cpus 3] [--json FILE]
+    python benchmarks/gpu.py [--data data/cifar10.zarr] [--models 50:500 …] [--batches 64 256] [--cpus 3] [--json FILE]
 
-Networks are the papers' and those of other papers that people use. The ones for photographs have random images of their
-size, in batches of 32.
+Networks are the papers' and those of other papers that people use. Without --data they have random images of 32×32, for
+what images show changes no time. The ones for photographs always have random images, of their size, in batches of 32.
 Workers are as in `--workers cpu=3,gpu=1`: one thread for each processor, one process for the GPU, kernels shared out as
 a run does it, with the links measured. Each configuration has a cluster of its own, on which the three ways follow one
 another, then PyTorch has the machine, on as many threads as there are processors and on the GPU (float32 throughout,
@@ -20,6 +20,7 @@ import argparse
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,8 +49,8 @@ WARM = 3
 CPUS = 3
 NAMED = ("quick", "resnet20", "resnet18", "vgg11-bn", *PHOTOGRAPHS)
 """Networks that are measured besides the papers' four."""
-OF_PHOTOGRAPHS, PICTURES, LEFT_OUT = 32, 1100, 64
-"""A batch of photographs, how many there are, and how many of them are not trained on."""
+OF_PHOTOGRAPHS, PICTURES, LEFT_OUT = 32, {True: 1100, False: 4200}, 64
+"""A batch of photographs; how many random images there are, photographs or not; how many of them are not trained on."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -88,21 +89,22 @@ def _give_stand_ins(client: Client) -> None:
 # --- ours ---
 
 
-def photographs(model: str, folder: str) -> str:
+def random_images(model: str, folder: str) -> str:
     """The path of random images of the size and with the classes that the network takes."""
-    path, rng, images = f"{folder}/{model}.zarr", np.random.default_rng(0), Configuration(model, 1, 1).images
-    pixels = rng.integers(0, 256, (PICTURES, *images.shape), dtype=np.uint8)
-    labels = np.arange(PICTURES) % len(images.classes)
+    images, count = Configuration(model, 1, 1).images, PICTURES[model in PHOTOGRAPHS]
+    path, rng = f"{folder}/random.zarr", np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (count, *images.shape), dtype=np.uint8)
+    labels = np.arange(count) % len(images.classes)
     daskcnn.prepare(pixels, labels, path, test=(pixels[:LEFT_OUT], labels[:LEFT_OUT]), warn=print)
     return path
 
 
 def measure(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]:
     """One configuration on a cluster of its own: each way's figures, and the GPU's step by itself, without Dask."""
-    if model not in PHOTOGRAPHS:
+    if given.data and model not in PHOTOGRAPHS:
         return _measure(given, model, batch, given.data)
     with tempfile.TemporaryDirectory() as folder:
-        return _measure(given, model, batch, photographs(model, folder), validation=LEFT_OUT)
+        return _measure(given, model, batch, random_images(model, folder), validation=LEFT_OUT)
 
 
 def _measure(given: argparse.Namespace, model: str, batch: int, data: str, **keys: int) -> dict[str, Any]:
@@ -115,6 +117,7 @@ def _measure(given: argparse.Namespace, model: str, batch: int, data: str, **key
         for way, (cpus, gpus) in counts.items():
             with opened(client, data, model, batch, given.wire, workers=cpus, gpus=gpus, **keys) as context:
                 _check_devices(context.calibrations, gpus)
+                _say(f"{model} {batch}: {way}, calibrated")
                 if way == "GPU":
                     found["GPU alone"] = alone_on(context, ["gpu-0"], given.seconds)[0]
                 if len(context.workers.alive) > 1:
@@ -122,7 +125,13 @@ def _measure(given: argparse.Namespace, model: str, batch: int, data: str, **key
                 sharded = Sharded(context)
                 sharded.settle(given.seconds)
                 found[way] = _step(sharded, given.seconds)
+                _say(f"{model} {batch}: {way}, {1e3 * found[way]['step']:.1f} ms a step")
     return {**found, "GPU alone": 1 / found["GPU alone"]}
+
+
+def _say(words: str) -> None:
+    """Progress: a configuration takes a minute, most of it for calibrations."""
+    print(time.strftime("%T"), words, file=sys.stderr, flush=True)
 
 
 def _check_devices(calibrations: Mapping[str, Any], gpus: int) -> None:
@@ -147,31 +156,28 @@ def _step(sharded: Sharded, seconds: float) -> dict[str, Any]:
 # --- PyTorch's ---
 
 
-def torch_seconds(model: str, batch: int, threads: int, device: str, seconds: float) -> dict[str, float] | None:
-    """Seconds of a step in each layout; None where PyTorch has no such device."""
+def torch_seconds(model: str, batch: int, threads: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Seconds of a step in each layout, by device: of those that PyTorch has."""
     import torch
     from step_vs_torch import WARM_UPS, start, torch_step
 
-    if device == "cuda" and not torch.cuda.is_available():
-        return None
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    replica, images = start(Configuration(model, batch, threads))
-    steps = {layout: torch_step(layout, replica, images, device) for layout in LAYOUTS}
-    for step in list(steps.values()) * WARM_UPS:
-        step()
-    return {layout: median(taken) for layout, taken in take_turns(steps, Budget(None, seconds)).items()}
+    devices = {"PyTorch, processors": "cpu"} | ({"PyTorch, GPU": "cuda"} if torch.cuda.is_available() else {})
+    found, (replica, images) = {}, start(Configuration(model, batch, threads))
+    for name, device in devices.items():
+        steps = {layout: torch_step(layout, replica, images, device) for layout in LAYOUTS}
+        for step in list(steps.values()) * WARM_UPS:
+            step()
+        found[name] = {layout: median(taken) for layout, taken in take_turns(steps, Budget(None, seconds)).items()}
+    return found
 
 
 def beside(given: argparse.Namespace, model: str, batch: int) -> dict[str, Any]:
     """PyTorch's, where it is installed, on the processors and on the GPU."""
     if given.no_torch or find_spec("torch") is None:
         return {}
-    devices = {"PyTorch, processors": "cpu", "PyTorch, GPU": "cuda"}
-    found = {
-        name: in_fresh_process(torch_seconds, model, batch, given.cpus, device, given.seconds)
-        for name, device in devices.items()
-    }
-    return {name: {"step": min(each.values()), **each} for name, each in found.items() if each}
+    found = in_fresh_process(torch_seconds, model, batch, given.cpus, given.seconds)
+    return {name: {"step": min(each.values()), **each} for name, each in found.items()}
 
 
 # --- output ---
@@ -205,7 +211,7 @@ def _width(name: str) -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--data", default="data/cifar10.zarr", help="the prepared data set")
+    options.add_argument("--data", help="the prepared data set; default: random images")
     options.add_argument("--models", nargs="+", default=[*MODELS, *NAMED])
     options.add_argument("--batches", nargs="+", type=int, default=list(BATCHES))
     options.add_argument("--cpus", type=int, default=max(1, min(CPUS, cpu_count() - 1)), help="default: %(default)s")
