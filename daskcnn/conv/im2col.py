@@ -1,4 +1,4 @@
-"""Convolution as matrix products over columns: on processors block by block, elsewhere tap by tap.
+"""Convolution as matrix products over columns: on processors block by block, elsewhere all at once or tap by tap.
 
 backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
 Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert). Taps that meet
@@ -17,7 +17,7 @@ from typing import Any
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv.algorithm import Direction, Prepared, Work
 from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import padded, taps, unpadded, windows
+from daskcnn.conv.windows import columns, padded, taps, unpadded, windows
 
 FEWEST_PIXELS, PIXELS = 32, 256
 """Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
@@ -35,7 +35,7 @@ class Im2col:
     """Products over columns. Supports every problem of one group."""
 
     name = "im2col"
-    version = 5
+    version = 6
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
@@ -72,7 +72,8 @@ class Im2col:
     ) -> Array:
         """Return y (out_H, out_W, N, K)."""
         if not device.backend.compiled:
-            return _forward_by_taps(spec, x, prepared, bias, device.xp)
+            forward = _forward_at_once if _fits(spec, device) else _forward_by_taps
+            return forward(spec, x, prepared, bias, device.xp)
         held = 0 if bias is None else _kernel_bytes(spec)
         strips, y = _begin(spec, device, held=held), device.xp.empty(spec.y_shape, spec.dtype)
         w = prepared.reshape(-1, spec.K)
@@ -85,7 +86,9 @@ class Im2col:
     def backward_data(self, spec: ConvSpec, dy: Array, prepared: Prepared, device: Device) -> Array:
         """Return dx (H, W, N, C)."""
         if not device.backend.compiled:
-            return _backward_data_by_taps(spec, dy, prepared, device.xp)
+            at_once = all(_fits(phase.spec, device) for phase in _phases(spec))
+            backward_data = _backward_data_at_once if at_once else _backward_data_by_taps
+            return backward_data(spec, dy, prepared, device.xp)
         whole, phases = spec.stride == (1, 1), _phases(spec)
         dx = device.xp.empty(spec.x_shape, spec.dtype)
         if len(phases) < prod(spec.stride):
@@ -103,7 +106,8 @@ class Im2col:
     def backward_filter(self, spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
         """Return dw (R, S, C, K): columnsᵀ·dy summed over blocks, in an order that does not depend on the threads."""
         if not device.backend.compiled:
-            return _backward_filter_by_taps(spec, x, dy, device.xp)
+            backward_filter = _backward_filter_at_once if _fits(spec, device) else _backward_filter_by_taps
+            return backward_filter(spec, x, dy, device.xp)
         from daskcnn.compiled import im2col
         from daskcnn.compiled.products import small_products
 
@@ -217,7 +221,39 @@ def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> 
     return device.workspace.take(f"im2col.{name}", shape, spec.dtype)
 
 
-# --- elsewhere: a product of the whole map for every tap ---
+# --- elsewhere, one product of all columns: on a GPU each operation of an expression takes as long to start as a small
+# one runs ---
+
+
+def _fits(spec: ConvSpec, device: Device) -> bool:
+    """Whether the columns of all pixels are within the device's limit."""
+    return prod(spec.y_shape[:3]) * spec.R * spec.S * spec.C * spec.itemsize <= device.workspace_limit
+
+
+def _forward_at_once(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:
+    top, left = spec.pad
+    y = xp.matmul(columns(spec, x, (-top, -left), xp), w.reshape(-1, spec.K))
+    if bias is not None:
+        y += bias
+    return y.reshape(spec.y_shape)
+
+
+def _backward_data_at_once(spec: ConvSpec, dy: Array, w: Array, xp: Any) -> Array:
+    dx = xp.zeros(spec.x_shape, spec.dtype)
+    for phase in _phases(spec):
+        kernels = w[phase.taps][::-1, ::-1].transpose(0, 1, 3, 2).reshape(-1, spec.C)
+        part = xp.matmul(columns(phase.spec, dy, phase.origin, xp), kernels)
+        dx[phase.pixels] = part.reshape(phase.spec.y_shape)
+    return dx
+
+
+def _backward_filter_at_once(spec: ConvSpec, x: Array, dy: Array, xp: Any) -> Array:
+    top, left = spec.pad
+    dw = xp.matmul(columns(spec, x, (-top, -left), xp).T, dy.reshape(-1, spec.K))
+    return dw.reshape(spec.w_shape)
+
+
+# --- where they do not fit: a product of the whole map for every tap ---
 
 
 def _forward_by_taps(spec: ConvSpec, x: Array, w: Array, bias: Array | None, xp: Any) -> Array:

@@ -40,3 +40,28 @@ def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
         firsts = [(tap * apart, size, stride) for tap, apart, size, stride in axes]
         rows, cols = (slice(first, first + (size - 1) * stride + 1, stride) for first, size, stride in firsts)
         yield r, s, whole[rows, cols]
+
+
+def columns(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
+    """Return (out_H·out_W·N, R·S·C): what the kernels meet at each output, the first one at `origin` of the source.
+
+    Outside of the source there are zeros.
+    """
+    whole = _extended(spec, source, origin, xp)
+    rows, cols, samples, channels = whole.strides
+    (down, right), (apart, beside) = spec.stride, spec.dilation
+    shape = (*spec.y_shape[:3], spec.R, spec.S, spec.C)
+    strides = (rows * down, cols * right, samples, rows * apart, cols * beside, channels)
+    return xp.lib.stride_tricks.as_strided(whole, shape, strides).reshape(-1, spec.R * spec.S * spec.C)
+
+
+def _extended(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
+    """Return the part of the source that kernels meet, and zeros where they reach over it."""
+    axes = zip(spec.y_shape, spec.stride, (spec.R, spec.S), spec.dilation, strict=False)
+    met = [(outputs - 1) * stride + (taps - 1) * apart + 1 for outputs, stride, taps, apart in axes]
+    whole, sizes = xp.zeros((*met, spec.N, spec.C), spec.dtype), source.shape[:2]
+    firsts = [max(0, -first) for first in origin]
+    ends = [max(lo, min(size, n - first)) for lo, size, n, first in zip(firsts, met, sizes, origin, strict=True)]
+    inside = tuple(map(slice, firsts, ends))
+    whole[inside] = source[tuple(slice(lo + o, hi + o) for lo, hi, o in zip(firsts, ends, origin, strict=True))]
+    return whole

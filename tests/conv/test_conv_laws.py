@@ -262,6 +262,17 @@ def test_results_do_not_depend_on_the_number_of_threads(algorithm: str, spec: Co
                 np.testing.assert_array_equal(results[name], expected[name], err_msg=f"{name}, {threads} threads")
 
 
+@pytest.mark.parametrize("spec", [pytest.param(s, id=n) for n, s in SPECS.items() if ALGORITHMS["im2col"].supports(s)])
+def test_taps_stand_in_for_columns_where_these_do_not_fit(spec: ConvSpec) -> None:
+    double = replace(spec, dtype="float64")
+    at_once, by_taps = (
+        run(ALGORITHMS["im2col"], double, arrays(double), replace(device_of("standin"), workspace_limit=limit))
+        for limit in (1 << 30, 0)
+    )
+    for name in DIRECTIONS:
+        np.testing.assert_allclose(by_taps[name], at_once[name], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
 @every_case
 @pytest.mark.usefixtures("eager_threads")
 def test_what_a_pass_is_given_is_freed_without_the_garbage_collector(algorithm: str, spec: ConvSpec) -> None:
