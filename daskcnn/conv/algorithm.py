@@ -11,6 +11,13 @@ from daskcnn.conv.spec import ConvSpec
 Prepared: TypeAlias = Any
 """An algorithm's own form of the kernels; only the algorithm that made it looks inside."""
 
+LONGEST = 1024
+"""Most numbers that a loop adds up one by one for a kernel gradient, before it adds up such sums.
+
+A gradient sums all pixels of a minibatch, and the kernels of BLAS for some processors add up all they are given one by
+one. Rounding grows as the root of that.
+"""
+
 Direction = Literal["forward", "backward", "backward_filter"]
 """The result: y; dx and dw together; dw alone, for a network's first layer."""
 
@@ -45,7 +52,10 @@ class ConvAlgorithm(Protocol):
     version: int
     """Raise it when the speed changes, so that measurements of an older version are not used."""
     rounding: float
-    """The largest error in float32, as a share of the largest number of the result; products of numbers around 0."""
+    """The largest error in float32, as a share of the largest number of the result, for any BLAS.
+
+    It is that of sums of 256 products of numbers around 0. Sums of four times as many round twice as much.
+    """
 
     def supports(self, spec: ConvSpec) -> bool:
         """Return whether this algorithm can compute the problem."""

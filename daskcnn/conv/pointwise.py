@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.algorithm import Direction, Prepared, Work
+from daskcnn.conv.algorithm import LONGEST, Direction, Prepared, Work
 from daskcnn.conv.ranges import ranges_of
 from daskcnn.conv.spec import ConvSpec
 
@@ -29,7 +29,7 @@ class Pointwise:
     """One product of matrices. Supports kernels of one pixel, without padding, and any stride."""
 
     name = "pointwise"
-    version = 1
+    version = 2
     rounding = 2e-6
 
     def supports(self, spec: ConvSpec) -> bool:
@@ -107,8 +107,10 @@ class Pointwise:
             product = own[-size:].reshape(spec.C, spec.K)
             sums[part] = 0
             for rows in way.blocks[len(way.blocks) * part // parts : len(way.blocks) * (part + 1) // parts]:
-                np.matmul(_gathered(spec, x, rows, own).T, _matrix(dy[rows]), out=product)
-                sums[part] += product
+                pixels, changes = _gathered(spec, x, rows, own), _matrix(dy[rows])
+                for some in ranges_of(len(pixels), LONGEST):
+                    np.matmul(pixels[some].T, changes[some], out=product)
+                    sums[part] += product
 
         way.share(add_up, range(parts))
         return sums.sum(axis=0).reshape(spec.w_shape)

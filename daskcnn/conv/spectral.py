@@ -67,7 +67,7 @@ class Spectral:
     """Real DFTs of whole maps, or of tiles of `tile` outputs a side. Supports stride 1."""
 
     version = 5
-    rounding = 1e-6
+    rounding = 2e-6
 
     def __init__(self, tile: int | None = None) -> None:
         self.name = "spectral" if tile is None else f"spectral-{tile}"

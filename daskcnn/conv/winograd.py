@@ -19,7 +19,7 @@ import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.compiled.winograd_scratch import STEPS, apart
-from daskcnn.conv.algorithm import Direction, Work
+from daskcnn.conv.algorithm import LONGEST, Direction, Work
 from daskcnn.conv.minimal import Correlation, Minimal, correlate, correlate_filter, transform_kernels
 from daskcnn.conv.ranges import nearly_equal, ranges_of
 from daskcnn.conv.spec import ConvSpec
@@ -412,13 +412,13 @@ def _of_lines(f: Minimal, c: Correlation) -> tuple[int, int]:
 
 def _groups(f: Minimal, c: Correlation, room: int) -> Groups:
     """Return groups of a correlation, of as many rows as fit `room` numbers and stay in cache beside the kernels."""
-    return _of_rows(f, c, room, _rows(f, c), GROUPS)
+    return _of_rows(f, c, room, _rows(f, c), GROUPS, None)
 
 
 def _sum_groups(f: Minimal, c: Correlation, room: int) -> Groups:
     """Return groups of a kernel gradient, likewise."""
     large = _sum_bytes(f, c) > PART_BYTES
-    return _of_rows(f, c, room, _rows(f, c), _fewest_parts(f, c) if large else GROUPS)
+    return _of_rows(f, c, room, _rows(f, c), _fewest_parts(f, c) if large else GROUPS, LONGEST)
 
 
 def _rows(f: Minimal, c: Correlation) -> int:
@@ -436,15 +436,18 @@ def _fewest_parts(f: Minimal, c: Correlation) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int) -> Groups:
-    """Return groups of about so many rows, or of more that stay in cache; at least `fewest` if each has enough rows."""
+def _of_rows(f: Minimal, c: Correlation, room: int, rows: int, fewest: int, most: int | None) -> Groups:
+    """Return groups of about so many rows, or of more that stay in cache, up to `most`.
+
+    There are at least `fewest` groups if each has enough rows.
+    """
     (N, C), K, tiles = c.x_shape[2:], c.y_shape[3], prod(c.tiles(f))
 
     def numbers(rows: int) -> int:
         return STEPS + f.points**2 * (apart(rows, C) + apart(rows, K))
 
     rows = max(LEAST_ROWS, rows, GROUP_BYTES // (f.points**2 * (C + K) * np.dtype(c.dtype).itemsize))
-    rows = min(rows, max(LEAST_ROWS, tiles * N // fewest))
+    rows = min(rows, max(LEAST_ROWS, tiles * N // fewest), most or rows)
     while rows > FEWEST_ROWS and numbers(rows) > room:
         rows //= 2
     samples = nearly_equal(N, rows)

@@ -45,10 +45,7 @@ def test_loops_compute_what_the_expressions_say(algorithm: str, spec: ConvSpec, 
     host, chosen = arrays(spec), ALGORITHMS[algorithm]
     loops, expressions = (run(chosen, spec, host, device_of(name)) for name in ("numpy", "standin"))
     for name in DIRECTIONS:
-        if dtype == "float32":
-            assert_close(chosen, loops[name], expressions[name], name)
-        else:
-            np.testing.assert_allclose(loops[name], expressions[name], rtol=1e-11, atol=1e-11, err_msg=name)
+        assert_close(chosen, spec, name, loops[name], expressions[name], compiled=False)
 
 
 def shared(name: str, N: int, H: int, W: int) -> ConvSpec:
@@ -73,9 +70,9 @@ def test_both_gradients_at_once_are_those_of_the_expressions(algorithm: str, N: 
         return [device.backend.to_host(a) for a in made]
 
     found = map(both, (Device(), Device(pool=Pool(3)), device_of("standin")))
-    for one, three, expected in zip(*found, strict=True):
+    for one, three, expected, name in zip(*found, DIRECTIONS[1:], strict=True):
         np.testing.assert_array_equal(one, three)
-        assert_close(chosen, one, expected, algorithm)
+        assert_close(chosen, spec, name, one, expected, compiled=False)
 
 
 @pytest.mark.parametrize("algorithm", WINOGRAD)
@@ -88,8 +85,8 @@ def test_kept_kernels_and_little_memory_change_both_gradients_by_no_more_than_ro
     made = [chosen.backward(spec, x, dy, chosen.prepare(spec, w, d), d) for d in devices]
     made.append(chosen.backward(spec, x, dy, chosen.prepare(spec, w, Device(), keep=True), Device()))
     for pair in made:
-        for one, other in zip(pair, expected, strict=True):
-            assert_close(chosen, one, other, algorithm)
+        for one, other, name in zip(pair, expected, DIRECTIONS[1:], strict=True):
+            assert_close(chosen, spec, name, one, other)
 
 
 @pytest.mark.parametrize("algorithm", WINOGRAD)
@@ -100,7 +97,7 @@ def test_a_tight_limit_changes_no_more_than_rounding_does(algorithm: str) -> Non
     expected = run(chosen, spec, host, Device())
     for limit in (chosen.workspace(spec), 2 * chosen.workspace(spec), 3 << 20):
         for name, result in run(chosen, spec, host, Device(workspace_limit=limit)).items():
-            assert_close(chosen, result, expected[name], name)
+            assert_close(chosen, spec, name, result, expected[name])
 
 
 @pytest.mark.parametrize(("outputs", "taps"), [(2, 3), (4, 2), (4, 3), (4, 5)])
