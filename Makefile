@@ -36,22 +36,30 @@ $(VENV)/.tools: $(VENV)/.installed
 run: install
 	$(BIN)/python -m daskcnn.run $(ARGS)
 
+# `each COMMAND` runs it whether or not one before it has failed; `exit $$worst` ends with the worst of their codes.
+EACH := worst=0; trap 'exit 130' INT; each() { echo "$$*"; "$$@" || { code=$$?; [ $$code -le $$worst ] || worst=$$code; }; }
+
 # Without a cluster as many tests run at once as there are cores. Tests of a cluster mostly wait for processes, so two
 # files of them run at once; those of one file share their clusters.
 test: tools
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile
+	@$(EACH); \
+	each $(BIN)/python -m pytest -q -m "not cluster and not slow" --numprocesses auto --dist worksteal; \
+	each $(BIN)/python -m pytest -m "cluster and not slow" --numprocesses 2 --dist loadfile; \
+	exit $$worst
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 # what a change is tried with before it is done: also what takes long
-test-all: test
-	$(BIN)/python -m pip install --quiet --group test-s3
-	$(BIN)/python -m pip install --quiet --group test-mlflow
-	$(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal
-	$(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile
+test-all: tools
+	@$(EACH); \
+	each $(MAKE) --no-print-directory test; \
+	each $(BIN)/python -m pip install --quiet --group test-s3; \
+	each $(BIN)/python -m pip install --quiet --group test-mlflow; \
+	each $(BIN)/python -m pytest -q -m "slow and not cluster" --numprocesses auto --dist worksteal; \
+	each $(BIN)/python -m pytest -m "slow and cluster" --numprocesses 2 --dist loadfile; \
+	exit $$worst
 
 check: tools
 	$(BIN)/ruff check .
