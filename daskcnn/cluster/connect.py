@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from multiprocessing import process, resource_tracker
+from typing import Any
 
 import dask
 from distributed import Client, Nanny, Scheduler, Security, SpecCluster
@@ -20,6 +21,8 @@ from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.address import check_address
+from daskcnn.cluster.calls import Unanswered, answer_to
 from daskcnn.cluster.client_log import quiet_lost_connections
 from daskcnn.cluster.members import Patience
 from daskcnn.errors import ClusterError, DataError
@@ -27,6 +30,8 @@ from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster
 
 TRY = 2.0  # seconds of one attempt to connect
+ANSWER = 10.0  # seconds until a scheduler that listens has let a client in
+SILENT = "it listens and does not answer"
 _MOST_BYTES = 1 << 20  # of a scheduler's file, which lists its workers
 
 
@@ -56,6 +61,18 @@ def connect(
             yield client
 
 
+def check_scheduler(settings: Cluster) -> None:
+    """Raise ClusterError where the scheduler's address cannot be one, or that in its file where there is such a file.
+
+    It is for the time before anything is written. Nothing is connected or waited for.
+    """
+    if settings.scheduler:
+        check_address(settings.scheduler)
+    elif settings.scheduler_file:
+        with contextlib.suppress(_NotYet):
+            _address_in(settings.scheduler_file)
+
+
 def await_scheduler(
     settings: Cluster, check: Callable[[], None] = lambda: None, say: Callable[[str], None] = lambda _: None
 ) -> None:
@@ -66,7 +83,7 @@ def await_scheduler(
     if not (settings.scheduler or settings.scheduler_file):
         return
     patience = Patience(settings.wait, check, say)
-    where = settings.scheduler or _address_in(str(settings.scheduler_file), patience)
+    where = _address_of(settings, patience)
     while (reason := _unheard(where)) is not None:
         patience.check()
         if patience.over:
@@ -74,14 +91,46 @@ def await_scheduler(
         patience.wait_for(f"scheduler {where} ({reason})")
 
 
+class _Client(Client):  # type: ignore[misc] # Dask has no types
+    """A client that connects or is closed, in limited time. `check` is called meanwhile, and may raise.
+
+    Dask itself leaves a client that did not connect to the garbage collector. At the end of the process that waits 4 s
+    for an event loop that ended before, and prints a traceback. Dask waits without a limit for the first word of what
+    listens at the address.
+    """
+
+    def __init__(self, address: str, check: Callable[[], None]) -> None:
+        self._check = check
+        # one that cannot connect would stay the default, and all that is computed later would wait for it
+        super().__init__(address, timeout=TRY, set_as_default=False)
+
+    def start(self, **kwargs: Any) -> None:
+        """Connect. Raises what Dask does, Unanswered, and what `check` or a signal's handler raises."""
+        try:
+            self._loop_runner.start()
+            answer_to(self, self._start(**kwargs), within=ANSWER, check=self._check)
+        except BaseException as error:
+            self._give_up()
+            if isinstance(error, Unanswered):
+                raise Unanswered(SILENT) from None
+            raise
+
+    def _give_up(self) -> None:
+        """Close what has been opened, and end the event loop."""
+        with contextlib.suppress(TimeoutError):
+            self.close(timeout=TRY)
+        self.status = "closed"  # in any case: the garbage collector looks at it
+        with contextlib.suppress(TimeoutError):
+            self._loop_runner.stop(timeout=TRY)  # `close` does so only where Dask has not closed it before
+
+
 @contextlib.contextmanager
 def _remote(settings: Cluster, patience: Patience) -> Iterator[Client]:
-    where = settings.scheduler or _address_in(str(settings.scheduler_file), patience)
+    where = _address_of(settings, patience)
     while True:
         patience.check()
         try:
-            # one that cannot connect would stay the default, and all that is computed later would wait for it
-            client = Client(where, timeout=TRY, set_as_default=False)
+            client = _Client(where, patience.check)
             break
         except (OSError, ValueError, TypeError, RuntimeError) as error:
             reason = _refusal(where) or _unheard(where) or _reason(error)
@@ -112,6 +161,7 @@ REMEDIES = {
     "KEY_VALUES_MISMATCH": f"certificate and key do not belong together: correct {_SETTINGS}",
     "ssl_context": f"an address tls:// needs certificates: set {_SETTINGS}",
     "encryption required": "require-encryption is set here: give an address that begins with tls://, or unset it",
+    SILENT: "is it a scheduler, and does its process run? Correct the address otherwise",
     "WRONG_VERSION_NUMBER": "the scheduler does not use TLS: start it with certificates, or write tcp://",
     "No such file|Permission denied": f"correct the paths of {_SETTINGS}",
     "in violation of protocol": "is its certificate, or this machine's, of another authority (CA) or expired?",
@@ -156,7 +206,7 @@ def _unheard(where: str) -> str | None:
     """
     try:
         address = normalize_address(where)
-        if not address.startswith(("tcp://", "tls://")):
+        if not address.startswith(("tcp://", "tls://", "ws://", "wss://")):
             return None
         socket.create_connection(get_address_host_port(address), TRY).close()
     except TimeoutError:
@@ -168,26 +218,39 @@ def _unheard(where: str) -> str | None:
     return None
 
 
-def _address_in(path: str, patience: Patience) -> str:
-    """The address that a scheduler wrote to its file, waited for. Raises ClusterError where none comes."""
+class _NotYet(Exception):
+    """What is wrong with a scheduler's file that its scheduler may yet write."""
+
+
+def _address_of(settings: Cluster, patience: Patience) -> str:
+    """The scheduler's address, which its file is waited for. Raises ClusterError where none comes, or a wrong one."""
+    if settings.scheduler:
+        check_address(settings.scheduler)
+        return settings.scheduler
+    path = str(settings.scheduler_file)
     while True:
         try:
-            return str(json.loads(read_regular(path, _MOST_BYTES))["address"])
-        except FileNotFoundError:
-            reason = "there is no such file"
-        except DataError as error:
-            raise ClusterError(
-                f"scheduler file {path}", error.reason, "give the file that the scheduler wrote"
-            ) from error
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            reason = f"it is not a scheduler's file ({type(error).__name__})"
-        if patience.over:
-            raise ClusterError(
-                f"scheduler file {path}",
-                reason,
-                f"start `dask scheduler --scheduler-file {path}` on a path that both can see",
-            )
-        patience.wait_for(f"scheduler file {path} ({reason})")
+            return _address_in(path)
+        except _NotYet as reason:
+            if patience.over:
+                remedy = f"start `dask scheduler --scheduler-file {path}` on a path that both can see"
+                raise ClusterError(f"scheduler file {path}", reason, remedy) from reason
+            patience.wait_for(f"scheduler file {path} ({reason})")
+
+
+def _address_in(path: str) -> str:
+    """The address that a scheduler wrote to its file. Raises ClusterError for a file that cannot become one."""
+    source = f"scheduler file {path}"
+    try:
+        address = str(json.loads(read_regular(path, _MOST_BYTES))["address"])
+    except FileNotFoundError as error:
+        raise _NotYet("there is no such file") from error
+    except DataError as error:
+        raise ClusterError(source, error.reason, "give the file that the scheduler wrote") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _NotYet(f"it is not a scheduler's file ({type(error).__name__})") from error
+    check_address(address, source)
+    return address
 
 
 def _reason(error: BaseException) -> str:

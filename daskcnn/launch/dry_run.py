@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from daskcnn.arrays import cpu_count
+from daskcnn.cluster.connect import check_scheduler
 from daskcnn.conv import ConvPlan, plan
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import LAYER, Job
@@ -23,6 +24,7 @@ from daskcnn.store.augmentation import described
 def dry_run(raw: dict[str, Any], *, resume: str | None) -> tuple[dict[str, Any], str]:
     """The resolved job, and what it would do in words. Makes the data set if it is not there; starts nothing."""
     job, run = job_to_run(raw, resume)
+    check_scheduler(job.cluster)
     begins = not has_checkpoint(run)
     prepared = prepare_job(job, progress=shown(say), warn=warn, begins=begins)
     return prepared.job.model_dump(mode="json"), readable_plan(prepared)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from daskcnn.cluster.connect import check_scheduler
 from daskcnn.cluster.given_client import given_or_default
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
@@ -114,7 +115,7 @@ def train(
     raw = _tables(job)
     _check_pair(data)
     if resume is None:
-        parse_job(raw if data is None else without_reading(raw)[0])  # its problems come before the data are written
+        _check_first(raw, data, client)
     if init is not None:
         if resume is not None:
             raise JobError([f"init = {str(init)!r}: a run that goes on has weights; give resume or init, not both"])
@@ -129,6 +130,13 @@ def train(
         if path is not None and was_given(resolved.data.path) and is_missing(resolved.data):
             raise arrays_gone(path)
         return train_job(resolved, client=client, resume=path, progress=progress_from_python(), on_event=on_event)
+
+
+def _check_first(raw: dict[str, Any], data: tuple[Any, Any] | None, client: Client | None) -> None:
+    """Raise what is wrong with the job itself and with its scheduler's address, before the data are written."""
+    job = parse_job(raw if data is None else without_reading(raw)[0])
+    if client is None:
+        check_scheduler(job.cluster)
 
 
 def _no_job(client: object) -> object:
@@ -206,6 +214,8 @@ def plan(job: JobTables | None = None, *, data: tuple[Any, Any] | None = None) -
     data      ...
     """
     _check_pair(data)
-    with with_own_data(_tables(job), data, given_or_default(None)) as tables:
+    client, raw = given_or_default(None), _tables(job)
+    _check_first(raw, data, client)
+    with with_own_data(raw, data, client) as tables:
         prepared = prepare_job(resolve(tables), progress=shown(lambda _: None), warn=warn)
         return JobPlan(prepared.job, readable_plan(prepared))

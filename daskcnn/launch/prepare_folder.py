@@ -14,7 +14,7 @@ import numpy.typing as npt
 from distributed import Client
 
 from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connect import check_scheduler, connect
 from daskcnn.cluster.given_client import given_or_default
 from daskcnn.cluster.sight import require_sight
 from daskcnn.cluster.spread import spread
@@ -123,6 +123,8 @@ def prepare(
 ) -> Dataset:
     """Do it on the client's workers, or those of the cluster; without both in this process or on a local cluster."""
     check_request(request)
+    if client is None and cluster is not None:
+        check_scheduler(cluster)
     refuse_occupied(request.out)
     listing = list_folder(request.path)
     if request.test is not None and listing.test is not None:

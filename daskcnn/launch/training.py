@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client
 
 from daskcnn.cluster.admission import admit
-from daskcnn.cluster.connect import await_scheduler, connect
+from daskcnn.cluster.connect import await_scheduler, check_scheduler, connect
 from daskcnn.cluster.data_parallel import DataParallel
 from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.lent_client import lend_client
@@ -158,6 +158,8 @@ def train_job(
     with ExitStack() as stack:
         if handle_signals:
             stack.enter_context(signals.installed())
+        if client is None:
+            check_scheduler(job.cluster)
         check_place(job, resume)
         check_tools(job)
         in_place = job.data.in_place

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from daskcnn.cluster.connect import await_scheduler
+from daskcnn.cluster import connect as connect_module
+from daskcnn.cluster.connect import await_scheduler, connect
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster
 from daskcnn.run import main as run
@@ -71,3 +77,65 @@ def test_no_data_set_is_written_for_a_cluster_that_is_not_there(
     assert "connection refused" in done.stderr
     assert "no answer in time" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def refused(address: str, words: str, *, wait: float = 0, say: Callable[[str], None] = lambda _: None) -> None:
+    """No client connects, and what began to is closed: no thread stays, and nothing for the garbage collector."""
+    before = set(threading.enumerate())
+    with pytest.raises(ClusterError, match=words), connect(Cluster(scheduler=address, wait=wait), say=say):
+        pass
+    gc.collect()  # what a finalizer raises fails the test
+    assert set(threading.enumerate()) <= before
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """Something that listens and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_client_is_closed_before_another_try(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect_module, "TRY", 0.1)
+    waited: list[str] = []
+    refused(f"tcp://127.0.0.1:{port}", "connection refused", wait=0.5, say=waited.append)
+    assert waited
+
+
+def test_a_client_without_certificates_is_closed(silent: socket.socket) -> None:
+    refused(f"tls://127.0.0.1:{silent.getsockname()[1]}", "ssl_context")
+
+
+def test_a_client_that_hears_no_scheduler_is_closed(silent: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask by itself would wait for its first word for ever."""
+    monkeypatch.setattr(connect_module, "ANSWER", 0.5)
+    words = r"cannot be reached \(it listens and does not answer, 0 s long\); is it a scheduler"
+    refused(f"tcp://127.0.0.1:{silent.getsockname()[1]}", words)
+
+
+def test_a_client_that_is_interrupted_while_it_connects_is_closed(silent: socket.socket) -> None:
+    """Ctrl-C comes once it is connected to something that does not answer."""
+    before = set(threading.enumerate())
+    address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+    with ThreadPoolExecutor(1) as other:
+
+        def interrupt() -> None:
+            with silent.accept()[0]:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        interrupted = other.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt), connect(Cluster(scheduler=address, wait=60)):
+            pass
+        interrupted.result()
+    gc.collect()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_wrong_address_in_a_scheduler_s_file_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": "tcp://127.0.0.1:99999"}))
+    settings = Cluster(scheduler_file=str(file), wait=3600)
+    with pytest.raises(ClusterError, match="is not an address"):
+        await_scheduler(settings)
+    with pytest.raises(ClusterError, match="is not an address"), connect(settings):
+        pass

@@ -383,7 +383,7 @@ def test_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (["--size", "8", "--test", "2"], "test=2.0: a share between 0 and 1"),
         (["--size", "8", "--workers", "cpu=none"], "cluster.workers"),
         (["--size", "8", "--wait", "soon"], "cluster.wait"),
-        (["--size", "8", "--scheduler", "nothing://x", "--wait", "0"], "scheduler nothing://x: cannot be reached"),
+        (["--size", "8", "--scheduler", "nothing://x", "--wait", "0"], "scheduler nothing://x: not an address"),
     ],
 )
 def test_wrong_commands(folder: Path, tmp_path: Path, args: list[str], words: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.cluster.admission import check_versions
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.connect import check_scheduler, connect
 from daskcnn.cluster.connection import heed_signals
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.spread import spread
@@ -54,6 +54,7 @@ def predict_whole(
     """
     target = Path(out)
     check_table(target)
+    check_scheduler(cluster)
     classifier = load_classifier(run, which, say, views=views)
     if classifier.reconstructs:
         reason = "a table has the probabilities of classes, and this network reconstructs images"
