@@ -223,7 +223,8 @@ class _Found:
 def _write(request: Request, listing: Listing, workers: _Workers) -> None:
     plan, common = _planned(request, listing)
     try:
-        with drafted(request.out, plan.draft(common)) as draft, workers.there(len(listing.files)) as client:
+        # the draft makes folders: where there is no cluster, none is left behind
+        with workers.there(len(listing.files)) as client, drafted(request.out, plan.draft(common)) as draft:
             found = _decoded(request, plan, draft, workers, client)
             if not found.bad:
                 _finish(draft, common, listing, found)

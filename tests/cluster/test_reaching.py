@@ -79,6 +79,20 @@ def test_no_data_set_is_written_for_a_cluster_that_is_not_there(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_no_data_set_is_written_for_an_address_that_cannot_be_one(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "scheduler.json"
+    file.write_text('{"address": "tcp://[::1"}')
+    for given, words in (["--scheduler", "host"], "scheduler host: not"), (["--scheduler-file", file.name], "not an"):
+        done = CliRunner().invoke(run, ["--dataset", "synthetic", *given, *options])
+        assert done.exit_code == 3, done.output
+        assert words in done.stderr
+        assert list(tmp_path.iterdir()) == [file]
+
+
 def refused(address: str, words: str, *, wait: float = 0, say: Callable[[str], None] = lambda _: None) -> None:
     """No client connects, and what began to is closed: no thread stays, and nothing for the garbage collector."""
     before = set(threading.enumerate())

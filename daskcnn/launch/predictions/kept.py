@@ -26,6 +26,7 @@ from daskcnn.runs.arrays_file import read_arrays, read_header
 from daskcnn.training.trained_network import Classifier
 
 _BOUNDS = Bounds(size=1 << 16, values=100, tables=10)
+_TASK = "task.json"
 _MOST_BAD = 20  # unreadable files of a part that are named
 
 
@@ -52,7 +53,7 @@ class KeptParts:
             raise DataError(self._folder, error.strerror or error, "give another path") from error
 
     def _check(self, task: dict[str, Any]) -> None:
-        file, again = self._folder / "task.json", f"remove {self._folder} to start anew, or give another path"
+        file, again = self._folder / _TASK, f"remove {self._folder} to start anew, or give another path"
         if not os.path.lexists(file):
             if any(self._folder.iterdir()):
                 raise DataError(self._folder, "a folder with other files", "give another path")
@@ -90,6 +91,11 @@ class KeptParts:
     def remove(self) -> None:
         """Remove the folder, once the output is whole."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def remove_empty(self) -> None:
+        """Remove the folder where no part was kept."""
+        if [file.name for file in self._folder.iterdir()] == [_TASK]:
+            self.remove()
 
     def _file(self, part: Part) -> Path:
         return self._folder / f"part-{part.index:06d}.safetensors"

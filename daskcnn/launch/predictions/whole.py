@@ -68,7 +68,11 @@ def predict_whole(
     if done:
         say(f"going on: {done:,} of {samples:,} samples are predicted already")
     if left:
-        _predict(PredictionTask(classifier, source), left, kept, cluster, Counter("predict", samples, done), say)
+        try:
+            _predict(PredictionTask(classifier, source), left, kept, cluster, Counter("predict", samples, done), say)
+        except UserError:
+            kept.remove_empty()
+            raise
     bad, unread = _write(target, _columns(classifier, source), samples, kept, parts)
     kept.remove()
     _tell_bad(bad, say)
