@@ -14,7 +14,7 @@ class RoundOrder:
     """Driver to worker: join (no round), or train this round and push it.
 
     run, epoch, session: which server and which life of the worker; server: where it is. score: the validation samples
-    to judge the merged center on afterwards. optimizer: the state to start a session with. replicas: how many train.
+    to judge the merged center on afterwards. optimizer: the state to start a session with. scale: of the learning rate.
     """
 
     run: str
@@ -25,7 +25,7 @@ class RoundOrder:
     round: Round | None = None
     score: tuple[int, int] | None = None
     optimizer: OptimizerState | None = None
-    replicas: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -363,6 +363,11 @@ class Train(Options):
         "links, what a shard takes whatever its size, and the scheduler's time for each task. `speeds`: measured "
         "speeds alone (Marques et al., eq. 1), at the start and where kernels move; no link is measured.",
     )
+    on_divergence: Literal["lower", "stop"] = Field(
+        "lower",
+        description="A loss that is not finite: `lower` goes back to the last good weights once, with a third of the "
+        "learning rate, and ends the run the second time. `stop` ends it.",
+    )
     early_stopping: int | None = Field(
         None,
         ge=1,

@@ -5,7 +5,7 @@ from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
 from daskcnn.nn.layers import LAYERS
 from daskcnn.nn.losses import LOSSES, Loss, correct, labels_for
 from daskcnn.nn.models import MODELS, build_model, model_problem
-from daskcnn.nn.network import init_network, loss_and_gradients, predict
+from daskcnn.nn.network import first_not_finite, init_network, loss_and_gradients, predict
 from daskcnn.nn.optimizers import OPTIMIZERS, SGD, Descent, Optimizer, OptimizerState, StepPace
 from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
@@ -39,6 +39,7 @@ __all__ = [
     "build_model",
     "correct",
     "describe",
+    "first_not_finite",
     "freeze",
     "init_network",
     "inside",

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from daskcnn.arrays import Array, Backend
 from daskcnn.nn.layer import Context, Layer, Params, Shape, State
 from daskcnn.nn.losses import Loss, Targets, correct, labels_for, mixed_loss
-from daskcnn.nn.tree import map_leaves
+from daskcnn.nn.sequential import Sequential
+from daskcnn.nn.tree import leaves, map_leaves
 
 
 def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[Params, State]:
@@ -53,6 +54,23 @@ def loss_and_gradients(
         value, head.gradient = value + head.weight * own, gradient * gradient.dtype.type(head.weight)
     _, grads = model.backward(params, residual, dscores, ctx)
     return value, correct(scores, targets[0]), grads, new_state
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def first_not_finite(model: Sequential, params: Params, state: State, x: Array, ctx: Context) -> str | None:
+    """Return where the first value that is no finite number appears in a pass over a host batch; None: nowhere.
+
+    Weights are looked at before what they make: "weights of conv1", "output of conv2".
+    """
+    xp, images = ctx.device.xp, ctx.device.backend.from_host(x)
+    for path, array in leaves(params):
+        if not bool(xp.isfinite(array).all()):
+            return f"weights of {path.rpartition('/')[0]}"
+    if not bool(xp.isfinite(images).all()):
+        return "images"
+    ctx = replace(ctx, heads={})
+    outputs = model.outputs(params, state, images, ctx)
+    return next((f"output of {name}" for name, y in outputs if not bool(xp.isfinite(y).all())), None)
 
 
 def on_device(targets: Targets, backend: Backend) -> Targets:

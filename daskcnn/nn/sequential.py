@@ -118,6 +118,13 @@ class Sequential(Layer):
             residuals.append(residual)
         return x, new_state, tuple(residuals) if ctx.training else None
 
+    def outputs(self, params: Params, state: State, x: Array, ctx: Context) -> Iterator[tuple[str, Array]]:
+        """Yield the output of every child by name, one after the other. No chains: for looking at a network."""
+        given = lent(params, self.ties)
+        for name, layer in self.layers:
+            x, _, _ = layer.forward(given.get(name, {}), state.get(name, {}), x, ctx.child(name))
+            yield name, x
+
     def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array | None, Params]:
         """Return (dx, gradients). Without `ctx.need_dx` it ends at the first child whose parameters are trained."""
         first, given = self._first_with(params), lent(params, self.ties)

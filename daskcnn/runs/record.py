@@ -39,6 +39,7 @@ class _Book(_StateFields):
     best: float = 0.0
     worse: Count = 0
     epochs: Count | None = None
+    rate_scale: float = Field(1.0, gt=0, le=1)
 
 
 class Record(_StateFields):

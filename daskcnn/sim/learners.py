@@ -32,8 +32,8 @@ class Learner(Protocol):
     weights: Vector
     frozen: tuple[slice, ...]
 
-    def begin(self, round_: Round, local: Local, replicas: int) -> None:
-        """Take up a round. replicas: how many train in it."""
+    def begin(self, round_: Round, local: Local, scale: float) -> None:
+        """Take up a round. scale: of the learning rate."""
         ...
 
     def train(self, steps: int) -> Learnt:
@@ -55,7 +55,7 @@ class TimingOnly:
         self.weights = np.zeros(1, np.float32)
         self.frozen: tuple[slice, ...] = ()
 
-    def begin(self, round_: Round, local: Local, replicas: int) -> None:
+    def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Do nothing."""
         return
 
@@ -79,10 +79,10 @@ class Training:
         self._taken = self._samples = 0
         self._learnt = NOTHING
 
-    def begin(self, round_: Round, local: Local, replicas: int) -> None:
+    def begin(self, round_: Round, local: Local, scale: float) -> None:
         """Take up a round; the one before ends."""
         self.close()
-        self._steps = steps_of_round(self._replica, self._rule, round_, local, replicas=replicas)
+        self._steps = steps_of_round(self._replica, self._rule, round_, local, scale=scale)
         self._taken, self._samples = 0, round_.samples
 
     def train(self, steps: int) -> Learnt:

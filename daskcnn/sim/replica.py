@@ -94,7 +94,7 @@ class SimulatedReplica:
         """Train the ordered round from now on; `reported` is told how it went."""
         self._order, self._reported = order, reported
         self._busy, self.sent, self.received = 0.0, 0, 0
-        self.learner.begin(order.round, self.local, order.replicas)
+        self.learner.begin(order.round, self.local, order.scale)
         self._train(self._exchange.begin(order.round, order.score))
 
     def _carry_out(self, order: Order) -> None:

@@ -33,6 +33,7 @@ from daskcnn.nn import (
     Sequential,
     StepPace,
     correct,
+    first_not_finite,
     labels_for,
     leaves,
     loss_and_gradients,
@@ -217,7 +218,9 @@ class Replica:
         )
         value = self.device.backend.scalar(loss)
         if not math.isfinite(value):
-            raise Diverged(f"loss = {value}", f"training diverged at learning rate {pace.lr:.3g}", "lower train.lr")
+            found = first_not_finite(self.model, self._params, self._state, batch.x, ctx) or "loss"
+            reason = f"training diverged at learning rate {pace.lr:.3g}, first in the {found}"
+            raise Diverged(f"loss = {value}", reason, "lower train.lr")
         self._descend(grads, pace, adjust)
         for (_, kept), (_, new) in zip(leaves(self._state), leaves(new_state), strict=True):
             kept[...] = new

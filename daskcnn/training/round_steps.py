@@ -16,7 +16,7 @@ def steps_of_round(
     round_: Round,
     local: Local,
     *,
-    replicas: int,
+    scale: float = 1.0,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[Trained, None, None]:
     """Train the round a step at a time; call `close()` if you stop iterating early.
@@ -25,8 +25,8 @@ def steps_of_round(
     ----------
     local:
         The replica's weights, with what the rule's `local_step` goes by.
-    replicas:
-        Number of replicas that train; the rule may scale the learning rate by it.
+    scale:
+        Factor of the learning rate.
     stop:
         Asked before each step.
 
@@ -55,5 +55,5 @@ def steps_of_round(
         steps=round_.steps,
         stop=stop,
         adjust=adjust,
-        scale=rule.rate(replicas),
+        scale=scale,
     )

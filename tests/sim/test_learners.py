@@ -120,7 +120,7 @@ class Parabola:
         self._taken = 0
         self.frozen: tuple[slice, ...] = ()
 
-    def begin(self, round_: Any, local: Any, replicas: int) -> None:
+    def begin(self, round_: Any, local: Any, scale: float) -> None:
         self._taken, self._local = 0, local
 
     def train(self, steps: int) -> Learnt:

@@ -56,8 +56,8 @@ def lost(worker: str, samples: int, reason: str = "gone") -> Order:
     return Log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))
 
 
-def starts(round_: Round, *, score: tuple[int, int] | None, replicas: int, life: int = 1) -> Order:
-    return orders.StartRound(life, 1, round_, score, replicas)
+def starts(round_: Round, *, score: tuple[int, int] | None, life: int = 1, scale: float = 1.0) -> Order:
+    return orders.StartRound(life, 1, round_, score, scale)
 
 
 def reported(round_: Round, epoch: float, **known: Any) -> Order:
@@ -109,8 +109,8 @@ def test_two_workers_begin() -> None:
     ]
     assert shell.answer_to(orders.Join, "cpu-1") == []
     assert shell.answer_to(orders.Join, "cpu-0") == [
-        starts(FIRST[0], score=(60, 73), replicas=2),
-        starts(FIRST[1], score=(73, 80), replicas=2),
+        starts(FIRST[0], score=(60, 73)),
+        starts(FIRST[1], score=(73, 80)),
     ]
 
 
@@ -178,8 +178,8 @@ def test_a_synchronous_round() -> None:
         reported(FIRST[1], 1.0, version=2, center=HALVES[1]),
         looked(1.0, step=2, seconds=5.0),
         orders.Save(1.0, ANY, ("cpu-0", "cpu-1"), HALVES[0] + HALVES[1]),
-        starts(SECOND[0], score=(60, 73), replicas=2),
-        starts(SECOND[1], score=(73, 80), replicas=2),
+        starts(SECOND[0], score=(60, 73)),
+        starts(SECOND[1], score=(73, 80)),
     ]
 
 
@@ -188,7 +188,7 @@ def test_an_asynchronous_round() -> None:
     shell = training("agwu")
     assert shell.answer_to(orders.StartRound, "cpu-0") == [
         reported(FIRST[0], 0.5),
-        starts(a_round("cpu-0", 1, ((0, 30),), (1 / 6, 0.5)), score=None, replicas=2),
+        starts(a_round("cpu-0", 1, ((0, 30),), (1 / 6, 0.5)), score=None),
     ]
 
 
@@ -204,7 +204,7 @@ def test_a_worker_comes_to_an_asynchronous_run() -> None:
     ]
     (started,) = shell.answer_to(orders.Join)
     assert isinstance(started, orders.StartRound)
-    assert (started.round.worker, started.round.samples, started.replicas) == ("cpu-2", 20, 3)
+    assert (started.round.worker, started.round.samples, started.scale) == ("cpu-2", 20, 1.0)
 
 
 def test_a_worker_comes_to_a_synchronous_run() -> None:
@@ -298,7 +298,7 @@ def test_an_overdue_worker_is_asked_for_and_given_up() -> None:
         orders.Cancel("cpu-1"),
         orders.Leave("cpu-1", 1, 1),
         allocated(cpu_0=60),
-        starts(a_round("cpu-0", 1, ((0, 60),), (1 / 6, 0.5)), score=(60, 80), replicas=1),
+        starts(a_round("cpu-0", 1, ((0, 60),), (1 / 6, 0.5)), score=(60, 80)),
     ]
 
 

@@ -41,9 +41,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
         patience=st.sampled_from([None, None, 2]),
     )
     def begin(self, which: Any, partition: str, workers: int, size: int, patience: int | None) -> None:
-        chosen = settings_of(
-            which, partition, replica_size=size if "exchange" not in which[1] else 1, patience=patience
-        )
+        groups = size if "exchange" not in which[1] else 1
+        chosen = settings_of(which, partition, replica_size=groups, patience=patience, lowers=True)
         self.shell = Shell(chosen)
         self.coordinator = self.shell.coordinator
         for i in range(workers):

@@ -30,7 +30,7 @@ from daskcnn.training.coordinator.phase import LayerPhase
 from daskcnn.training.coordinator.shares import REPORTS
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
-BOOK = {"best": 0.0, "worse": 0, "epochs": 2}
+BOOK = {"best": 0.0, "worse": 0, "epochs": 2, "rate_scale": 1.0}
 
 
 def kinds(out: list[Order]) -> list[type]:
@@ -90,7 +90,7 @@ def test_an_epoch_ends_with_a_judged_snapshot() -> None:
     assert shell.steps(9) == []
     assert shell.step() == [orders.Collect(2, 10)]
     assert shell.pieces() == [orders.Keep(10, 1.0, BOOK, None), orders.Judge(80, 100)]
-    book, score = {"best": 0.05, "worse": 0, "epochs": 2}, Score(10.0, 1, 20)
+    book, score = BOOK | {"best": 0.05}, Score(10.0, 1, 20)
     assert shell.judged() == [orders.Keep(10, 1.0, book, score), orders.AskCounters(1)]
     epoch, save, place, run = shell.counted()
     assert save == orders.Save(1.0, book, ("layer",), score)
@@ -187,7 +187,7 @@ def test_a_resumed_run_goes_on_from_its_snapshot() -> None:
     assert (shell.trained, shell.end) == (12, 17)
     shell.go_on()
     assert shell.saved == 20
-    assert shell.coordinator.snapshot.book == {"best": 0.4, "worse": 2, "epochs": 2}
+    assert shell.coordinator.snapshot.book == BOOK | {"best": 0.4, "worse": 2}
 
 
 @pytest.mark.parametrize("snapshot", [LayerSnapshot(20, 2.0), LayerSnapshot(10, 1.0, {"best": 0.4, "worse": 2})])
@@ -472,7 +472,7 @@ def test_weights_that_are_not_finite_are_not_kept() -> None:
     shell.steps(10)
     out = shell.pieces(finite=False)
     assert kinds(out) == [orders.CancelAll, orders.End]
-    assert "weights after step 10: not finite, training diverged; lower train.lr" in str(end_of(out).error)
+    assert "weights after step 10 are not finite: training diverged; lower train.lr" in str(end_of(out).error)
 
 
 def test_a_signal_keeps_the_steps_under_way() -> None:

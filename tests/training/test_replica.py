@@ -420,7 +420,7 @@ def test_lookahead_begins_a_round_where_the_weights_are(dataset: Dataset) -> Non
     replica.adopt(merged)
     round_ = Round("w", 1, ((0, 200),), 64, (0.0, 0.5))
     local = Local(replica.weights, replica.weights)
-    with closing(steps_of_round(replica, RULES["sgwu"](), round_, local, replicas=1)) as steps:
+    with closing(steps_of_round(replica, RULES["sgwu"](), round_, local)) as steps:
         np.testing.assert_array_equal(replica.host_optimizer().vectors[-1], merged[: replica.layout.parameter_size])
         next(steps)
     assert replica.optimizer_state.count == 3

@@ -196,9 +196,8 @@ class GroupReplicas:
         """Submit the first steps of a group's round."""
         job, rule, round_ = self._context.job, self._rule, order.round
         assert round_ is not None, "the order of a round"
-        passes, scale = rule.passes(job.train.epochs), rule.rate(order.replicas)
-        exchanges = self._cadence.exchanges(round_)
-        steps = round_steps(job, round_, passes=passes, scale=scale, exchanges=exchanges)
+        passes, exchanges = rule.passes(job.train.epochs), self._cadence.exchanges(round_)
+        steps = round_steps(job, round_, passes=passes, scale=order.scale, exchanges=exchanges)
         work = GroupRound(self._groups[order.worker].graph, order, steps, watch, job.cluster.chain)
         work.advance()
         return work

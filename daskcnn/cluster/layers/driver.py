@@ -30,8 +30,8 @@ from daskcnn.cluster.session.session import Counters
 from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
-from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, rate_of
-from daskcnn.nn import OptimizerState, StepPace
+from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, pace_at, rate_of
+from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.runs.state import TrainingState
 from daskcnn.sharded import ShareSearch, WorkerLinks, stages_of
@@ -86,6 +86,7 @@ class LayerSharded:
         self._calibrating: dict[str, Future] = {}
         self._flight: deque[tuple[MinibatchStep, Future]] = deque()
         self._next = self._end = 0  # the next step to submit, and the first that is not
+        self._scale = 1.0  # of the learning rate
         self._awaited: list[Awaited] = []
         self._collected: tuple[Array, OptimizerState] = weights, still
         self._orders: dict[type, Callable[[Any], None]] = {
@@ -172,7 +173,7 @@ class LayerSharded:
         begin, size = position * train.batch_size, train.batch_size
         presented = presentation * samples + begin  # the rate follows samples: an epoch's last minibatch may be smaller
         progress = presented / (samples * train.epochs)
-        pace = StepPace(self._rate.rate(train.lr, progress, presented / samples), progress)
+        pace = pace_at(train, self._rate, progress, self._scale)
         return MinibatchStep(number, presentation, position, pace, min(size, samples - begin))
 
     def _take_results(self) -> None:
@@ -232,7 +233,7 @@ class LayerSharded:
 
     def _run_segment(self, order: orders.RunSegment) -> None:
         if order.life == self._life:  # else the pieces could not be placed, and the coordinator is told why
-            self._next, self._end = order.begin, order.end
+            self._next, self._end, self._scale = order.begin, order.end, order.scale
 
     def _stop_segment(self, order: orders.StopSegment) -> None:
         now = time.monotonic()

@@ -196,7 +196,7 @@ class PeerRound:
             self._meet()
 
     def _meet(self) -> None:
-        starts = {worker: RoundStart(order.round, order.score) for worker, order in self._started.items()}
+        starts = {worker: RoundStart(order.round, order.score, order.scale) for worker, order in self._started.items()}
         version = self._version + self._made
         self._last = self._graph.meet(version, {} if self._made else starts, self._last)
         self._made += 1

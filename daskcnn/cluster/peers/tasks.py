@@ -53,10 +53,14 @@ class Peers:
 
 @dataclass(frozen=True)
 class RoundStart:
-    """Driver to worker: the round that begins. score: the validation samples to judge its center on."""
+    """Driver to worker: the round that begins. score: the validation samples to judge its center on.
+
+    scale: of the learning rate.
+    """
 
     round: Round
     score: tuple[int, int] | None
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def train(peers: Peers, version: int, start: RoundStart | None, sums: Sequence[A
     session, peer = _peer_of(peers)
     _adopt(peers, session, peer, version, sums)
     if start is not None:
-        _begin_round(session, peer, start, replicas=len(peers.names))
+        _begin_round(session, peer, start)
     if not isinstance(peer.now.order, TrainSteps):
         raise OutOfTurn(f"a task of version {version} whose steps are made already; it is dropped")
     try:
@@ -287,11 +291,11 @@ def _adopt(peers: Peers, session: Session, peer: Peer, version: int, sums: Seque
     _check_turn(peer, version)
 
 
-def _begin_round(session: Session, peer: Peer, start: RoundStart, *, replicas: int) -> None:
+def _begin_round(session: Session, peer: Peer, start: RoundStart) -> None:
     exchange = peer.exchange
     if peer.round is not None:
         raise OutOfTurn(f"round {start.round.number} has begun already; a task was run twice")
-    steps = steps_of_round(session.replica, exchange.rule, start.round, exchange.local, replicas=replicas, stop=stopped)
+    steps = steps_of_round(session.replica, exchange.rule, start.round, exchange.local, scale=start.scale, stop=stopped)
     peer.round = RoundUnderWay(exchange.begin(start.round, start.score), steps)
 
 

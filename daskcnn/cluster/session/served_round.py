@@ -64,7 +64,7 @@ class ServedRound:
         asked, exchange = self.asked, self._exchange
         assert asked.round is not None
         steps = steps_of_round(
-            self._replica, exchange.rule, asked.round, exchange.local, replicas=asked.replicas, stop=stopped
+            self._replica, exchange.rule, asked.round, exchange.local, scale=asked.scale, stop=stopped
         )
         with closing(steps):
             while isinstance(self.order, TrainSteps):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import ClassVar
 
 from daskcnn.arrays import Device
 from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer
@@ -21,6 +22,9 @@ class AdamW(Optimizer):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+
+    rate_power: ClassVar[float] = 0.5
+    usual_rate: ClassVar[float] = 0.002
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from daskcnn.arrays import Device
 from daskcnn.nn.optimizers.norms import sum_of_squares
@@ -23,6 +23,8 @@ class LARS(Optimizer):
     momentum: float = 0.9
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+
+    usual_rate: ClassVar[float] = 2.0
 
     def __post_init__(self) -> None:
         if self.trust <= 0:

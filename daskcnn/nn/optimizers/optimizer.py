@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -84,7 +84,17 @@ class OneStep:
 
 
 class Optimizer(ABC):
-    """Base of all optimizers. A subclass is a frozen dataclass of options without hidden state."""
+    """Base of all optimizers. A subclass is a frozen dataclass of options without hidden state.
+
+    Attributes
+    ----------
+    usual_rate : learning rate of a job that gives none.
+    rate_power : power of the batch size by which the rate grows: 1 where a step is linear in the gradient (Goyal et al.
+        2017), 0.5 where it is divided by the gradient's root mean square (Malladi et al. 2022).
+    """
+
+    usual_rate: ClassVar[float]
+    rate_power: ClassVar[float] = 1.0
 
     @property
     @abstractmethod

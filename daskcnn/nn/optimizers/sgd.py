@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.optimizers.optimizer import Loop, OneStep, Optimizer
@@ -16,6 +17,8 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+
+    usual_rate: ClassVar[float] = 0.005
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:

@@ -14,7 +14,8 @@ spent; the run goes on meanwhile. Where other shares would save enough, the segm
 them. A snapshot's pieces are placed anew anyway, so a smaller gain is enough there.
 
 Going back. A run that loses a worker, or has tasks out of step, goes on from the snapshot. It ends after tasks out of
-step `GO_BACK` times on end from the same one. An unsaved snapshot is saved before a run ends, unless it diverged.
+step `GO_BACK` times on end from the same one. One that diverges goes back once, with a third of the learning rate. An
+unsaved snapshot is saved before a run ends, unless it diverged.
 
 Silence. The clock begins with the first tick after an order and again with each result. After the stall timeout the
 coordinator asks for whom the run waits, and ends the run with their names.
@@ -178,7 +179,8 @@ class LayerCoordinator:
         self.done, self.end = self.snapshot.step, self.records.segment_end
         self._enter(LayerPhase.STEPPING)
         self._out.put(orders.Place(self.life, self.done, shares))
-        self._out.put(orders.RunSegment(self.life, self.done, self.end))
+        scale = self.records.divergence.scale
+        self._out.put(orders.RunSegment(self.life, self.done, self.end, scale))
 
     def _enter(self, phase: LayerPhase) -> None:
         """The shell has something new to carry out; how long that takes is none of the workers' silence."""
@@ -189,8 +191,7 @@ class LayerCoordinator:
         if self.phase is not LayerPhase.STEPPING or fact.life != self.life or fact.number != self.done:
             return
         if not math.isfinite(fact.score.loss_sum):
-            message = f"loss = {fact.score.loss} at step {fact.number}: training diverged; lower train.lr"
-            self._end("diverged", Diverged(message))
+            self._diverged(f"loss = {fact.score.loss} at step {fact.number}")
             return
         self.done = fact.number + 1
         self.silence.heard(fact.at)
@@ -225,8 +226,7 @@ class LayerCoordinator:
         if self.phase is not LayerPhase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
             return
         if not fact.finite:  # the last step may have spoilt what its own loss does not show yet
-            message = f"weights after step {fact.step}: not finite, training diverged; lower train.lr"
-            self._end("diverged", Diverged(message))
+            self._diverged(f"weights after step {fact.step} are not finite")
             return
         self.records.keep(self.done, None)
         if self._interrupted is not None:
@@ -277,6 +277,17 @@ class LayerCoordinator:
 
     def _on_saved(self, fact: facts.Saved) -> None:
         """Nothing waits for it: orders are carried out in turn."""
+
+    def _diverged(self, value: str) -> None:
+        """Go back to the snapshot, once; then end."""
+        error, divergence = Diverged(value, "training diverged", "lower train.lr"), self.records.divergence
+        if self._interrupted is not None:
+            self._end_interrupted()
+        elif divergence.goes_back():
+            self._out.warn(divergence.warning(error, f"the snapshot of step {self.snapshot.step}"))
+            self._go_back()
+        else:
+            self._end("diverged", divergence.last(error))
 
     # --- what the workers spent ---
 

@@ -10,6 +10,7 @@ from daskcnn.events import StepsEnded
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.costs import StepCosts
+from daskcnn.training.coordinator.divergence import Divergence
 from daskcnn.training.coordinator.looks import Look, looks_from
 from daskcnn.training.coordinator.outbox import Outbox
 from daskcnn.training.coordinator.settings import LayerSettings
@@ -38,6 +39,7 @@ class LayerRecords:
     saved : the step of the last checkpoint.
     looks : evaluations of the snapshots, and what was trained since the last one.
     costs : what the epoch has cost the workers so far.
+    divergence : the learning rate's factor, and whether the run may go back.
     look : the epoch that was judged and is yet to be logged, and whether its snapshot is the best so far.
     """
 
@@ -46,6 +48,7 @@ class LayerRecords:
         self.snapshot, self.saved = snapshot, snapshot.step
         self.looks = looks_from(snapshot.book, settings.patience, settings.epochs, snapshot.epoch, 0.0)
         self.costs = StepCosts()
+        self.divergence = Divergence.from_book(snapshot.book, lowers=settings.lowers)
         self.look: tuple[Look, bool] | None = None
         self._lr: float | None = None  # of the last step
         self._reported = (0, 0.0)  # at which step and when the last report of steps was
@@ -86,7 +89,7 @@ class LayerRecords:
 
     def keep(self, step: int, validation: Score | None) -> None:
         """Make the pieces that were collected last the snapshot."""
-        book = self.looks.book(self._settings.epochs)
+        book = self.looks.book(self._settings.epochs) | self.divergence.book()
         self.snapshot = LayerSnapshot(step, self._epoch_of(step), book, validation)
         self._out.put(orders.Keep(step, self.snapshot.epoch, book, validation))
 
@@ -139,6 +142,11 @@ class LayerRecords:
         settings, snapshot = self._settings, self.snapshot
         event = look.event(epoch=snapshot.epoch, epochs=settings.epochs, step=snapshot.step, lr=self._lr)
         self._out.log(event.model_copy(update={"workers": tuple(self.costs.rows(look))}))
+        told = self.looks.guesses(
+            look, settings.guess, epoch=snapshot.epoch, epochs=settings.epochs, steps=snapshot.step
+        )
+        if told is not None:
+            self._out.warn(told)
         self.begin_epoch(now)
         return better
 

@@ -112,11 +112,12 @@ class Life:
         self.newcomers = []
 
     def _start(self, due: list[Round], now: float) -> None:
-        scored, replicas = self._to_score(due), len(self.rounds.running)
+        scored = self._to_score(due)
+        scale = self._settings.rate_scale(len(self.rounds.running)) * self._records.divergence.scale
         self._scored.update(scored)
         for round_ in due:
             session = self.sessions.start(round_, now, self._expected(round_))
-            self._out.put(orders.StartRound(self.number, session, round_, scored.get(round_.worker), replicas))
+            self._out.put(orders.StartRound(self.number, session, round_, scored.get(round_.worker), scale))
 
     def _expected(self, round_: Round) -> float:
         """Seconds within which the round should be heard of."""

@@ -45,6 +45,44 @@ class Look:
         )
 
 
+_SURE = 2.0
+"""Standard errors that an accuracy lies above that of guessing before the network counts as better."""
+_SOON = 3
+"""Epochs before a run is told that it is no better than guessing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    """What guessing comes to, and whether a run is better.
+
+    Attributes
+    ----------
+    share : of the commonest class among the validation samples: the accuracy of naming it always.
+    """
+
+    share: float
+
+    def like(self, look: Look) -> bool:
+        """Return whether neither the validation nor the training accuracy of a look is clearly above it."""
+        found = [(score.accuracy, score.samples) for score in (look.center, look.trained) if score.samples]
+        error = self.share * (1 - self.share)
+        return len(found) == 2 and all(
+            accuracy is not None and accuracy <= self.share + _SURE * math.sqrt(error / samples)
+            for accuracy, samples in found
+        )
+
+    def warning(self, look: Look, epoch: float, steps: float) -> str:
+        """Return what the log says. steps: that each replica has made so far."""
+        accuracy = look.center.accuracy
+        assert accuracy is not None, "asked for where there is one"
+        return (
+            f"after {epoch:.3g} epochs the network is no better than guessing: {accuracy:.1%} of the validation "
+            f"samples are right, and {self.share:.1%} are of the commonest class. Likely reasons: too few steps "
+            f"({steps:.0f} so far; train more epochs, or lower train.batch_size); an unsuitable learning rate (try a "
+            "third of train.lr, and three times); labels that belong to other images (look with `daskcnn data show`)"
+        )
+
+
 class Looks:
     """Behind a barrier the center is judged at the end of every round, by all; else once an epoch, by one replica.
 
@@ -53,11 +91,12 @@ class Looks:
     best : the best quality on the validation samples so far (`Score.quality`).
     worse : looks since.
     mark : the next whole epoch; an asynchronous run judges its center when rounds up to there are given out.
+    told : whether the run was told that it is no better than guessing.
     """
 
     def __init__(self, *, patience: int | None, epoch: float, best: float, worse: int, now: float) -> None:
         self.patience, self.best, self.worse = patience, best, worse
-        self.mark = math.floor(epoch) + 1
+        self.mark, self.told = math.floor(epoch) + 1, False
         self._begin(now)
 
     def book(self, epochs: int) -> dict[str, Any]:
@@ -98,6 +137,19 @@ class Looks:
         """Count samples that the center was judged on."""
         self._center += score
         self.judged = True
+
+    def guesses(self, look: Look, share: float | None, *, epoch: float, epochs: int, steps: float) -> str | None:
+        """Return a warning where the run is no better than guessing after some epochs; once.
+
+        Parameters
+        ----------
+        share : of the commonest class; None: guessing has no accuracy.
+        steps : that each replica has made so far.
+        """
+        if share is None or self.told or epoch < min(_SOON, epochs) or not Guessing(share).like(look):
+            return None
+        self.told = True
+        return Guessing(share).warning(look, epoch, steps)
 
     def restart(self, now: float) -> None:
         """Forget what was counted since the last look: it is trained again."""

@@ -62,14 +62,14 @@ class StartRound:
     Attributes
     ----------
     score : validation samples on which it judges the center afterwards; None: none.
-    replicas : how many train now.
+    scale : factor of the learning rate.
     """
 
     life: int
     session: int
     round: Round
     score: tuple[int, int] | None
-    replicas: int
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RunSegment:
-    """Train the steps begin…end on the pieces that were placed, some of them submitted ahead. Answers: `StepDone`."""
+    """Train the steps begin…end on the pieces that were placed, some of them submitted ahead. Answers: `StepDone`.
+
+    scale: factor of the learning rate.
+    """
 
     life: int
     begin: int
     end: int
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

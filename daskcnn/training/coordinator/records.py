@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator.divergence import Divergence
 from daskcnn.training.coordinator.looks import looks_from
 from daskcnn.training.coordinator.outbox import Outbox
 from daskcnn.training.coordinator.settings import Settings
@@ -44,11 +46,13 @@ class Records:
     kept : the state kept last.
     saving : states that are being kept, the oldest first.
     version : of the newest center that was reported.
+    divergence : the learning rate's factor, and whether the run may go back.
     """
 
     def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
         self._settings, self._out = settings, out
         self.kept, self.saving = kept, list[Kept]()
+        self.divergence = Divergence.from_book(kept.book or {}, lowers=settings.lowers)
         self.begin_life(0.0)
 
     def begin_life(self, now: float) -> None:
@@ -67,6 +71,11 @@ class Records:
         look, better = self.looks.look(now)
         epoch, settings = self.epoch(rounds), self._settings
         self._out.log(look.event(epoch=epoch, epochs=settings.epochs, step=self.version, lr=lr))
+        steps = rounds.done / (settings.batch_size * len(rounds.seconds))
+        if told := self.looks.guesses(look, settings.guess, epoch=epoch, epochs=settings.epochs, steps=steps):
+            self._out.warn(told)
+        if look.center.samples and not math.isfinite(look.center.loss_sum) and not rounds.ended:
+            return  # these weights are none to go back to
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
             self.save(look.center, rounds, life)
 
@@ -86,4 +95,5 @@ class Records:
         self.kept = Kept(version, self.epoch(rounds), self._book(rounds, life), judged=False)
 
     def _book(self, rounds: Rounds, life: int) -> dict[str, Any]:
-        return {"rounds": rounds.to_dict(), "server_epoch": life, **self.looks.book(self._settings.epochs)}
+        own = self.looks.book(self._settings.epochs) | self.divergence.book()
+        return {"rounds": rounds.to_dict(), "server_epoch": life, **own}

@@ -12,6 +12,9 @@ with it; the replica's samples go to the others.
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
 which replicas wait for others, and gives up those that do not.
 
+Divergence. A loss or a push that is not finite takes the run back to the state kept last, once, with a third of the
+learning rate; the second one ends it.
+
 Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
 new life begins from the last center that one of the others has.
 
@@ -242,7 +245,19 @@ class Coordinator:
         if self._present and fact.life == self.life and fact.replica in self._present.sessions.running:
             if not self.settings.peers:
                 self._out.put(orders.CountServer())  # the push that was refused is to be on record
-            self._end("diverged" if isinstance(fact.error, errors.Diverged) else "failed", fact.error)
+            if isinstance(fact.error, errors.Diverged):
+                self._diverged(fact.error, fact.at)
+            else:
+                self._end("failed", fact.error)
+
+    def _diverged(self, error: errors.Diverged, now: float) -> None:
+        """Go back to the state kept last, once; then end."""
+        divergence = self._records.divergence
+        if self.phase is _TRAINING and divergence.goes_back():
+            self._out.warn(divergence.warning(error, f"the state of epoch {self.kept.epoch:.2f}"))
+            self._restart(now)
+        else:
+            self._end("diverged", divergence.last(error))
 
     def _on_saved(self, fact: facts.Saved) -> None:
         if not self._records.saving:

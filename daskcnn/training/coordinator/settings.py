@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from daskcnn.job.tables import Job, Train
+from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import ShareSearch, WorkerLinks
@@ -36,6 +37,9 @@ class Settings:
     replica_size : workers of a replica.
     wanted : workers of each kind that the job asks for; empty: all there are.
     measures_links : whether a group's shares go by what transfers take.
+    rate_power : power of the replicas' number that the learning rate grows by, where the rule scales it.
+    lowers : whether a run that diverges goes back once, with a lower learning rate.
+    guess : share of the commonest class among the validation samples; None: guessing has no accuracy.
     """
 
     strategy: str
@@ -51,9 +55,12 @@ class Settings:
     replica_size: int = 1
     wanted: Mapping[str, int] = field(default_factory=dict)
     measures_links: bool = True
+    rate_power: float = 1.0
+    lowers: bool = False
+    guess: float | None = None
 
     @classmethod
-    def of(cls, job: Job, samples: int) -> Settings:
+    def of(cls, job: Job, samples: int, guess: float | None = None) -> Settings:
         """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
@@ -72,7 +79,14 @@ class Settings:
             train.replica_size,
             job.cluster.workers.given,
             measures_links=_by_transfers(train),
+            rate_power=OPTIMIZERS[train.optimizer.name].rate_power,
+            lowers=train.on_divergence == "lower",
+            guess=guess,
         )
+
+    def rate_scale(self, replicas: int) -> float:
+        """Factor of the learning rate where this number of replicas trains."""
+        return self.rule.rate(replicas) ** self.rate_power
 
     @property
     def peers(self) -> bool:
@@ -102,6 +116,8 @@ class LayerSettings:
     snapshot_every : most steps between two snapshots.
     report_every : steps between two reports.
     between_moves : steps at least that shares stay as they are.
+    lowers : whether a run that diverges goes back once, with a lower learning rate.
+    guess : share of the commonest class among the validation samples; None: guessing has no accuracy.
     """
 
     samples: int
@@ -118,9 +134,11 @@ class LayerSettings:
     snapshot_every: int = 250
     report_every: int = 25
     between_moves: int = 25
+    lowers: bool = False
+    guess: float | None = None
 
     @classmethod
-    def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int) -> LayerSettings:
+    def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int, guess: float | None = None) -> LayerSettings:
         """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         return cls(
@@ -137,6 +155,8 @@ class LayerSettings:
             measures_links=_by_transfers(train),
             snapshot_every=job.cluster.chain,
             report_every=job.run.report_every,
+            lowers=train.on_divergence == "lower",
+            guess=guess,
         )
 
     @property

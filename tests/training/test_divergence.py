@@ -1,0 +1,159 @@
+"""A run that diverges goes back once with a lower rate; one that is no better than guessing is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from daskcnn.errors import Diverged
+from daskcnn.events import Warned
+from daskcnn.nn.score import Score
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.divergence import LOWER
+from daskcnn.training.coordinator.looks import Look, Looks
+from daskcnn.training.coordinator.orders import Order
+from tests.training import layer_shell
+from tests.training.coordinator_shell import Shell
+from tests.training.test_coordinator_machine import settings_of
+
+RULES = [("sgwu", {}), ("agwu", {}), ("bsp", {}), ("bsp", {"exchange": "asa"})]
+ERROR = Diverged("loss = nan", "training diverged at learning rate 0.1, first in the output of conv1", "lower train.lr")
+
+
+def of_kind(found: list[Order], kind: type) -> list[Any]:
+    return [order for order in found if isinstance(order, kind)]
+
+
+def training(which: tuple[str, dict[str, Any]], **more: Any) -> Shell:
+    shell = Shell(settings_of(which, "udpa", lowers=True), **more)
+    shell.start("cpu-0", "cpu-1")
+    return training_again(shell)
+
+
+def training_again(shell: Shell) -> Shell:
+    """Up to the rounds of a life that begins."""
+    if not shell.settings.peers:
+        shell.answer_to(orders.StartServer)
+    while any(isinstance(order, orders.Join) for order, _ in shell.pending):
+        shell.answer_to(orders.Join)
+    return shell
+
+
+def diverges(shell: Shell) -> list[Order]:
+    return shell.tell(facts.RoundFailed("cpu-0", shell.coordinator.life, ERROR, shell.now))
+
+
+@pytest.mark.parametrize("which", RULES, ids=str)
+def test_the_first_divergence_goes_back_with_a_third_of_the_rate(which: tuple[str, dict[str, Any]]) -> None:
+    shell = training(which)
+    before = shell.of(orders.StartRound)
+    found = diverges(shell)
+    (warned,) = [order.event for order in of_kind(found, orders.Log) if isinstance(order.event, Warned)]
+    assert (
+        warned.message
+        == "loss = nan: training diverged; back to the state of epoch 0.00, with a third of the learning rate"
+    )
+    assert of_kind(found, orders.CancelAll)
+    training_again(shell)
+    after = shell.of(orders.StartRound)[len(before) :]
+    assert [order.scale for order in after] == pytest.approx([LOWER * order.scale for order in before])
+    assert {order.round.progress for order in after} == {order.round.progress for order in before}
+    assert shell.finish().status == "done"
+    assert shell.of(orders.Save)[-1].book["rate_scale"] == pytest.approx(LOWER)
+
+
+@pytest.mark.parametrize("which", RULES, ids=str)
+def test_the_second_divergence_ends_the_run(which: tuple[str, dict[str, Any]]) -> None:
+    shell = training(which)
+    diverges(shell)
+    training_again(shell)
+    diverges(shell)
+    assert shell.end.status == "diverged"
+    assert "first in the output of conv1; a third of the rate was tried, and diverged too" in str(shell.end.error)
+
+
+def test_a_report_of_the_other_worker_comes_too_late() -> None:
+    """Both diverge in one life: the run goes back once for it."""
+    shell = training(("sgwu", {}))
+    diverges(shell)
+    assert shell.tell(facts.RoundFailed("cpu-1", 1, ERROR, shell.now)) == []
+    training_again(shell)
+    assert shell.finish().status == "done"
+
+
+def test_a_run_that_went_back_before_it_was_resumed_does_not_go_back_again() -> None:
+    shell = training(("sgwu", {}))
+    diverges(shell)
+    training_again(shell)
+    while not shell.of(orders.Save):
+        shell.answer(0)
+    shell.answer_to(orders.Save)
+    resumed = training(("sgwu", {}), kept=shell.coordinator.kept)
+    assert resumed.of(orders.StartRound)[0].scale == pytest.approx(LOWER)
+    diverges(resumed)
+    assert resumed.end.status == "diverged"
+
+
+def test_kernels_are_placed_anew_and_steps_go_a_third_as_far() -> None:
+    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, snapshot_every=3))
+    shell.start(a=1.0, b=1.0)
+    shell.links()
+    shell.steps(3)
+    shell.pieces()
+    found = shell.step(float("nan"))
+    (warned,) = [order.event for order in of_kind(found, orders.Log) if isinstance(order.event, Warned)]
+    assert warned.message == (
+        "loss = nan at step 3: training diverged; back to the snapshot of step 3, with a third of the learning rate"
+    )
+    (segment,) = of_kind(found, orders.RunSegment)
+    assert (segment.begin, segment.scale) == (3, LOWER)
+    (end,) = of_kind(shell.step(float("inf")), orders.End)
+    assert end.status == "diverged"
+
+
+def look(right: int, trained: int) -> Look:
+    """200 samples each."""
+    return Look(Score(200.0, trained, 200), Score(200.0, right, 200), 200, 1.0)
+
+
+def told(found: Look, *, share: float | None = 0.5, epoch: float = 3.0) -> str | None:
+    looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
+    return looks.guesses(found, share, epoch=epoch, epochs=10, steps=21.0)
+
+
+def test_a_run_that_guesses_is_told_why_it_may() -> None:
+    text = told(look(104, 100))
+    assert text is not None
+    for part in ("after 3 epochs", "52.0%", "50.0%", "21 so far", "train.lr", "train.batch_size", "labels"):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [
+        (look(120, 100), {}),  # 2.8 standard errors above guessing
+        (look(100, 120), {}),  # it learns, and overfits
+        (look(100, 100), {"share": None}),
+        (look(100, 100), {"epoch": 2.0}),
+        (Look(Score(200.0, None, 200), Score(200.0, None, 200), 200, 1.0), {}),
+    ],
+)
+def test_a_run_that_learns_or_that_has_just_begun_is_not_told(found: Look, known: dict[str, Any]) -> None:
+    assert told(found, **known) is None
+
+
+def test_a_run_is_told_once() -> None:
+    looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
+    so_far: dict[str, Any] = {"epochs": 10, "steps": 21.0}
+    assert looks.guesses(look(100, 100), 0.5, epoch=3.0, **so_far)
+    assert looks.guesses(look(100, 100), 0.5, epoch=4.0, **so_far) is None
+
+
+def test_guessing_is_rarely_taken_for_learning_and_learning_not_for_guessing() -> None:
+    """Of 1,000 runs of either kind, on 200 samples of two classes; those that learn are right 7 times of 10."""
+    rng = np.random.default_rng(0)
+    guess, learn = ([told(look(*rng.binomial(200, p, 2))) for _ in range(1000)] for p in (0.5, 0.7))
+    assert sum(text is not None for text in guess) > 930
+    assert not any(learn)
