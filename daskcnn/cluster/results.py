@@ -15,6 +15,8 @@ from daskcnn.cluster.lost import NotYet, WorkersLost
 from daskcnn.cluster.refusals import Refusal
 from daskcnn.cluster.run_workers import LOOK, RunWorkers
 
+LONGEST_TURN = 16.0
+"""Seconds for which a result that takes long to come is waited for without a look at who is there."""
 K = TypeVar("K")
 
 
@@ -28,6 +30,7 @@ class Results:
 
     def __init__(self, workers: RunWorkers, limit: float) -> None:
         self._workers, self._limit = workers, limit
+        self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
 
     def turn(self, futures: Iterable[Future]) -> set[Future]:
         """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""
@@ -77,8 +80,9 @@ class Results:
         return found
 
     def _ended(self, future: Future) -> Any:
+        turn = self._turns.pop(future.key, LOOK)
         try:
-            return future.result(timeout=LOOK)
+            return future.result(timeout=turn)
         except (KilledWorker, CancelledError) as error:
             self._workers.explain(error)
         except RuntimeError as error:
@@ -88,4 +92,6 @@ class Results:
         except OSError as error:
             if future.status == "error":
                 self._workers.explain(error)
-            raise NotYet from None  # it was the timeout of this turn
+            # it was the timeout of this turn: the next one gives the transfer, which begins anew, twice as long
+            self._turns[future.key] = min(2 * turn, LONGEST_TURN)
+            raise NotYet from None

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,9 +41,40 @@ def test_what_a_task_refuses_is_raised_in_the_driver() -> None:
     """With all that the error says, after the journey."""
     error = ClusterError("device gpu", "CuPy is not installed", "pip install it")
     sent = pickle.loads(pickle.dumps(returns_refusals(raising(error))()))  # noqa: S301
+    workers: Any = SimpleNamespace()
+    future: Any = SimpleNamespace(key="task", result=lambda timeout: sent)
     with pytest.raises(ClusterError) as caught:
-        Results(SimpleNamespace(), 1.0).fetch(SimpleNamespace(result=lambda timeout: sent))  # type: ignore[arg-type]
+        Results(workers, 1.0).fetch(future)
     assert (caught.value.value, caught.value.remedy) == ("device gpu", "pip install it")
+
+
+class Slow:
+    """A task that has ended, whose result takes some seconds to come each time that it is asked for."""
+
+    key, status = "task", "finished"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.turns = seconds, list[float]()
+
+    def result(self, timeout: float) -> str:
+        self.turns.append(timeout)
+        if timeout < self.seconds:
+            raise TimeoutError
+        return "here"
+
+
+@pytest.mark.parametrize("seconds", [0.1, 2.4, 15.0])
+def test_a_result_that_takes_longer_than_a_look_comes(seconds: float) -> None:
+    """Dask begins the transfer anew at each question: 300 MB over 1 Gb/s would never come in turns of one length."""
+    looks: list[None] = []
+    workers: Any = SimpleNamespace(look_round=lambda: looks.append(None))
+    future: Any = Slow(seconds)
+    results = Results(workers, 300.0)
+    assert results.result(future) == "here"
+    assert len(looks) == len(future.turns) - 1, "somebody looks who is there, between two turns"
+    again: Any = Slow(0.1)
+    assert results.result(again) == "here"
+    assert again.turns == [0.5], "the next result of the task begins with a short turn"
 
 
 def test_a_mistake_of_ours_is_no_refusal() -> None:
