@@ -24,7 +24,7 @@ from daskcnn.cluster.work import PendingWork, TaskWork
 from daskcnn.cluster.worker_names import unique_names
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
-from daskcnn.job.network import commonest_share, initial_weights
+from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
 from daskcnn.ps.instructions import Code
 from daskcnn.runs.state import TrainingState
@@ -33,6 +33,7 @@ from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.guessing import guessing_on
 from daskcnn.training.replica import Stopped
 
 
@@ -45,7 +46,7 @@ class DataParallel(Shell):
     """
 
     def __init__(self, context: RunContext, resumed: TrainingState | None, heard: Heard | None = None) -> None:
-        guess = commonest_share(context.job, context.dataset)
+        guess = guessing_on(context.job, context.dataset)
         settings = Settings.of(context.job, context.samples, guess)
         self.state = resumed or TrainingState(0, 0.0, initial_weights(context.job, context.dataset)[1], {}, {})
         state = self.state

@@ -157,14 +157,6 @@ def training_samples(job: Job, dataset: Dataset) -> int:
     return len(dataset.train) - job.data.validation
 
 
-def commonest_share(job: Job, dataset: Dataset) -> float | None:
-    """Share of the commonest class among the validation samples; None where samples do not have one class each."""
-    if dataset.labels != "classes" or reconstructs(job):
-        return None
-    labels = np.asarray(dataset.train.labels()[training_samples(job, dataset) :])
-    return float(np.bincount(labels).max() / len(labels))
-
-
 def vector_bytes(job: Job, dataset: Described) -> int:
     """Memory that a replica needs for its vectors alone: weights, gradients, the optimizer's, and what it exchanges."""
     vectors = VECTORS + len(optimizer_of(job).vectors)

@@ -189,6 +189,8 @@ class Shell:
                 assert order.epoch == self.kept / self.settings.steps_per_epoch
                 assert order.replicas == (REPLICA,)
                 self.saved = self.kept
+            case orders.Restore():
+                self.kept = self.saved
             case orders.Log() | orders.End():
                 pass
             case _:

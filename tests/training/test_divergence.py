@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,9 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.divergence import LOWER
 from daskcnn.training.coordinator.looks import Look, Looks
 from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.guessing import Guessing
 from tests.training import layer_shell
-from tests.training.coordinator_shell import Shell
+from tests.training.coordinator_shell import Shell, report_of
 from tests.training.test_coordinator_machine import settings_of
 
 RULES = [("sgwu", {}), ("agwu", {}), ("bsp", {}), ("bsp", {"exchange": "asa"})]
@@ -97,18 +99,21 @@ def test_a_run_that_went_back_before_it_was_resumed_does_not_go_back_again() -> 
 
 
 def test_kernels_are_placed_anew_and_steps_go_a_third_as_far() -> None:
-    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, snapshot_every=3))
+    """From the last checkpoint: a snapshot behind it may be spoilt."""
+    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, snapshot_every=3, checkpoint_every=0.6))
     shell.start(a=1.0, b=1.0)
     shell.links()
-    shell.steps(3)
-    shell.pieces()
+    for _ in range(3):
+        shell.steps(3)
+        shell.pieces()
+    assert (shell.saved, shell.kept) == (6, 9)
     found = shell.step(float("nan"))
     (warned,) = [order.event for order in of_kind(found, orders.Log) if isinstance(order.event, Warned)]
     assert warned.message == (
-        "loss = nan at step 3: training diverged; back to the snapshot of step 3, with a third of the learning rate"
+        "loss = nan at step 9: training diverged; back to the state of step 6, with a third of the learning rate"
     )
     (segment,) = of_kind(found, orders.RunSegment)
-    assert (segment.begin, segment.scale) == (3, LOWER)
+    assert (segment.begin, segment.scale) == (6, LOWER)
     (end,) = of_kind(shell.step(float("inf")), orders.End)
     assert end.status == "diverged"
 
@@ -118,9 +123,12 @@ def look(right: int, trained: int) -> Look:
     return Look(Score(200.0, trained, 200), Score(200.0, right, 200), 200, 1.0)
 
 
-def told(found: Look, *, share: float | None = 0.5, epoch: float = 3.0) -> str | None:
+HALF = Guessing(0.5, math.log(2))
+
+
+def told(found: Look, *, guess: Guessing | None = HALF, epoch: float = 3.0) -> str | None:
     looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
-    return looks.guesses(found, share, epoch=epoch, epochs=10, steps=21.0)
+    return looks.guesses(found, guess, epoch=epoch, epochs=10, steps=21.0)
 
 
 def test_a_run_that_guesses_is_told_why_it_may() -> None:
@@ -135,7 +143,7 @@ def test_a_run_that_guesses_is_told_why_it_may() -> None:
     [
         (look(120, 100), {}),  # 2.8 standard errors above guessing
         (look(100, 120), {}),  # it learns, and overfits
-        (look(100, 100), {"share": None}),
+        (look(100, 100), {"guess": None}),
         (look(100, 100), {"epoch": 2.0}),
         (Look(Score(200.0, None, 200), Score(200.0, None, 200), 200, 1.0), {}),
     ],
@@ -147,8 +155,8 @@ def test_a_run_that_learns_or_that_has_just_begun_is_not_told(found: Look, known
 def test_a_run_is_told_once() -> None:
     looks = Looks(patience=None, epoch=0.0, best=0.0, worse=0, now=0.0)
     so_far: dict[str, Any] = {"epochs": 10, "steps": 21.0}
-    assert looks.guesses(look(100, 100), 0.5, epoch=3.0, **so_far)
-    assert looks.guesses(look(100, 100), 0.5, epoch=4.0, **so_far) is None
+    assert looks.guesses(look(100, 100), HALF, epoch=3.0, **so_far)
+    assert looks.guesses(look(100, 100), HALF, epoch=4.0, **so_far) is None
 
 
 def test_guessing_is_rarely_taken_for_learning_and_learning_not_for_guessing() -> None:
@@ -157,3 +165,54 @@ def test_guessing_is_rarely_taken_for_learning_and_learning_not_for_guessing() -
     guess, learn = ([told(look(*rng.binomial(200, p, 2))) for _ in range(1000)] for p in (0.5, 0.7))
     assert sum(text is not None for text in guess) > 930
     assert not any(learn)
+
+
+# --- weights that are worth less than the initial ones ---
+
+RUINED = Score(15.0 * 20, 1, 20)
+"""Of ten classes, without a loss that is not finite."""
+
+
+def judged(shell: Shell, center: Score, trained: float) -> list[Order]:
+    """The rounds under way end; the center scores that."""
+    found: list[Order] = []
+    for order, _ in [each for each in shell.pending if isinstance(each[0], orders.StartRound)]:
+        assert isinstance(order, orders.StartRound)
+        part = None if order.score is None else center
+        report = report_of(order.round, center=part)
+        report = report._replace(score=Score(trained * order.round.samples, 0, order.round.samples))
+        found += shell.tell(facts.RoundDone(order.round.worker, order.life, order.session, report, shell.now))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("center", "trained", "back"),
+    [
+        (RUINED, 1e18, True),
+        (Score(math.inf, 1, 20), 2.3, True),
+        (RUINED, 2.3, False),  # few samples, and a network that is sure of itself
+        (Score(15.0 * 20, 9, 20), 1e18, False),  # it is far better than guessing
+        (Score(2.4 * 20, 1, 20), 2.4, False),  # it has not learnt yet
+    ],
+)
+def test_a_run_never_goes_on_from_ruined_weights(center: Score, trained: float, back: bool) -> None:
+    """They are not kept, and the run goes back at once: a step later the loss may be NaN."""
+    shell = Shell(settings_of(("sgwu", {}), "udpa", lowers=True, guess=Guessing(0.1, math.log(10))))
+    shell.start("cpu-0", "cpu-1")
+    found = judged(training_again(shell), center, trained)
+    assert bool(of_kind(found, orders.CancelAll)) == back
+    assert bool(of_kind(found, orders.Save)) != back
+    assert shell.coordinator.kept.epoch == 0.0
+
+
+def test_a_ruined_snapshot_is_not_saved() -> None:
+    shell = layer_shell.Shell(layer_shell.settings_of(lowers=True, guess=Guessing(0.5, 0.2)))
+    shell.start(a=1.0, b=1.0)
+    shell.links()
+    shell.steps(10)
+    shell.pieces()
+    shell.judged(correct=1)
+    found = [order for _ in range(2) if orders.AskCounters in shell.open for order in shell.counted()]
+    assert not of_kind(found, orders.Save)
+    (segment,) = of_kind(found, orders.RunSegment)
+    assert (segment.begin, segment.scale) == (0, LOWER)

@@ -8,13 +8,14 @@ from typing import Protocol
 import numpy as np
 
 from daskcnn.cluster.run_context import RunContext
-from daskcnn.job.network import commonest_share, network_of, training_samples
+from daskcnn.job.network import network_of, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn.layer import Shape
 from daskcnn.sharded import ShareSearch, Stage, WorkerLinks, eq2_elements, stage_shapes, stages_of
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.roster import Measured
 from daskcnn.training.coordinator.settings import LayerSettings
+from daskcnn.training.guessing import guessing_on
 
 
 class Timed(Protocol):
@@ -45,7 +46,7 @@ def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
         return share_search(job, dataset.shape, samples, stages, home, rows, links)
 
     eq2 = _numbers_by_eq2(stages, dataset.shape, job.train.batch_size)
-    return LayerSettings.of(job, samples, balancing, eq2, commonest_share(job, dataset))
+    return LayerSettings.of(job, samples, balancing, eq2, guessing_on(job, dataset))
 
 
 def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:

@@ -71,7 +71,7 @@ class LayerSharded:
         self.layout, weights = initial_weights(self.job, context.dataset)
         self.stages = stages_of(network_of(self.job, context.dataset))
         still = at_rest(self.job, self.layout, weights)
-        self.state = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
+        self.state = self._saved = resumed or TrainingState(0, 0.0, weights, {REPLICA: still}, {})
         settings = settings_of(self.job, context.dataset)
         self.settings, self._balancing = replace(settings, balancing=self.balance), settings.balancing
         snapshot = LayerSnapshot(self.state.step, self.state.epoch, self.state.book, self.state.validation)
@@ -99,6 +99,7 @@ class LayerSharded:
             orders.Keep: self._keep,
             orders.Judge: self._judge,
             orders.Save: self._save,
+            orders.Restore: self._restore,
             orders.AskCounters: self._ask_counters,
             orders.AskWaiting: self._ask_waiting,
             orders.Dismiss: self._dismiss,
@@ -266,7 +267,11 @@ class LayerSharded:
 
     def _save(self, order: orders.Save) -> None:
         self.context.save(self.state)
+        self._saved = self.state
         self._facts.append(facts.Saved(self.state.step, time.monotonic()))
+
+    def _restore(self, order: orders.Restore) -> None:
+        self.state = self._saved
 
     def _ask_counters(self, order: orders.AskCounters) -> None:
         graph = self._graph

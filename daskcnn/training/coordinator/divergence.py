@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from daskcnn.errors import Diverged
+from daskcnn.training.coordinator.looks import Look
+from daskcnn.training.guessing import Guessing
 
 LOWER = 1 / 3
 """Factor of the learning rate behind a divergence."""
@@ -40,6 +43,16 @@ class Divergence:
             return False
         self.scale *= LOWER
         return True
+
+    def ruined(self, look: Look, guess: Guessing | None) -> Diverged | None:
+        """What is wrong with a center that is worth less than the initial weights, where the run may go back."""
+        if not self.lowers or self.scale < 1.0:
+            return None
+        finite = math.isfinite(look.center.loss_sum)
+        if finite and (guess is None or not guess.ruined(look.center, look.trained)):
+            return None
+        value = f"loss = {look.center.loss:.4g} on the validation samples"
+        return Diverged(value, "training diverged", "lower train.lr")
 
     def warning(self, error: Diverged, place: str) -> str:
         """What the log says where the run goes back. place: the state that it goes back to."""

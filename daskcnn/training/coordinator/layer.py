@@ -191,7 +191,8 @@ class LayerCoordinator:
         if self.phase is not LayerPhase.STEPPING or fact.life != self.life or fact.number != self.done:
             return
         if not math.isfinite(fact.score.loss_sum):
-            self._diverged(f"loss = {fact.score.loss} at step {fact.number}")
+            value = f"loss = {fact.score.loss} at step {fact.number}"
+            self._diverged(Diverged(value, "training diverged", "lower train.lr"))
             return
         self.done = fact.number + 1
         self.silence.heard(fact.at)
@@ -226,7 +227,8 @@ class LayerCoordinator:
         if self.phase is not LayerPhase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
             return
         if not fact.finite:  # the last step may have spoilt what its own loss does not show yet
-            self._diverged(f"weights after step {fact.step} are not finite")
+            value = f"weights after step {fact.step} are not finite"
+            self._diverged(Diverged(value, "training diverged", "lower train.lr"))
             return
         self.records.keep(self.done, None)
         if self._interrupted is not None:
@@ -255,7 +257,12 @@ class LayerCoordinator:
 
     def _end_epoch(self) -> None:
         """Report the epoch that was judged, and go on."""
-        self._go_on(better=self.records.end_epoch(self._now))
+        ruined = self.records.ruined
+        better = self.records.end_epoch(self._now)
+        if ruined is None:
+            self._go_on(better=better)
+        else:
+            self._diverged(ruined)
 
     def _go_on(self, *, better: bool) -> None:
         """Behind a snapshot: save it if that is due, and train on, with other shares where these are worth it."""
@@ -278,13 +285,14 @@ class LayerCoordinator:
     def _on_saved(self, fact: facts.Saved) -> None:
         """Nothing waits for it: orders are carried out in turn."""
 
-    def _diverged(self, value: str) -> None:
-        """Go back to the snapshot, once; then end."""
-        error, divergence = Diverged(value, "training diverged", "lower train.lr"), self.records.divergence
+    def _diverged(self, error: Diverged) -> None:
+        """Go back to the snapshot that was saved last, once; then end."""
+        divergence = self.records.divergence
         if self._interrupted is not None:
             self._end_interrupted()
         elif divergence.goes_back():
-            self._out.warn(divergence.warning(error, f"the snapshot of step {self.snapshot.step}"))
+            self.records.restore()
+            self._out.warn(divergence.warning(error, f"the state of step {self.snapshot.step}"))
             self._go_back()
         else:
             self._end("diverged", divergence.last(error))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from daskcnn.errors import Diverged
 from daskcnn.events import StepsEnded
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import orders
@@ -36,7 +37,7 @@ class LayerRecords:
     Attributes
     ----------
     snapshot : the state to go on from.
-    saved : the step of the last checkpoint.
+    good : the snapshot that was saved last, or that the run began with.
     looks : evaluations of the snapshots, and what was trained since the last one.
     costs : what the epoch has cost the workers so far.
     divergence : the learning rate's factor, and whether the run may go back.
@@ -45,7 +46,7 @@ class LayerRecords:
 
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot, out: Outbox) -> None:
         self._settings, self._out = settings, out
-        self.snapshot, self.saved = snapshot, snapshot.step
+        self.snapshot = self.good = snapshot
         self.looks = looks_from(snapshot.book, settings.patience, settings.epochs, snapshot.epoch, 0.0)
         self.costs = StepCosts()
         self.divergence = Divergence.from_book(snapshot.book, lowers=settings.lowers)
@@ -95,9 +96,25 @@ class LayerRecords:
 
     def save(self) -> None:
         """Save the snapshot."""
-        kept = self.snapshot
-        self.saved = kept.step
+        kept = self.good = self.snapshot
         self._out.put(orders.Save(kept.epoch, kept.book, (REPLICA,), kept.validation))
+
+    def restore(self) -> None:
+        """Go back to the snapshot that was saved last."""
+        self.snapshot = self.good
+        self.looks = looks_from(self.good.book, self._settings.patience, self._settings.epochs, self.good.epoch, 0.0)
+        self._out.put(orders.Restore())
+
+    @property
+    def saved(self) -> int:
+        """The step of the last checkpoint."""
+        return self.good.step
+
+    @property
+    def ruined(self) -> Diverged | None:
+        """What is wrong with the snapshot that was judged, if it is worth less than the initial weights."""
+        assert self.look is not None, "judged"
+        return None if self.over else self.divergence.ruined(self.look[0], self._settings.guess)
 
     @property
     def segment_end(self) -> int:

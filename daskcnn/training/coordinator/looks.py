@@ -9,6 +9,7 @@ from typing import Any
 
 from daskcnn.events import EpochEnded
 from daskcnn.nn.score import Score
+from daskcnn.training.guessing import Guessing
 from daskcnn.training.reports import RoundReport
 
 NOTHING = Score(0.0, 0, 0)
@@ -45,42 +46,8 @@ class Look:
         )
 
 
-_SURE = 2.0
-"""Standard errors that an accuracy lies above that of guessing before the network counts as better."""
 _SOON = 3
 """Epochs before a run is told that it is no better than guessing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Guessing:
-    """What guessing comes to, and whether a run is better.
-
-    Attributes
-    ----------
-    share : of the commonest class among the validation samples: the accuracy of naming it always.
-    """
-
-    share: float
-
-    def like(self, look: Look) -> bool:
-        """Return whether neither the validation nor the training accuracy of a look is clearly above it."""
-        found = [(score.accuracy, score.samples) for score in (look.center, look.trained) if score.samples]
-        error = self.share * (1 - self.share)
-        return len(found) == 2 and all(
-            accuracy is not None and accuracy <= self.share + _SURE * math.sqrt(error / samples)
-            for accuracy, samples in found
-        )
-
-    def warning(self, look: Look, epoch: float, steps: float) -> str:
-        """Return what the log says. steps: that each replica has made so far."""
-        accuracy = look.center.accuracy
-        assert accuracy is not None, "asked for where there is one"
-        return (
-            f"after {epoch:.3g} epochs the network is no better than guessing: {accuracy:.1%} of the validation "
-            f"samples are right, and {self.share:.1%} are of the commonest class. Likely reasons: too few steps "
-            f"({steps:.0f} so far; train more epochs, or lower train.batch_size); an unsuitable learning rate (try a "
-            "third of train.lr, and three times); labels that belong to other images (look with `daskcnn data show`)"
-        )
 
 
 class Looks:
@@ -138,18 +105,18 @@ class Looks:
         self._center += score
         self.judged = True
 
-    def guesses(self, look: Look, share: float | None, *, epoch: float, epochs: int, steps: float) -> str | None:
+    def guesses(self, look: Look, guess: Guessing | None, *, epoch: float, epochs: int, steps: float) -> str | None:
         """Return a warning where the run is no better than guessing after some epochs; once.
 
         Parameters
         ----------
-        share : of the commonest class; None: guessing has no accuracy.
+        guess : None: guessing has no accuracy.
         steps : that each replica has made so far.
         """
-        if share is None or self.told or epoch < min(_SOON, epochs) or not Guessing(share).like(look):
+        if guess is None or self.told or epoch < min(_SOON, epochs) or not guess.like(look.center, look.trained):
             return None
         self.told = True
-        return Guessing(share).warning(look, epoch, steps)
+        return guess.warning(look.center, epoch, steps)
 
     def restart(self, now: float) -> None:
         """Forget what was counted since the last look: it is trained again."""

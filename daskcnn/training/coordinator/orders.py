@@ -170,6 +170,11 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """The snapshot is again the one that was saved last, or the one that the run began with."""
+
+
+@dataclass(frozen=True, slots=True)
 class AskCounters:
     """Ask every worker what it spent and moved, between two tasks of steps. Answer: `Counted` of the same number."""
 
@@ -244,6 +249,7 @@ Order: TypeAlias = (
     | StopSegment
     | Collect
     | Keep
+    | Restore
     | AskCounters
     | Rescue
     | Judge

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from daskcnn.errors import Diverged
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
@@ -47,6 +47,7 @@ class Records:
     saving : states that are being kept, the oldest first.
     version : of the newest center that was reported.
     divergence : the learning rate's factor, and whether the run may go back.
+    ruined : what the last evaluation says of a center that has diverged without a loss that is not finite.
     """
 
     def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
@@ -58,6 +59,7 @@ class Records:
     def begin_life(self, now: float) -> None:
         """Go back to the state kept last."""
         self.saving.clear()
+        self.ruined: Diverged | None = None
         self.version = self.kept.step
         book = self.kept.book or {}
         self.looks = looks_from(book, self._settings.patience, self._settings.epochs, self.kept.epoch, now)
@@ -74,8 +76,9 @@ class Records:
         steps = rounds.done / (settings.batch_size * len(rounds.seconds))
         if told := self.looks.guesses(look, settings.guess, epoch=epoch, epochs=settings.epochs, steps=steps):
             self._out.warn(told)
-        if look.center.samples and not math.isfinite(look.center.loss_sum) and not rounds.ended:
-            return  # these weights are none to go back to
+        if not rounds.ended and (ruined := self.divergence.ruined(look, settings.guess)):
+            self.ruined = ruined  # such weights are none to go back to
+            return
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
             self.save(look.center, rounds, life)
 

@@ -238,7 +238,9 @@ class Coordinator:
         life = self._present
         if self.phase is _TRAINING and life is not None and fact.life == life.number:
             life.round_done(fact, fact.at)
-            if life.over:
+            if (ruined := self._records.ruined) is not None:
+                self._diverged(ruined, fact.at)
+            elif life.over:
                 self._finish()
 
     def _on_round_failed(self, fact: facts.RoundFailed) -> None:

@@ -14,6 +14,7 @@ from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import ShareSearch, WorkerLinks
 from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.guessing import Guessing
 
 STEPS_AHEAD = 3
 """Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""
@@ -39,7 +40,7 @@ class Settings:
     measures_links : whether a group's shares go by what transfers take.
     rate_power : power of the replicas' number that the learning rate grows by, where the rule scales it.
     lowers : whether a run that diverges goes back once, with a lower learning rate.
-    guess : share of the commonest class among the validation samples; None: guessing has no accuracy.
+    guess : what guessing comes to on the validation samples; None: it has no accuracy.
     """
 
     strategy: str
@@ -57,10 +58,10 @@ class Settings:
     measures_links: bool = True
     rate_power: float = 1.0
     lowers: bool = False
-    guess: float | None = None
+    guess: Guessing | None = None
 
     @classmethod
-    def of(cls, job: Job, samples: int, guess: float | None = None) -> Settings:
+    def of(cls, job: Job, samples: int, guess: Guessing | None = None) -> Settings:
         """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         assert train.partition is not None, "resolved before the run"
@@ -117,7 +118,7 @@ class LayerSettings:
     report_every : steps between two reports.
     between_moves : steps at least that shares stay as they are.
     lowers : whether a run that diverges goes back once, with a lower learning rate.
-    guess : share of the commonest class among the validation samples; None: guessing has no accuracy.
+    guess : what guessing comes to on the validation samples; None: it has no accuracy.
     """
 
     samples: int
@@ -135,10 +136,10 @@ class LayerSettings:
     report_every: int = 25
     between_moves: int = 25
     lowers: bool = False
-    guess: float | None = None
+    guess: Guessing | None = None
 
     @classmethod
-    def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int, guess: float | None = None) -> LayerSettings:
+    def of(cls, job: Job, samples: int, balancing: Balancing, eq2: int, guess: Guessing | None = None) -> LayerSettings:
         """The settings of a resolved job. samples: those that are trained on."""
         train = job.train
         return cls(
