@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rules import LAYERS, TUNED, machine
+from rules import BY_SGD, LAYERS, TUNED, machine
 
 from daskcnn.cluster.connect import connect
 from daskcnn.job.resolve import resolve
@@ -48,7 +48,7 @@ def trained(data: str, workers: int, folder: str, rules: list[str]) -> Iterator[
             job = {
                 "data": {"name": "cifar10", "path": data},
                 "model": {"layers": LAYERS},
-                "train": {"strategy": strategy, "epochs": 2},
+                "train": {"strategy": strategy, "epochs": 2, **BY_SGD},
                 "rule": TUNED.get(strategy, {}) | ({"rounds": 2} if strategy == "parallel-sgd" else {}),
                 "cluster": {"workers": {"cpu": workers}},
                 "run": {"dir": folder, "name": f"{strategy}-{workers}"},

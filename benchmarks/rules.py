@@ -35,6 +35,8 @@ from daskcnn.show.figure import Curve, Figure
 from daskcnn.show.report_tables import RunReport, tables
 
 THROTTLED = 2.3
+BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
+"""How named networks are trained on CIFAR-10 by default."""
 LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
     {"layer": "maxpool", "size": 2},
@@ -87,6 +89,7 @@ class Part:
             "epochs": self.epochs,
             "seed": self.seed,
             "increments": self.increments,
+            **BY_SGD,
         }
         return {
             "data": {"name": "cifar10", "path": data},

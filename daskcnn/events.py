@@ -123,6 +123,10 @@ class RunStarted(Event):
     """Epochs to train."""
     batch_size: int | None = None
     """Samples in a minibatch."""
+    optimizer: str | None = None
+    """What makes the steps (`train.optimizer`)."""
+    lr: float | None = None
+    """The learning rate at the start (`train.lr`)."""
     seed: int | None = None
     """The run's seed."""
     samples: NonNegativeInt | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
 from daskcnn.events import CalibratedWorker, Calibrating, CheckpointWritten, Event, RunEnded, RunStarted, ServerCounted
@@ -13,6 +14,7 @@ from daskcnn.sim.workload import Workload
 from daskcnn.training.coordinator import orders
 from daskcnn.training.coordinator.facts import Calibrated, Fact
 from daskcnn.training.coordinator.orders import Order
+from daskcnn.training.guessing import Guessing
 
 Heard: TypeAlias = Sequence[tuple[Fact, Sequence[Order]]]
 """Facts of a run, and the orders that they led to."""
@@ -44,11 +46,12 @@ def assert_replayed(coordinator: Decider, heard: Heard) -> None:
         coordinator.validate()
 
 
-def assert_played(job: Job, samples: int, heard: Heard, events: Iterable[Event]) -> None:
+def assert_played(job: Job, samples: int, heard: Heard, events: Iterable[Event], guess: Guessing | None = None) -> None:
     """The simulator with the recorded facts as its agenda gives the same orders and events."""
     rows = [fact.row for fact, _ in heard if isinstance(fact, Calibrated)]
     logged: list[Event] = []
-    simulation = Simulation(Workload.of(job, samples=samples, numbers=1), cluster_of(rows), emit=logged.append)
+    workload = replace(Workload.of(job, samples=samples, numbers=1), lowers=True, guess=guess)
+    simulation = Simulation(workload, cluster_of(rows), emit=logged.append)
     found = simulation.play(fact for fact, _ in heard)
     assert [compared(each) for each in found] == [compared(each) for _, each in heard]
     assert _of_the_coordinator(logged) == _of_the_coordinator(events)

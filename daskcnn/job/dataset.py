@@ -21,7 +21,7 @@ def arrays_of(data: Data) -> Arrays:
         layout=data.layout,
         nodata=data.nodata,
         seed=data.seed,
-        validation=data.validation,
+        validation=data.validation if "validation" in data.model_fields_set else None,
         limit=data.limit,
     )
 

@@ -12,10 +12,9 @@ from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
 from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
+from daskcnn.job.usual import usual_augment
 from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
-from daskcnn.store import DATASETS
-from daskcnn.store.augmentation import AugmentName
 
 USUAL_INCREMENTS = 4
 """Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
@@ -27,7 +26,7 @@ Keys = set[tuple[int | str, ...]]
 
 
 def resolve(raw: Mapping[str, Any]) -> Job:
-    """The job with every default filled in. Raises JobError with all problems found."""
+    """The job with every default that needs no data set (`job.usual.on_data`). Raises JobError with all problems."""
     job = parse_job(raw)
     update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": _resolved_train(job)}
     return job.model_copy(update=update)
@@ -104,34 +103,19 @@ def resolved_data(data: Data) -> Data:
             "name": name,
             "path": path if "://" in path else str(Path(path).absolute()),
             "archive": data.archive and str(Path(data.archive).absolute()),
-            "augment": data.augment if data.augment is not None else name and _usual_augment(name),
+            "augment": data.augment if data.augment is not None else name and usual_augment(name),
         }
     )
 
 
-def _usual_augment(name: str) -> AugmentName:
-    """The augmentation that suits a data set. For one that is not known by its name there is none."""
-    return DATASETS[name].augment if name in DATASETS else "none"
-
-
-def on_data(job: Job, name: str) -> Job:
-    """The job on the data set of this name, which lies at its path."""
-    augment = job.data.augment if job.data.augment is not None else _usual_augment(name)
-    update = {"name": name, "augment": augment}
-    return job.model_copy(update={"data": job.data.model_copy(update=update)})
-
-
 def _resolved_model(model: Model) -> Model:
-    """The same with all layers written out, and a network, unless it is that of the run to start from.
-
-    The path of that run is absolute.
-    """
+    """The same with all layers written out, and with an absolute path of the run to start from."""
     if model.blocks is not None or model.layers is not None:
         layers, _ = expand(model.layers or [], model.blocks or {})
         model = model.model_copy(update={"layers": layers or None, "blocks": None})
     if model.from_ is not None:
         return model.model_copy(update={"from_": str(Path(model.from_).absolute())})
-    return model if model.name or model.layers else model.model_copy(update={"name": "quick"})
+    return model
 
 
 def _resolved_arrays(data: Data) -> Data:
@@ -146,7 +130,7 @@ def _resolved_train(job: Job) -> Train:
     train, rule = job.train, job.rule
     # nothing to look ahead with; of another optimizer it is no key
     looks_ahead = train.nesterov and (train.momentum > 0 or train.optimizer.name != "sgd")
-    update: dict[str, Any] = {"nesterov": looks_ahead}
+    update: dict[str, Any] = {} if looks_ahead else {"nesterov": False}
     if rule is not None:
         partition = train.partition or "idpa"
         at_once = PARTITIONERS[partition].at_once or rule.swaps  # increments would be rounds of their own

@@ -112,7 +112,10 @@ class Data(Options):
         description="Seed of which samples of `images` are for testing and validation, and of the order of its chunks.",
     )
     validation: int = Field(
-        2000, ge=1, description="Samples at the end of the training part that are used for validation only."
+        2000,
+        ge=1,
+        description="Samples at the end of the training part that are used for validation only. Default: a tenth of "
+        "the part, 2000 at most.",
     )
     augment: Annotated[Augment | None, BeforeValidator(read_augment)] = Field(
         None,
@@ -272,12 +275,23 @@ class Train(Options):
         description="Steps in which the samples are given out. Default: up to 4, as partition and rule allow.",
     )
     epochs: int = Field(10, ge=1, description="Presentations of every sample, on average.")
-    batch_size: int = Field(128, ge=1, description="Samples in a minibatch.")
-    lr: float = Field(0.02, gt=0, description="Learning rate at the start.")
+    batch_size: int = Field(
+        128,
+        ge=1,
+        description="Samples in a minibatch. Default: 128 for a named network on the published images that it is for; "
+        "otherwise 32, for up to 1,000 training samples 16, for up to 200 of them 8.",
+    )
+    lr: float = Field(
+        0.02,
+        gt=0,
+        description="Learning rate at the start. Default: that of the optimizer, `adamw` 0.002, `lars` 2, `sgd` 0.005; "
+        "0.02 with `sgd` for a named network on the published images that it is for.",
+    )
     optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = Field(
         OptimizerOptions(),
-        description="What makes the steps: a name or a table. `adamw` wants a smaller `lr` than the default, such as "
-        "0.001, and `lars` a larger one.",
+        description="What makes the steps: a name or a table. Default: `sgd` for a named network on the published "
+        "images that it is for, such as `quick` on CIFAR-10; `adamw` otherwise, unless `momentum` or `nesterov` is "
+        "given.",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of the optimizer (`sgd`, `lars`).")
     nesterov: bool = Field(True, description="Whether the momentum is Nesterov's (`sgd`). Needs a momentum above 0.")
@@ -316,7 +330,9 @@ class Train(Options):
         "average is what is evaluated, exported and predicted with. For strategy `layer`. Default: no average.",
     )
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
-        Schedule(), description="How the learning rate changes: a name or a table."
+        Schedule(),
+        description="How the learning rate changes: a name or a table. Default: `poly` for a named network on the "
+        "published images that it is for; otherwise the same behind a warm-up of an epoch.",
     )
     loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = Field(
         None,

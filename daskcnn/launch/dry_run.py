@@ -10,6 +10,7 @@ from daskcnn.cluster.connect import check_scheduler
 from daskcnn.conv import ConvPlan, plan
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.usual import is_published
 from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.training import shown
@@ -39,6 +40,7 @@ def readable_plan(prepared: Prepared) -> str:
         f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
+        f"training  {_training(job, dataset)}",
         *_weights(prepared),
         *_sums(prepared),
         f"memory    {_megabytes(prepared)} on each worker for weights, optimizer, gradients and samples",
@@ -81,6 +83,16 @@ def _strategy(prepared: Prepared) -> str:
     return (
         f"{train.strategy} with {train.partition}{groups}: samples given out by measured speed, "
         f"{train.increments} increments, {prepared.samples * train.epochs:,} presentations"
+    )
+
+
+def _training(job: Job, dataset: Dataset) -> str:
+    train, schedule = job.train, job.train.schedule
+    warmup = f" behind a warm-up of {schedule.warmup:g} epochs" if schedule.warmup else ""
+    reason = "as for the network's paper" if is_published(job.model, dataset.name, dataset.shape) else "for any images"
+    return (
+        f"{train.optimizer.name}, learning rate {train.lr:g} ({schedule.name}{warmup}), minibatches of "
+        f"{train.batch_size}; defaults are {reason}"
     )
 
 

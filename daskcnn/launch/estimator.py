@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,6 @@ from daskcnn.launch.estimator_data import (
     image_shape_of,
     plain_number,
     stored_dtype,
-    suitable_layers,
 )
 from daskcnn.launch.given_images import array_of
 from daskcnn.launch.listener import OnEvent
@@ -46,6 +46,8 @@ from daskcnn.launch.trained_model import TrainedModel
 from daskcnn.launch.training import Result, train_job
 from daskcnn.training.trained_network import Classifier
 
+_TRAINING = ("strategy", "epochs", "batch_size", "lr", "optimizer")
+"""Parameters that are always shown."""
 _NEVER = 1e9
 """Epochs between two checkpoints of a fit: there is one at its end."""
 
@@ -58,14 +60,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     model : name of a network, such as "quick", or a list of layers; a last dense layer without `units` has one for each
         class. None for "quick", or for one convolution where images are smaller than 8×8.
     strategy : how the workers train together, as `train.strategy` of a job.
-    epochs, batch_size, lr : as the keys of `[train]`.
+    epochs, lr, optimizer : as the keys of `[train]`. "sgd" wants another learning rate, such as 0.005.
+    batch_size : samples in a minibatch. "auto" for 32, or 16 for up to 1,000 samples to train on, 8 for up to 200.
     image_shape : (H, W) or (H, W, C) of the images in a two-dimensional X. None: 1 × features × 1.
     client : a client of the cluster to train on. None: one worker in this process, which all fits share.
     warm_start : whether a fit starts from the weights of the fit before.
     validation_fraction : part of the samples that is not trained on; the network is judged on it after every epoch.
     random_state : seed of weights and order: a number, a NumPy generator, or None for a new one each time.
     job : tables of a job that are laid over those that the other parameters make, such as
-        ``{"train": {"momentum": 0.5}}``.
+        ``{"train": {"clip": 1.0}}``.
     data_dir : folder or URL that every worker sees, for the data set of a fit while it lasts. None: a folder for
         temporary files of this machine.
     run_dir : folder where the runs of the fits are kept. None: they are not kept.
@@ -74,6 +77,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     Attributes
     ----------
     classes_ : the classes, sorted.
+    batch_size_ : samples in a minibatch of the last fit.
     n_features_in_ : features of a sample: for images height × width × channels.
     image_shape_ : (H, W, C) of the images.
     model_ : the trained network, a `daskcnn.TrainedModel`.
@@ -88,7 +92,9 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
     >>> rng = np.random.default_rng(0)
     >>> y = np.repeat(["dark", "light"], 20)
     >>> X = rng.normal(np.where(y == "dark", 0, 2)[:, None, None], 1, (40, 8, 8))
-    >>> classifier = CNNClassifier(model=[{"layer": "dense"}], epochs=5).fit(X, y)
+    >>> classifier = CNNClassifier(model=[{"layer": "dense"}], epochs=20, lr=0.01).fit(X, y)
+    >>> classifier
+    CNNClassifier(model=[{'layer': 'dense'}], strategy='sgwu', epochs=20, batch_size='auto', lr=0.01, optimizer='adamw')
     >>> classifier.predict(X[[0, -1]])
     array(['dark', 'light'], dtype='<U5')
     """
@@ -98,9 +104,10 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         model: str | Sequence[Mapping[str, Any]] | None = None,
         strategy: str = "sgwu",
         epochs: int = 10,
-        batch_size: int = 32,
-        lr: float = 0.02,
+        batch_size: int | Literal["auto"] = "auto",
+        lr: float = 0.002,
         *,
+        optimizer: str | Mapping[str, Any] = "adamw",
         image_shape: Sequence[int] | None = None,
         client: Client | None = None,
         warm_start: bool = False,
@@ -116,6 +123,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         self.epochs = epochs
         self.batch_size = batch_size
         self.lr = lr
+        self.optimizer = optimizer
         self.image_shape = image_shape
         self.client = client
         self.warm_start = warm_start
@@ -141,6 +149,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         samples = self._samples(X, y, sample_weight)
         result = self._trained(samples) if self.client is not None else apart_from_tasks(lambda: self._trained(samples))
         self.model_: TrainedModel = result.model
+        self.batch_size_ = result.model.job.train.batch_size
         self.history_ = result.history
         self.summary_ = result.summary
         self.run_ = None if self.run_dir is None else result.run
@@ -184,8 +193,11 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     def _tables(self, samples: OwnData, seed: int) -> dict[str, dict[str, Any]]:
         """The tables of the fit's job, but for its places."""
-        numbers = {"epochs": self.epochs, "batch_size": self.batch_size, "lr": self.lr}
-        train = {"strategy": self.strategy, **{key: plain_number(value) for key, value in numbers.items()}}
+        numbers = {"epochs": self.epochs, "lr": self.lr}
+        numbers |= {} if self.batch_size == "auto" else {"batch_size": self.batch_size}
+        train = {key: plain_number(value) for key, value in numbers.items()}
+        optimizer = self.optimizer if isinstance(self.optimizer, str) else dict(self.optimizer)
+        train |= {"strategy": self.strategy, "optimizer": optimizer}
         if self.client is None and self.strategy != LAYER:
             train["partition"] = "udpa"  # one worker has all samples
         return {
@@ -201,8 +213,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         if isinstance(self.model, str):
             return {"name": self.model}
         if self.model is None:
-            layers = suitable_layers(self.image_shape_, classes)
-            return {"name": "quick"} if layers is None else {"layers": layers}
+            return {}
         given = [dict(layer) for layer in self.model]
         if given and given[-1].get("layer") == "dense":
             given[-1].setdefault("units", classes)
@@ -243,8 +254,15 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
 
     # --- parameters and copies ---
 
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """Return the parameters that training goes by, and the others that are not as by default."""
+        defaults, own = inspect.signature(type(self)).parameters, self.get_params(deep=False)
+        shown = [name for name in defaults if name in _TRAINING or own[name] is not defaults[name].default]
+        text = ", ".join(f"{name}={own[name]!r}" for name in shown)
+        return f"{type(self).__name__}({text})"[:N_CHAR_MAX]
+
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name. ``job__train__momentum=0.5`` sets one key of `job`, so that a search can vary it."""
+        """Set parameters by name. ``job__train__clip=1.0`` sets one key of `job`, so that a search can vary it."""
         keys = {name: params.pop(name) for name in list(params) if name.startswith("job__")}
         super().set_params(**params)
         for name, value in keys.items():

@@ -122,19 +122,6 @@ def held_out(samples: int, fraction: float) -> int:
     return min(max(1, round(samples * fraction)), samples - 1)
 
 
-def suitable_layers(shape: ImageShape, classes: int) -> list[dict[str, Any]] | None:
-    """The layers of `model=None`: for images too small for `quick`, one convolution; None stands for `quick`.
-
-    Parameters
-    ----------
-    shape : (H, W, C) of the images.
-    """
-    if min(shape[:2]) >= 8:
-        return None
-    conv = {"layer": "conv", "kernels": 32, "size": 3, "pad": 1}
-    return [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]
-
-
 def plain_number(value: Any) -> Any:
     """A number of NumPy's, such as a search over `np.arange` sets, as one of Python's; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value

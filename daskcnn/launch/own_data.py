@@ -16,7 +16,6 @@ import numpy.typing as npt
 from distributed import Client
 
 from daskcnn.errors import DataError, JobError
-from daskcnn.job.tables import Data
 from daskcnn.launch.prepare_arrays import prepare
 from daskcnn.store import DATASETS
 
@@ -27,8 +26,6 @@ _SMALL = 1 << 20
 """Bytes of images that are one chunk: of a small data set most time would go into files."""
 _READING = ("layout", "nodata", "test", "order")
 """Keys of a job's `data` that are options of `prepare` too."""
-_VALIDATION = 0.1
-"""Part of the training samples that is for validation, where the job does not say."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +127,5 @@ def with_own_data(
         section.setdefault("path", f"{folder}/{_STORE}")
         images, labels = data
         how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": section.get("name", NAME), **reading}
-        dataset = prepare(images, labels, section["path"], client=client, **how)
-        usual, samples = Data.model_fields["validation"].default, len(dataset.train)
-        section.setdefault("validation", max(1, min(usual, round(_VALIDATION * samples))))
+        prepare(images, labels, section["path"], client=client, **how)
         yield {**tables, "data": section}

@@ -15,8 +15,9 @@ from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.files import local_path
 from daskcnn.job.dataset import scaled
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
-from daskcnn.job.resolve import on_data, resolved_data
+from daskcnn.job.resolve import resolved_data
 from daskcnn.job.tables import LAYER, Data, Job
+from daskcnn.job.usual import on_data
 from daskcnn.launch.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import indexed, outlined
 from daskcnn.nn import Layout, walk
@@ -150,7 +151,8 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
 
     begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
     """
-    job, trained = _with_trained(on_data(job, dataset.name), dataset, begins=begins)
+    job = on_data(job, dataset.name, dataset.shape, len(dataset.classes), len(dataset.train))
+    job, trained = _with_trained(job, dataset, begins=begins)
     problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset), *_images_misfit(job, dataset)]
     problems += _unmet_rates(job, dataset)
     layout, start = None, None

@@ -16,9 +16,10 @@ from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
 from daskcnn.job.dataset import arrays_of
 from daskcnn.job.network import convolutions, initial_weights, network_of
-from daskcnn.job.resolve import on_data, resolve
+from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import apply_settings, read_job_file
 from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.usual import on_data
 from daskcnn.launch.fine_tuning import names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import outlined
 from daskcnn.launch.prepared_job import find_dataset, no_data_set
@@ -146,7 +147,7 @@ def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario
 def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
     """The same for a resolved job and a cluster from anywhere. Raises UserError."""
     images, train, name = _images(job)
-    job = _with_its_network(on_data(job, name), images)
+    job = _with_its_network(on_data(job, name, images.shape, len(images.classes), train), images)
     samples = train - job.data.validation
     if samples < max(1, job.train.increments or 1):
         raise JobError(

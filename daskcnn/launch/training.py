@@ -317,6 +317,8 @@ def _start_event(recorder: Recorder) -> RunStarted:
         model=job.model.name or f"{len(job.model.layers or ())} layers",
         epochs=job.train.epochs,
         batch_size=job.train.batch_size,
+        optimizer=job.train.optimizer.name,
+        lr=job.train.lr,
         seed=job.train.seed,
         samples=prepared.samples,
         validation_samples=job.data.validation,

@@ -42,10 +42,13 @@ def stamped(event: Event, at: datetime) -> list[str]:
 
 def _started(e: RunStarted) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
-    return [
+    lines = [
         f"run {e.run}: {e.strategy}, {plural(epochs, 'epoch')} of {count(e.samples)} samples, "
         f"{count(e.validation_samples)} for validation, {count(e.parameters)} parameters"
     ]
+    if e.optimizer is not None and e.lr is not None:
+        lines.append(f"training by {e.optimizer}, learning rate {e.lr:g}, minibatches of {count(e.batch_size)}")
+    return lines
 
 
 def _calibrating(e: Calibrating) -> list[str]:

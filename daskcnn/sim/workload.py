@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskcnn.job.tables import Job
+from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.guessing import Guessing
 
 
 @dataclass(frozen=True)
@@ -17,8 +19,9 @@ class Workload:
     """A data-parallel job. samples, validation: trained on, and judged by. numbers: in the vector that is pushed.
 
     wire: the dtype that it travels in. patience: looks at the center without a better one after which it stops early.
-    overlap: as in `[cluster]`. shards: workers that the server is split over. checkpoint_every, stall_timeout: as in
-    `[run]` and `[cluster]`; they matter to a recorded run that is played (`Simulation.play`).
+    overlap: as in `[cluster]`. shards: workers that the server is split over. rate_power: as in `Settings`.
+    checkpoint_every, stall_timeout, lowers, guess: as in `Settings`; they matter to a recorded run that is played
+    (`Simulation.play`). A simulated run does not go back.
     """
 
     strategy: str
@@ -36,6 +39,9 @@ class Workload:
     shards: int = 1
     checkpoint_every: float = 1.0
     stall_timeout: float = 300.0
+    rate_power: float = 1.0
+    lowers: bool = False
+    guess: Guessing | None = None
 
     @classmethod
     def of(cls, job: Job, *, samples: int, numbers: int) -> Workload:
@@ -59,6 +65,7 @@ class Workload:
             job.cluster.ps_shards,
             job.run.checkpoint_every,
             job.cluster.stall_timeout,
+            OPTIMIZERS[job.train.optimizer.name].rate_power,
         )
 
     @property
@@ -80,6 +87,9 @@ class Workload:
             patience=self.patience,
             checkpoint_every=self.checkpoint_every,
             stall_timeout=self.stall_timeout,
+            rate_power=self.rate_power,
+            lowers=self.lowers,
+            guess=self.guess,
         )
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,7 +25,7 @@ from daskcnn.store.in_place_chunks import InPlaceChunks
 from daskcnn.store.in_place_labels import ArrayLabels, array_labels
 from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
 from daskcnn.store.moments import Moments
-from daskcnn.store.split import stratified
+from daskcnn.store.split import held_out, stratified
 
 _RUN_BYTES = 32 << 20
 """Chunks of about this size together are one piece of work."""
@@ -41,7 +41,7 @@ class Arrays:
     test : part of the samples that are for testing; None where there are arrays of their own
     nodata : value that stands for no data; then NaN does too
     seed : of the test and validation samples, and of the order of the chunks
-    validation : samples at the end of the training part
+    validation : samples at the end of the training part; None: as many as usual
     limit : the most samples of each part
     """
 
@@ -53,7 +53,7 @@ class Arrays:
     layout: Layout = "NHWC"
     nodata: float | None = None
     seed: int = 0
-    validation: int = 2000
+    validation: int | None = None
     limit: int | None = None
 
     @property
@@ -266,6 +266,8 @@ def outline(arrays: Arrays) -> Outline:
     if arrays.limit is not None and arrays.limit < len(test):
         drawn = stratified(test_labels.codes[test], arrays.limit, arrays.seed)
         test = test[drawn] if drawn.any() else test[: arrays.limit]
+    if arrays.validation is None:
+        arrays = replace(arrays, validation=held_out(min(len(rest), arrays.limit or len(rest))))
     order, scattered = _training_order(arrays, labels, rest, images.chunk)
     found = Outline(arrays, images, labels, test_images, test_labels, order, scattered, test)
     _check_classes(found)
@@ -305,6 +307,7 @@ def _test_samples(arrays: Arrays, labels: ArrayLabels, path: str) -> Indices:
 
 def _training_order(arrays: Arrays, labels: ArrayLabels, rest: Indices, chunk: int) -> tuple[Indices, int]:
     """Samples chunk by chunk, the chunks in an order of their own, then those for validation; and where these begin."""
+    assert arrays.validation is not None, "known by now"
     mask = stratified(labels.codes[rest], min(arrays.validation, len(rest)), arrays.seed)
     scattered, plain = rest[mask], rest[~mask]
     ranks = derive(np, derive(np, (plain // chunk).astype(np.uint64), arrays.seed), 1)

@@ -12,8 +12,14 @@ import numpy.typing as npt
 
 from daskcnn.arrays import derive
 
+MOST_HELD_OUT = 2000
 _SPLIT = 3
 """Tells the split's draws from those of the order, which has one for each part."""
+
+
+def held_out(samples: int) -> int:
+    """Return the validation samples of a training part where a job gives no number: a tenth, at most 2,000."""
+    return min(MOST_HELD_OUT, max(1, round(samples / 10)))
 
 
 def stratified(

@@ -51,12 +51,21 @@ class Guessing:
 
     def warning(self, center: Score, epoch: float, steps: float) -> str:
         """Return what the log says of a run that guesses. steps: that each replica has made so far."""
-        return (
-            f"after {epoch:.3g} epochs the network is no better than guessing: {center.accuracy:.1%} of the validation "
-            f"samples are right, and {self.share:.1%} are of the commonest class. Likely reasons: too few steps "
-            f"({steps:.0f} so far; train more epochs, or lower train.batch_size); an unsuitable learning rate (try a "
-            "third of train.lr, and three times); labels that belong to other images (look with `daskcnn data show`)"
+        commonest = f"{100 * self.share:.1f} % are of the commonest class"
+        reasons = (
+            f"too few steps ({steps:.0f} so far; train more epochs, or lower train.batch_size)",
+            "an unsuitable learning rate (try a third of train.lr, and three times)",
+            "labels that belong to other images (look with `daskcnn data show`)",
         )
+        return (
+            f"after {epoch:.3g} epochs the network is no better than guessing: {_right(center)} % of the validation "
+            f"samples are right, and {commonest}. Likely reasons: {', '.join(reasons)}"
+        )
+
+
+def _right(score: Score) -> str:
+    assert score.accuracy is not None, "asked of scores that have one"
+    return f"{100 * score.accuracy:.1f}"
 
 
 def guessing_on(job: Job, dataset: Dataset) -> Guessing | None:

@@ -24,6 +24,7 @@ from daskcnn.training.coordinator.layer import LayerCoordinator
 from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.guessing import guessing_on
 from tests.cluster.cluster_jobs import (
     Listener,
     Watch,
@@ -89,8 +90,9 @@ def test_lost_worker_leaves_its_samples_and_one_that_comes_takes_its_share(
     assert result.summary["status"] == "done"
 
     resolved = resolve(job)
-    assert_replayed(Coordinator(Settings.of(resolved, 800)), told.heard)
-    assert_played(resolved, 800, told.heard, watch.typed)
+    guess = guessing_on(resolved, open_dataset(synthetic))
+    assert_replayed(Coordinator(Settings.of(resolved, 800, guess)), told.heard)
+    assert_played(resolved, 800, told.heard, watch.typed, guess)
 
 
 def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
@@ -110,7 +112,8 @@ def test_lost_peer_leaves_its_samples_and_the_round_begins_again(
     assert (result.summary["status"], result.summary["epochs"]) == ("done", 3)
     losses = [event["loss"] for event in watch.of("epoch")]
     assert losses[-1] < losses[0]
-    assert_replayed(Coordinator(Settings.of(resolve(job), 800)), heard.heard)
+    settings = Settings.of(resolve(job), 800, guessing_on(resolve(job), open_dataset(synthetic)))
+    assert_replayed(Coordinator(settings), heard.heard)
 
 
 def test_layer_goes_back_to_the_snapshot_and_ends_with_the_same_weights(

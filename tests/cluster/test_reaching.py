@@ -127,7 +127,17 @@ def test_a_client_that_hears_no_scheduler_is_closed(silent: socket.socket, monke
     refused(f"tcp://127.0.0.1:{silent.getsockname()[1]}", words)
 
 
-def test_a_client_that_is_interrupted_while_it_connects_is_closed(silent: socket.socket) -> None:
+@pytest.fixture
+def python_s_own_handler() -> Iterator[None]:
+    """A package that was imported before may have set another one: dask-jobqueue does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_client_that_is_interrupted_while_it_connects_is_closed(
+    silent: socket.socket, python_s_own_handler: None
+) -> None:
     """Ctrl-C comes once it is connected to something that does not answer."""
     before = set(threading.enumerate())
     address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"

@@ -18,6 +18,7 @@ from daskcnn.ps.half import cast
 from daskcnn.store import Dataset
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.guessing import guessing_on
 from daskcnn.training.replica import Replica
 from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere
@@ -144,8 +145,9 @@ def test_recorded_facts_give_the_same_orders_and_events(dataset: Dataset, strate
     rule = {"exchange": "asa"} if strategy == "asa" else SEVERAL_MEETINGS.get(strategy, {})
     job = job_of("bsp" if strategy == "asa" else strategy, rule=rule, run={"checkpoint_every": 0.4})
     _, run = trained(job, dataset, 3)
-    assert_replayed(Coordinator(Settings.of(job, SAMPLES)), run.heard)
-    assert_played(job, SAMPLES, run.heard, run.events)
+    guess = guessing_on(job, dataset)
+    assert_replayed(Coordinator(Settings.of(job, SAMPLES, guess)), run.heard)
+    assert_played(job, SAMPLES, run.heard, run.events, guess)
 
 
 # --- from peer to peer ---

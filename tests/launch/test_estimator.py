@@ -61,7 +61,8 @@ def y() -> np.ndarray:
 
 def small(**parameters: Any) -> CNNClassifier:
     """A classifier that learns to tell dark from light in a moment."""
-    return CNNClassifier(**{"model": [{"layer": "dense"}], "epochs": 3, "batch_size": 10, **parameters})
+    quick = {"model": [{"layer": "dense"}], "epochs": 3, "batch_size": 10, "optimizer": "sgd", "lr": 0.02}
+    return CNNClassifier(**{**quick, **parameters})
 
 
 LONG = {
@@ -343,6 +344,7 @@ except ValueError as error:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout.splitlines() == [
         "1.0 10 a b",
-        "CNNClassifier(batch_size=8, job={'train': {'momentum': 0.9}})",
+        "CNNClassifier(strategy='sgwu', epochs=10, batch_size=8, lr=0.002, optimizer='adamw', "
+        "job={'train': {'momentum': 0.9}})",
         "y has shape (40, 2): give one label for each sample, (N,)",
     ], told.stderr

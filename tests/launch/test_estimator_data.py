@@ -17,7 +17,6 @@ from daskcnn.launch.estimator_data import (
     held_out,
     image_shape_of,
     stored_dtype,
-    suitable_layers,
 )
 
 
@@ -122,15 +121,6 @@ def test_the_held_out_part_leaves_samples_to_train_on() -> None:
     for fraction in (0, 1, -1):
         with pytest.raises(ValueError, match="validation_fraction"):
             held_out(10, fraction)
-
-
-def test_small_images_have_a_network_that_fits() -> None:
-    assert suitable_layers((8, 8, 3), 2) is None
-    assert suitable_layers((1, 4, 1), 3) == [
-        {"layer": "conv", "kernels": 32, "size": 3, "pad": 1},
-        {"layer": "relu"},
-        {"layer": "dense", "units": 3},
-    ]
 
 
 def test_a_job_s_tables_are_laid_over_the_estimator_s() -> None:

@@ -13,6 +13,7 @@ import daskcnn
 from daskcnn.errors import DataError, JobError, UserError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
+from daskcnn.job.usual import on_data
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import kept_job
@@ -42,12 +43,9 @@ def test_the_built_in_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         str(tmp_path / "data/synthetic.zarr"),
         "none",
     )
-    assert (job.model.name, job.train.strategy, job.train.partition, job.train.increments) == (
-        "quick",
-        "sgwu",
-        "idpa",
-        4,
-    )
+    assert (job.train.strategy, job.train.partition, job.train.increments) == ("sgwu", "idpa", 4)
+    job = on_data(job, "synthetic", (32, 32, 3), 10, 8000)
+    assert (job.model.name, job.data.validation, job.train.optimizer.name, job.train.lr) == ("quick", 800, "sgd", 0.02)
 
 
 @pytest.mark.parametrize(("name", "augment"), [("cifar10", "crop-mirror"), ("mnist", "none"), ("synthetic", "none")])

@@ -134,7 +134,7 @@ def told(found: Look, *, guess: Guessing | None = HALF, epoch: float = 3.0) -> s
 def test_a_run_that_guesses_is_told_why_it_may() -> None:
     text = told(look(104, 100))
     assert text is not None
-    for part in ("after 3 epochs", "52.0%", "50.0%", "21 so far", "train.lr", "train.batch_size", "labels"):
+    for part in ("after 3 epochs", "52.0 %", "50.0 %", "21 so far", "train.lr", "train.batch_size", "labels"):
         assert part in text
 
 
@@ -202,6 +202,7 @@ def test_a_run_never_goes_on_from_ruined_weights(center: Score, trained: float, 
     found = judged(training_again(shell), center, trained)
     assert bool(of_kind(found, orders.CancelAll)) == back
     assert bool(of_kind(found, orders.Save)) != back
+    assert bool(of_kind(found, orders.StartRound)) != back, "a shell starts rounds behind all other orders"
     assert shell.coordinator.kept.epoch == 0.0
 
 

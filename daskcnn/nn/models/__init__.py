@@ -22,6 +22,8 @@ from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
 from daskcnn.nn.whitening import check_whitening
 
+CIFAR10 = (32, 32, 3)
+"""Images that Marques et al. train C1:C2 on."""
 PHOTOGRAPHS = (224, 224, 3), 1000
 """Images and classes of ImageNet."""
 
@@ -52,6 +54,11 @@ def model_problem(name: str) -> str | None:
         return None
     known = f"it is one of {', '.join(MODELS)} or C1:C2, such as 50:500"
     return f'model "{name}": there is none of this name{similar(name, MODELS)}; {known}'
+
+
+def described_for(name: str) -> Shape:
+    """Return the shape (H, W, C) of the images that a named network was described for."""
+    return MODELS[name].image if name in MODELS else CIFAR10
 
 
 def _counts(name: str) -> tuple[int, int] | None:

@@ -163,6 +163,8 @@ class Life:
         rounds = self.rounds
         rounds.finished(replica, report.busy / report.round.samples)
         self._record(fact, now)
+        if self._records.ruined is not None:  # the run goes back: nothing starts any more
+            return
         # behind a barrier nothing follows before the last report, unless a loss has changed the allocation
         if not (self._barrier and rounds.running) or rounds.allocation is not self._told:
             self.issue(now, (replica,))

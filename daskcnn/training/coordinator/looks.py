@@ -47,7 +47,7 @@ class Look:
 
 
 _SOON = 3
-"""Epochs before a run is told that it is no better than guessing."""
+"""Epochs before a run is told that it is no better than guessing; a run of two is told at its end, one of one never."""
 
 
 class Looks:
@@ -113,7 +113,12 @@ class Looks:
         guess : None: guessing has no accuracy.
         steps : that each replica has made so far.
         """
-        if guess is None or self.told or epoch < min(_SOON, epochs) or not guess.like(look.center, look.trained):
+        if (
+            guess is None
+            or self.told
+            or epoch < min(_SOON, max(2, epochs))
+            or not guess.like(look.center, look.trained)
+        ):
             return None
         self.told = True
         return guess.warning(look.center, epoch, steps)

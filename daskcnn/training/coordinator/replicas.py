@@ -228,7 +228,10 @@ class Coordinator:
             sessions = self._alive.sessions
             if sessions.has_joined(fact.replica, fact.session) and not sessions.joining:
                 self._alive.all_joined(fact.at)
-            self._finish_if_over()
+            if self._records.ruined is not None:
+                self._diverged(self._records.ruined, fact.at)
+            else:
+                self._finish_if_over()
 
     def _on_progress(self, fact: facts.Progress) -> None:
         if self._is_training(fact.life):
@@ -238,8 +241,8 @@ class Coordinator:
         life = self._present
         if self.phase is _TRAINING and life is not None and fact.life == life.number:
             life.round_done(fact, fact.at)
-            if (ruined := self._records.ruined) is not None:
-                self._diverged(ruined, fact.at)
+            if self._records.ruined is not None:
+                self._diverged(self._records.ruined, fact.at)
             elif life.over:
                 self._finish()
 

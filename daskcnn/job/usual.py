@@ -1,0 +1,92 @@
+"""How a job trains where it does not say: a paper's network on the paper's images as ever, everything else carefully.
+
+The numbers come from a study: benchmarks/defaults.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from daskcnn.job.tables import Data, Job, Model, OptimizerOptions, Schedule, Train
+from daskcnn.nn import OPTIMIZERS
+from daskcnn.nn.layer import Shape
+from daskcnn.nn.models import described_for
+from daskcnn.store import DATASETS
+from daskcnn.store.augmentation import AugmentName
+from daskcnn.store.split import held_out
+
+SMALLEST = 8
+"""Rows or columns of the smallest images that `quick` is for: it halves them three times."""
+BATCHES = ((200, 8), (1000, 16))
+"""Most training samples, and the minibatch for so few: more steps an epoch. `BATCH` for all others."""
+BATCH, WARMUP = 32, 1.0
+_OF_SGD = {"momentum", "nesterov"}
+
+
+def usual_model(model: Model, shape: Shape, classes: int) -> Model:
+    """The same with a network, unless it is that of the run to start from: `quick`, or one for smaller images."""
+    if model.name or model.layers or model.from_ is not None:
+        return model
+    if min(shape[:2]) >= SMALLEST:
+        return model.model_copy(update={"name": "quick"})
+    return model.model_copy(update={"layers": small_network(classes)})
+
+
+def small_network(classes: int) -> list[dict[str, Any]]:
+    """One convolution, for images that are too small for `quick`."""
+    conv = {"layer": "conv", "kernels": 32, "size": 3, "pad": 1}
+    return [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]
+
+
+def usual_augment(name: str) -> AugmentName:
+    """The augmentation that suits a data set. For one that is not known by its name there is none."""
+    return DATASETS[name].augment if name in DATASETS else "none"
+
+
+def usual_data(data: Data, name: str, samples: int) -> Data:
+    """The same with the data set's name, augmentation, and validation samples out of those of the training part."""
+    augment = data.augment if data.augment is not None else usual_augment(name)
+    update: dict[str, Any] = {"name": name, "augment": augment}
+    if "validation" not in data.model_fields_set:
+        update["validation"] = held_out(samples)
+    return data.model_copy(update=update)
+
+
+def is_published(model: Model, name: str, shape: Shape) -> bool:
+    """Whether a paper's network is trained on a published data set, of images of the size that it was described for."""
+    return name in DATASETS and model.name is not None and described_for(model.name) == shape
+
+
+def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
+    """The job's `[train]` on this data set with everything that is not given.
+
+    A paper's network on a published data set of its size keeps what the keys say by themselves. Everything else is
+    trained by AdamW, in small minibatches, behind a warm-up; keys that only SGD has make the optimizer SGD. The
+    learning rate is the optimizer's usual one.
+    """
+    train, given = job.train, job.train.model_fields_set
+    published = is_published(job.model, name, shape)
+    found: dict[str, Any] = {}
+    if not published:
+        found["batch_size"] = next((batch for most, batch in BATCHES if samples <= most), BATCH)
+        found["schedule"] = Schedule(warmup=min(WARMUP, train.epochs / 4))
+        found |= {} if given & _OF_SGD else {"optimizer": OptimizerOptions(name="adamw")}
+    update = {key: value for key, value in found.items() if key not in given}
+    optimizer = update.get("optimizer", train.optimizer).name
+    if "lr" not in given and not (published and optimizer == "sgd"):
+        update["lr"] = OPTIMIZERS[optimizer].usual_rate
+    return train.model_copy(update=update)
+
+
+def on_data(job: Job, name: str, shape: Shape, classes: int, samples: int) -> Job:
+    """The job on this data set, with every default filled in.
+
+    Parameters
+    ----------
+    name : of the data set, which lies at the job's path.
+    shape : (H, W, C) of its images.
+    samples : of its training part, those for validation included.
+    """
+    data = usual_data(job.data, name, samples)
+    job = job.model_copy(update={"data": data, "model": usual_model(job.model, shape, classes)})
+    return job.model_copy(update={"train": usual_training(job, name, shape, samples - data.validation)})
