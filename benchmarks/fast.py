@@ -38,7 +38,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.job.whitening import whitened
-from daskcnn.launch.prepared_job import find_dataset
+from daskcnn.launch.job_dataset import find_dataset
 from daskcnn.nn import SGD, StepPace
 from daskcnn.nn.optimizers import Lookahead
 from daskcnn.nn.views import weighted_views

@@ -40,7 +40,8 @@ from daskcnn.events import Spent
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.prepared_job import find_dataset, fitted
+from daskcnn.launch.job_dataset import find_dataset
+from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn import StepPace
 from daskcnn.sharded import WorkerLinks
 from daskcnn.store import load_batch

@@ -14,9 +14,9 @@ from daskcnn.cli import main
 from daskcnn.events import EpochEnded, GroupsFormed, RoundEnded, RunEnded, RunStarted, WorkersCalibrated
 from daskcnn.launch.evaluate import evaluate
 from daskcnn.launch.report import compare, report
-from daskcnn.launch.resume import kept_job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.log import read_records
 from daskcnn.runs.state import to_state
 from daskcnn.show.report_text import format_report

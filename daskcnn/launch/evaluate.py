@@ -17,8 +17,8 @@ import numpy.typing as npt
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
+from daskcnn.launch.job_dataset import is_missing
 from daskcnn.launch.own_data import arrays_gone, was_given
-from daskcnn.launch.prepared_job import is_missing
 from daskcnn.launch.trained_run import Which, load_trained, views_of
 from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
 from daskcnn.nn.auc import ClassScores

@@ -20,12 +20,12 @@ from daskcnn.export.model_file import read_model
 from daskcnn.job.network import initial_weights, network_of, reconstructs
 from daskcnn.job.tables import Job, Model
 from daskcnn.job.whitening import whitened
-from daskcnn.launch.resume import kept_job
 from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn import build_model, leaves, walk
 from daskcnn.runs.arrays_file import Arrays
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.state import check_of, facts_of
 from daskcnn.store import Dataset, Described
 from daskcnn.store.facts import Facts

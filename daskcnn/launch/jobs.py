@@ -18,17 +18,18 @@ from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
+from daskcnn.launch.job_dataset import is_missing
 from daskcnn.launch.listener import OnEvent, check_listener
 from daskcnn.launch.own_data import arrays_gone, was_given, with_own_data, without_reading
-from daskcnn.launch.prepared_job import is_missing, prepare_job
+from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import epochs_of, job_to_run, run_to_resume
 from daskcnn.launch.trained_model import load
-from daskcnn.launch.training import Result, Silent, display, shown, train_job
+from daskcnn.launch.training import Result, Silent, display, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
 from daskcnn.show.notebook import in_notebook
-from daskcnn.show.progress import Progress
+from daskcnn.show.progress import Progress, shown
 from daskcnn.show.stderr import say, say_warnings, warn
 
 JobTables = Job | Mapping[str, Any] | str | Path

@@ -14,7 +14,7 @@ from daskcnn.launch.names import path_of
 from daskcnn.launch.prepare_arrays import prepare as prepare_arrays
 from daskcnn.launch.prepare_folder import Request
 from daskcnn.launch.prepare_folder import prepare as prepare_images
-from daskcnn.launch.training import shown
+from daskcnn.show.progress import shown
 from daskcnn.show.stderr import warnings_by
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset

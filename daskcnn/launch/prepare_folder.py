@@ -17,11 +17,11 @@ from daskcnn.cluster.calls import Check, no_check
 from daskcnn.cluster.connect import check_scheduler, connect
 from daskcnn.cluster.given_client import given_or_default
 from daskcnn.cluster.sight import require_sight
+from daskcnn.cluster.signals import Signals
 from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
 from daskcnn.launch.names import check_name, name_of
-from daskcnn.launch.training import Signals
 from daskcnn.show import stderr
 from daskcnn.show.counter import Counter
 from daskcnn.store.chunk_facts import ChunkFacts

@@ -13,6 +13,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Job
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory, find_latest, near
+from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import check_of
 from daskcnn.show.stderr import say
@@ -23,17 +24,6 @@ _LONGEST = 160
 """Letters of a value in a message."""
 _EPOCHS = "train.epochs"
 """The key that may change when a run is resumed by its folder: epochs in all, more than were trained."""
-
-
-def kept_job(run: RunDirectory) -> Job:
-    """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
-    try:
-        job = resolve(run.job())
-    except JobError as error:
-        raise JobError([f"{run.path / 'job.json'}: {problem}" for problem in error.problems]) from error
-    if Path(job.data.path or "").exists():  # the archive has done its work
-        return job.model_copy(update={"data": job.data.model_copy(update={"archive": None})})
-    return job
 
 
 def has_checkpoint(run: Path | None) -> bool:

@@ -22,7 +22,7 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.job.usual import on_data
 from daskcnn.launch.fine_tuning import names_network, read_trained, start_of, with_network
 from daskcnn.launch.indexing import outlined
-from daskcnn.launch.prepared_job import find_dataset, no_data_set
+from daskcnn.launch.job_dataset import find_dataset, no_data_set
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events

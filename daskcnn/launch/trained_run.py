@@ -9,10 +9,10 @@ from typing import Literal
 from daskcnn.errors import DataError, UserError
 from daskcnn.export import read_model
 from daskcnn.job.tables import Job
-from daskcnn.launch.resume import kept_job
 from daskcnn.nn.views import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.state import check_of
 from daskcnn.training.trained_network import Classifier, to_classifier
 

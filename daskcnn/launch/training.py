@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +22,7 @@ from daskcnn.cluster.layers.driver import LayerSharded
 from daskcnn.cluster.lent_client import lend_client
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
+from daskcnn.cluster.signals import Signals
 from daskcnn.dashboard.feed import fed
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
@@ -33,8 +31,9 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.fine_tuning import first_weights
 from daskcnn.launch.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.launch.indexing import forget, indexed, outlined
+from daskcnn.launch.job_dataset import find_dataset, must_be_made
 from daskcnn.launch.listener import Listener, OnEvent
-from daskcnn.launch.prepared_job import Prepared, checked_job, find_dataset, must_be_made
+from daskcnn.launch.prepared_job import Prepared, checked_job
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import epochs_of, has_checkpoint
 from daskcnn.launch.trained_model import TrainedModel
@@ -46,7 +45,7 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.record import parse_record
 from daskcnn.runs.state import TrainingState, check_of, facts_of, replicas_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
-from daskcnn.show.progress import Progress, choose
+from daskcnn.show.progress import Progress, choose, shown
 from daskcnn.show.stderr import warnings_by
 from daskcnn.show.summary import format_summary
 from daskcnn.store import Dataset
@@ -99,43 +98,6 @@ class Silent:
         return
 
 
-class Signals:
-    """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
-
-    While threads are at work, Dask's or our own, an exception that may come anywhere, even within the start of one,
-    would leave them behind or print a traceback.
-    """
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.polled = False
-
-    def _handle(self, signum: int, _: FrameType | None) -> None:
-        if self.first is not None:
-            os._exit(128 + signum)
-        self.first = signum
-        if not self.polled:
-            self.check()
-
-    def check(self) -> None:
-        """Raise Interrupted if there was a signal."""
-        if self.first is not None:
-            raise Interrupted(f"interrupted by signal {self.first} before training began", self.first)
-
-    @contextmanager
-    def installed(self) -> Iterator[Self]:
-        """Handle signals inside, where this is the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-
-
 def train_job(
     job: Job,
     *,
@@ -185,7 +147,7 @@ def train_job(
         display = fed(progress or Silent(), there, _layers(prepared), say, wanted=job.run.dashboard)
         listener = Listener(display, on_event, feeds)
         recorder, checkpoint = stack.enter_context(_recorded(prepared, resume, listener))
-        followed = FollowedRun(prepared, there, lambda: recorder.directory.path)
+        followed = FollowedRun(job, there, lambda: recorder.directory.path)
         stack.enter_context(feeds.following(followed, recorder.emit))
         if prepared.start is not None and prepared.start.new:
             recorder.warn(f"weights: {prepared.start}")
@@ -250,19 +212,6 @@ def check_place(job: Job, resume: Path | None) -> None:
     if job.run.name and (path := root / job.run.name).exists():
         remedy = "choose another run.name (--name), or go on with it: --resume RUN, resume=RUN in Python"
         raise DataError(path, "exists already", remedy)
-
-
-def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
-    """Tell a stage once, and every tenth of it."""
-    told: dict[str, int] = {}
-
-    def progress(stage: str, done: int, total: int) -> None:
-        tenth = 10 * done // total if total else 0
-        if told.get(stage) != tenth:
-            told[stage] = tenth
-            say(f"data: {stage}" + (f" {10 * tenth} %" if total else ""))
-
-    return progress
 
 
 def _task_name(path: Path) -> str:

@@ -71,3 +71,16 @@ def choose(stream: TextIO, json_mode: bool, quiet: bool = False) -> Progress:
 def _can_show(stream: TextIO) -> bool:
     utf8 = (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8"
     return stream.isatty() and utf8 and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+
+
+def shown(say: Callable[[str], None]) -> Callable[[str, int, int], None]:
+    """Tell a stage once, and every tenth of it."""
+    told: dict[str, int] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        tenth = 10 * done // total if total else 0
+        if told.get(stage) != tenth:
+            told[stage] = tenth
+            say(f"data: {stage}" + (f" {10 * tenth} %" if total else ""))
+
+    return progress

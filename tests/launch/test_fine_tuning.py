@@ -22,11 +22,12 @@ from daskcnn.launch.evaluate import evaluate
 from daskcnn.launch.fine_tuning import read_trained
 from daskcnn.launch.prepared_job import Prepared, fitted
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.resume import has_checkpoint, job_to_run, kept_job
+from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.launch.trained_run import load_classifier
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.state import check_of, to_state
 from daskcnn.store import open_dataset
 from daskcnn.store.manifest import Source, describe

@@ -16,9 +16,9 @@ from daskcnn.job.tables import Job
 from daskcnn.job.usual import on_data
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.resume import kept_job
 from daskcnn.ps import RULES
 from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.kept_job import kept_job
 from tests.tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 
@@ -281,7 +281,7 @@ def test_a_data_set_that_is_not_there_is_made(tmp_path: Path, monkeypatch: pytes
         assert order == "shuffled"
         return tiny_data(Path(out).parent, name=name)
 
-    monkeypatch.setattr(import_module("daskcnn.launch.prepared_job"), "prepare", prepare)
+    monkeypatch.setattr(import_module("daskcnn.datasets.job_dataset"), "prepare", prepare)
     assert prepared(tiny_job(str(tmp_path / "synthetic.zarr"), data={"name": "synthetic"})).samples == 100
 
 

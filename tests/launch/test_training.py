@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from daskcnn.cluster.signals import Signals
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.job.resolve import resolve
@@ -20,10 +21,10 @@ from daskcnn.launch import training as runner
 from daskcnn.launch.listener import Listener
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.recorder import Recorder
-from daskcnn.launch.training import Signals, check_place, display, shown
+from daskcnn.launch.training import check_place, display
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.show.progress import PlainProgress
+from daskcnn.show.progress import PlainProgress, shown
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 # --- signals ---

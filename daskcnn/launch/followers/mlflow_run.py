@@ -16,8 +16,9 @@ import numpy as np
 from daskcnn.events import Event, RunEnded, RunStarted
 from daskcnn.launch.followers.curves import Curves, parameters
 from daskcnn.launch.followers.tool import FollowedRun, Tool
-from daskcnn.launch.report import report
 from daskcnn.launch.trained_model import TrainedModel, load
+from daskcnn.runs.log import read_events
+from daskcnn.show.report_tables import tables
 from daskcnn.show.report_text import format_report
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class MLflowRun(Tool):
         from mlflow import MlflowClient
 
         self._run, self._curves, self._status = run, Curves(), "FAILED"
-        self._client = MlflowClient(tracking_uri=run.prepared.job.run.mlflow)
+        self._client = MlflowClient(tracking_uri=run.job.run.mlflow)
         self._id = self._resumed() or self._created()
 
     @classmethod
@@ -79,7 +80,7 @@ class MLflowRun(Tool):
         for name in _FILES:
             if (folder / name).is_file():
                 self._client.log_artifact(self._id, str(folder / name))
-        self._client.log_text(self._id, format_report(report(str(folder))), "report.txt")
+        self._client.log_text(self._id, format_report(tables(read_events(folder / "events.jsonl"))), "report.txt")
         if self._status == "FINISHED":
             with tempfile.TemporaryDirectory(prefix="daskcnn-") as temporary:
                 model = save_model(load(folder), Path(temporary))
@@ -109,7 +110,7 @@ class MLflowRun(Tool):
         """A new run of MLflow, with the job's parameters."""
         from mlflow.entities import Param
 
-        folder, job = self._run.directory(), self._run.prepared.job
+        folder, job = self._run.directory(), self._run.job
         tags = {"daskcnn.run": str(folder.absolute()), "mlflow.source.name": "daskcnn"}
         made: str = self._client.create_run(_experiment(self._client), run_name=folder.name, tags=tags).info.run_id
         (folder / KEPT_ID).write_text(f"{made}\n", encoding="utf-8")

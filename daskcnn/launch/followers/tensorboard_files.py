@@ -32,7 +32,7 @@ class TensorBoardFiles(Tool):
 
         folder = run.directory() / FOLDER
         folder.mkdir(exist_ok=True)
-        self._curves, self._job = Curves(), run.prepared.job
+        self._curves, self._job = Curves(), run.job
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}.{time.monotonic_ns()}")
         self._describe()
         self._writer.flush()

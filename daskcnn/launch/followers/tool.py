@@ -13,7 +13,7 @@ from distributed import Client
 
 from daskcnn.errors import installing
 from daskcnn.events import Event
-from daskcnn.launch.prepared_job import Prepared
+from daskcnn.job.tables import Job
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class FollowedRun:
 
     Attributes
     ----------
-    prepared : its job and data set.
+    job : its job.
     client : the client of the cluster that it trains on.
     directory : gives its run directory; another one once the run had to be kept elsewhere.
     """
 
-    prepared: Prepared
+    job: Job
     client: Client
     directory: Callable[[], Path]
 

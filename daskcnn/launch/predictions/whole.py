@@ -15,6 +15,7 @@ from daskcnn.cluster.admission import check_versions
 from daskcnn.cluster.connect import check_scheduler, connect
 from daskcnn.cluster.connection import heed_signals
 from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.signals import Signals
 from daskcnn.cluster.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
 from daskcnn.job.tables import Cluster
@@ -25,7 +26,6 @@ from daskcnn.launch.predictions.tables import check_table, write_table
 from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.launch.trained_run import Which as WhichCheckpoint
 from daskcnn.launch.trained_run import load_classifier
-from daskcnn.launch.training import Signals
 from daskcnn.nn.views import Views
 from daskcnn.show.counter import Counter
 from daskcnn.show.stderr import warnings_by
