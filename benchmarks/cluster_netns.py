@@ -29,7 +29,7 @@ from netns import FRAMING, Host, Network, network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.launch.simulate import scenario_of
+from daskcnn.planning.simulate import scenario_of
 from daskcnn.sim.cluster import SimulatedCluster, Worker
 from daskcnn.sim.sharded_step import Direct
 

@@ -32,7 +32,7 @@ from daskcnn.errors import Diverged
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import LAYER
-from daskcnn.launch.simulate import scenario_of, simulate
+from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import Server, SimulatedCluster, Worker
 from daskcnn.store import open_dataset

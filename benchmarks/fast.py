@@ -33,12 +33,12 @@ from step_vs_torch import OURS, WARM_UPS, check_losses, compare, twin
 from torch import nn
 
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
+from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.events import RunEnded, RunStarted
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.job.whitening import whitened
-from daskcnn.launch.job_dataset import find_dataset
 from daskcnn.nn import SGD, StepPace
 from daskcnn.nn.optimizers import Lookahead
 from daskcnn.nn.views import weighted_views

@@ -36,11 +36,11 @@ from daskcnn.cluster.layers.task_context import TaskContext, batch_plan
 from daskcnn.cluster.members import wait_for_members
 from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.session.session import Counters, session_of
+from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.events import Spent
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.job_dataset import find_dataset
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn import StepPace
 from daskcnn.sharded import WorkerLinks

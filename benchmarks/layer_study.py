@@ -29,7 +29,7 @@ from conv_gemm import PAD2, SIDE, directions, sgemm
 from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.simulate import Scenario, scenario_of
+from daskcnn.planning.simulate import Scenario, scenario_of
 from daskcnn.show.drawing import draw
 from daskcnn.show.figure import Figure
 from daskcnn.show.step_breakdown import stacked

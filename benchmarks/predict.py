@@ -32,12 +32,12 @@ from daskcnn.cluster.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.predictions.kept import KeptParts, identity
-from daskcnn.launch.predictions.rows import Columns
-from daskcnn.launch.predictions.sources import Part, StoreSource
-from daskcnn.launch.predictions.tables import write_table
-from daskcnn.launch.predictions.task import PredictionTask, predict_part
 from daskcnn.store.facts import Facts
+from daskcnn.trained.predictions.kept import KeptParts, identity
+from daskcnn.trained.predictions.rows import Columns
+from daskcnn.trained.predictions.sources import Part, StoreSource
+from daskcnn.trained.predictions.tables import write_table
+from daskcnn.trained.predictions.task import PredictionTask, predict_part
 from daskcnn.training.trained_network import Classifier
 
 BAR = 0.92

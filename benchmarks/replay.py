@@ -20,8 +20,8 @@ from rules import BY_SGD, LAYERS, TUNED, machine
 from daskcnn.cluster.connect import connect
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.launch.simulate import scenario, simulate
 from daskcnn.launch.training import train_job
+from daskcnn.planning.simulate import scenario, simulate
 from daskcnn.ps import RULES
 from daskcnn.runs.log import read_events
 from daskcnn.show.report_tables import tables

@@ -19,7 +19,7 @@ from rules import LAYERS, TUNED, kept_of, load, save, table
 from daskcnn.errors import Diverged
 from daskcnn.job.network import initial_weights, training_samples
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.simulate import Scenario, simulate
+from daskcnn.planning.simulate import Scenario, simulate
 from daskcnn.ps import RULES
 from daskcnn.sim.cluster import Costs, Server, SimulatedCluster, Worker
 from daskcnn.store import open_dataset

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from daskcnn import errors, events
+    from daskcnn.datasets.prepare_arrays import prepare
+    from daskcnn.datasets.prepare_folder import prepare_folder
     from daskcnn.errors import Stop
+    from daskcnn.estimator.estimator import CNNClassifier
     from daskcnn.job.tables import Job
-    from daskcnn.launch.estimator import CNNClassifier
     from daskcnn.launch.jobs import plan, train
-    from daskcnn.launch.prepare_arrays import prepare
-    from daskcnn.launch.prepare_folder import prepare_folder
-    from daskcnn.launch.trained_model import TrainedModel, load
     from daskcnn.launch.training import Result
+    from daskcnn.trained.trained_model import TrainedModel, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -48,15 +48,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CNNClassifier": "daskcnn.launch.estimator",
+    "CNNClassifier": "daskcnn.estimator.estimator",
     "Job": "daskcnn.job.tables",
     "Result": "daskcnn.launch.training",
     "Stop": "daskcnn.errors",
-    "TrainedModel": "daskcnn.launch.trained_model",
-    "load": "daskcnn.launch.trained_model",
+    "TrainedModel": "daskcnn.trained.trained_model",
+    "load": "daskcnn.trained.trained_model",
     "plan": "daskcnn.launch.jobs",
-    "prepare": "daskcnn.launch.prepare_arrays",
-    "prepare_folder": "daskcnn.launch.prepare_folder",
+    "prepare": "daskcnn.datasets.prepare_arrays",
+    "prepare_folder": "daskcnn.datasets.prepare_folder",
     "train": "daskcnn.launch.jobs",
 }
 

@@ -29,13 +29,13 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
 from daskcnn.launch import training as runner
-from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn.auc import area_under_curve
 from daskcnn.nn.score import Score
 from daskcnn.run import main as run
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
+from daskcnn.trained.trained_run import load_trained
 from daskcnn.training.trained_network import to_classifier
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run

@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from daskcnn.cli import main
 from daskcnn.events import EpochEnded, GroupsFormed, RoundEnded, RunEnded, RunStarted, WorkersCalibrated
-from daskcnn.launch.evaluate import evaluate
-from daskcnn.launch.report import compare, report
+from daskcnn.reports.report import compare, report
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.kept_job import kept_job
@@ -21,6 +20,7 @@ from daskcnn.runs.log import read_records
 from daskcnn.runs.state import to_state
 from daskcnn.show.report_text import format_report
 from daskcnn.store import open_dataset, verify
+from daskcnn.trained.evaluate import evaluate
 
 FIXTURES = Path(__file__).parent / "fixtures" / "version-0.1.0"
 RUNS = ("sgwu", "agwu", "layer", "group")

@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch import report as reporting
+from daskcnn.reports import report as reporting
 from daskcnn.runs.files import dumps
 from daskcnn.show.comparison import format_comparison
 

@@ -10,9 +10,9 @@ import click
 
 from daskcnn.cli.command import Command, CommandGroup, as_json, tell, verbose
 from daskcnn.cli.run import cluster_options
-from daskcnn.launch import prepare as data_sets
-from daskcnn.launch.cluster_flags import cluster_of
-from daskcnn.launch.show_data import show_data
+from daskcnn.datasets import prepare as data_sets
+from daskcnn.datasets.cluster_flags import cluster_of
+from daskcnn.datasets.show_data import show_data
 from daskcnn.show.data_text import readable_dataset
 from daskcnn.show.stderr import say
 from daskcnn.store import DATASETS

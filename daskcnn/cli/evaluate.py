@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
-from daskcnn.launch import evaluate as evaluating
-from daskcnn.launch.trained_run import Which
 from daskcnn.nn.views import Views
 from daskcnn.runs.files import dumps
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_evaluation
+from daskcnn.trained import evaluate as evaluating
+from daskcnn.trained.trained_run import Which
 
 
 @click.command(cls=Command)

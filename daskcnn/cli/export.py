@@ -8,9 +8,9 @@ import click
 
 from daskcnn.cli.command import Command, checkpoint_option, tell, verbose
 from daskcnn.export import FORMATS
-from daskcnn.launch import export as exporting
-from daskcnn.launch.trained_run import Which
 from daskcnn.show.stderr import say
+from daskcnn.trained import export as exporting
+from daskcnn.trained.trained_run import Which
 
 
 @click.command(cls=Command)

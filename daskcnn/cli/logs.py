@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, tell, verbose
-from daskcnn.launch.list_runs import log_lines
+from daskcnn.reports.list_runs import log_lines
 
 
 @click.command(cls=Command)

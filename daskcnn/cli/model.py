@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch.show_model import show_model
+from daskcnn.planning.show_model import show_model
 from daskcnn.show.network_text import readable_model
 
 

@@ -9,8 +9,8 @@ import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.scenario import scenario_options
-from daskcnn.launch import plan as planning
-from daskcnn.launch.simulate import scenario
+from daskcnn.planning import plan as planning
+from daskcnn.planning.simulate import scenario
 from daskcnn.runs.files import dumps
 from daskcnn.show.worker_plan import format_worker_plan
 

@@ -13,7 +13,7 @@ from dask.utils import parse_bytes
 
 from daskcnn.arrays import Device, DeviceKind, cpu_count
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch import plan_conv as planning
+from daskcnn.planning import plan_conv as planning
 from daskcnn.show.conv_plans_text import readable_conv_plans
 
 

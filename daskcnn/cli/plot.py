@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, tell, verbose
-from daskcnn.launch.plot import draw_runs
+from daskcnn.reports.plot import draw_runs
 from daskcnn.show.run_figures import FIGURES
 
 

@@ -9,15 +9,15 @@ import click
 
 from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
 from daskcnn.cli.run import cluster_options
+from daskcnn.datasets.cluster_flags import cluster_of
 from daskcnn.job.tables import Cluster
-from daskcnn.launch import predict as predicting
-from daskcnn.launch.cluster_flags import cluster_of
-from daskcnn.launch.predictions.sources import Which as Part
-from daskcnn.launch.predictions.whole import predict_whole
-from daskcnn.launch.trained_run import Which
 from daskcnn.nn.views import Views
 from daskcnn.show.stderr import say
 from daskcnn.show.trained_text import readable_predictions, readable_table
+from daskcnn.trained import predict as predicting
+from daskcnn.trained.predictions.sources import Which as Part
+from daskcnn.trained.predictions.whole import predict_whole
+from daskcnn.trained.trained_run import Which
 
 
 @click.command(cls=Command)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch import report as reporting
+from daskcnn.reports import report as reporting
 from daskcnn.runs.files import dumps
 from daskcnn.show.report_text import format_report
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.launch.list_runs import list_runs
+from daskcnn.reports.list_runs import list_runs
 from daskcnn.runs.files import dumps
 from daskcnn.show.runs_text import readable_runs
 

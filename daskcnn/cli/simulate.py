@@ -8,8 +8,8 @@ import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
 from daskcnn.cli.scenario import scenario_options
-from daskcnn.launch import simulate as simulation
-from daskcnn.launch.plot import draw_paper_figures
+from daskcnn.planning import simulate as simulation
+from daskcnn.reports.plot import draw_paper_figures
 from daskcnn.runs.files import dumps
 from daskcnn.show.drawing import need_matplotlib
 from daskcnn.show.simulation_text import format_simulation, simulation_dict

@@ -12,18 +12,17 @@ from distributed import Client
 
 from daskcnn.cluster.connect import check_scheduler
 from daskcnn.cluster.given_client import given_or_default
+from daskcnn.datasets.job_dataset import is_missing
+from daskcnn.datasets.own_data import arrays_gone, was_given, with_own_data, without_reading
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import parse_job, resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.job_dataset import is_missing
 from daskcnn.launch.listener import OnEvent, check_listener
-from daskcnn.launch.own_data import arrays_gone, was_given, with_own_data, without_reading
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.launch.resume import epochs_of, job_to_run, run_to_resume
-from daskcnn.launch.trained_model import load
 from daskcnn.launch.training import Result, Silent, display, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
@@ -31,6 +30,7 @@ from daskcnn.runs.summary import checked_summary
 from daskcnn.show.notebook import in_notebook
 from daskcnn.show.progress import Progress, shown
 from daskcnn.show.stderr import say, say_warnings, warn
+from daskcnn.trained.trained_model import load
 
 JobTables = Job | Mapping[str, Any] | str | Path
 

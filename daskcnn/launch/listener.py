@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from daskcnn.errors import Interrupted, JobError, Stop
 from daskcnn.events import Event, WorkersCalibrated
-from daskcnn.launch.followers import Feeds
+from daskcnn.followers import Feeds
 from daskcnn.show.progress import Progress
 
 OnEvent = Callable[[Event], object]

@@ -9,13 +9,12 @@ import numpy as np
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
+from daskcnn.datasets.indexing import outlined
+from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import LAYER, Job
 from daskcnn.job.usual import on_data
-from daskcnn.launch.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
-from daskcnn.launch.indexing import outlined
-from daskcnn.launch.job_dataset import find_dataset
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
 from daskcnn.nn.losses import USUAL
@@ -24,6 +23,7 @@ from daskcnn.nn.views import views_problem
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import Dataset, verify
 from daskcnn.store.augmentation import image_problems
+from daskcnn.trained.fine_tuning import Pretrained, Start, names_network, read_trained, start_of, with_network
 from daskcnn.training.weighting import weighting_of
 
 Progress = Callable[[str, int, int], None]

@@ -24,19 +24,17 @@ from daskcnn.cluster.run_context import RunContext
 from daskcnn.cluster.shell import Heard
 from daskcnn.cluster.signals import Signals
 from daskcnn.dashboard.feed import fed
+from daskcnn.datasets.indexing import forget, indexed, outlined
+from daskcnn.datasets.job_dataset import find_dataset, must_be_made
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
+from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.fine_tuning import first_weights
-from daskcnn.launch.followers import Feeds, FollowedRun, check_tools, check_tools_there
-from daskcnn.launch.indexing import forget, indexed, outlined
-from daskcnn.launch.job_dataset import find_dataset, must_be_made
 from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job
 from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import epochs_of, has_checkpoint
-from daskcnn.launch.trained_model import TrainedModel
 from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
 from daskcnn.nn.summary import LayerSummary, summarise
@@ -51,6 +49,8 @@ from daskcnn.show.summary import format_summary
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
 from daskcnn.store.facts import Facts
+from daskcnn.trained.fine_tuning import first_weights
+from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.coordinator.layer_records import REPLICA
 from daskcnn.training.trained_network import Classifier
 

@@ -30,7 +30,7 @@ class ClassFigures(BaseModel):
 
 
 class KeptEvaluation(BaseModel):
-    """The fields of an evaluation that a report shows; `launch.evaluate` says what they mean."""
+    """The fields of an evaluation that a report shows; `trained.evaluate` says what they mean."""
 
     model_config = ConfigDict(extra="ignore", serialize_by_alias=True)
     checkpoint: str

@@ -1,4 +1,4 @@
-"""Data-parallel training in simulated time: a shell of the coordinator, as `cluster.data_parallel` is one.
+"""Data-parallel training in simulated time: a shell of the coordinator, as `cluster.shell` is one.
 
 Nothing of the method is written here a second time: the coordinator, the server, the rules, the partitioners and a
 replica's side of an exchange are those of the cluster. What is here is time: how long a step, an exchange, a merge, a

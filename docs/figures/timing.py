@@ -10,7 +10,7 @@ from common import BLUE, COLOURS, GREY, LIGHT, PICTURES, RED, panels
 
 from daskcnn.events import Event, RoundEnded, RunStarted
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.simulate import Scenario, constants_of, scenario_of, simulate
+from daskcnn.planning.simulate import Scenario, constants_of, scenario_of, simulate
 from daskcnn.runs.log import read_events
 from daskcnn.sim.cluster import parse_cluster
 from daskcnn.sim.measured import measured_cluster

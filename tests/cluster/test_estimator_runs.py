@@ -16,7 +16,7 @@ import tomli_w
 from distributed import Client, LocalCluster
 
 import daskcnn
-from daskcnn.launch import own_data
+from daskcnn.datasets import own_data
 from tests.cluster.cluster_jobs import LAYERS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

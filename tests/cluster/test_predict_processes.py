@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.trained_run import load_classifier
 from daskcnn.store import open_dataset
+from daskcnn.trained.trained_run import load_classifier
 from tests.rounding_of_networks import of_probabilities
 from tests.tiny_runs import CLASSES, random_state, tiny_data, tiny_job, tiny_run
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.launch.fine_tuning import read_trained
 from daskcnn.ps import RULES
+from daskcnn.trained.fine_tuning import read_trained
 from tests.cluster.cluster_jobs import Watch, counted_seconds, run, small_job
 from tests.cluster.conftest import RuleRuns
 

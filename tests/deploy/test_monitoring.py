@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from daskcnn.cluster.metrics_port import RUNS
-from daskcnn.launch.followers.prometheus_metrics import METRICS
+from daskcnn.followers.prometheus_metrics import METRICS
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 NAMES = {RUNS, *(f"{metric.name}_total" if metric.kind == "counter" else metric.name for metric in METRICS)}

@@ -17,8 +17,8 @@ from daskcnn.cli import main as daskcnn
 from daskcnn.errors import installing
 from daskcnn.export import FORMATS, read_model
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.trained_run import load_classifier
 from daskcnn.nn import LAYERS
+from daskcnn.trained.trained_run import load_classifier
 from tests.export.test_onnx import Unknown
 from tests.rounding_of_networks import of_probabilities
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 from distributed import Client
 
 from daskcnn.events import Event, parsed
+from daskcnn.followers import FollowedRun
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.followers import FollowedRun
 from daskcnn.launch.prepared_job import prepare_job
 from tests.show.run_events import data_parallel
 from tests.tiny_runs import random_state, tiny_job, tiny_run

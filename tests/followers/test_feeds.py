@@ -12,10 +12,10 @@ import pytest
 
 from daskcnn.errors import JobError, installing
 from daskcnn.events import EpochEnded, Event, RunStarted, Warned
+from daskcnn.followers import Feeds, FollowedRun, check_tools, feeds, tool
+from daskcnn.followers.feeds import TOOLS, Feed
+from daskcnn.followers.tool import Tool
 from daskcnn.job.resolve import resolve
-from daskcnn.launch.followers import Feeds, FollowedRun, check_tools, feeds, tool
-from daskcnn.launch.followers.feeds import TOOLS, Feed
-from daskcnn.launch.followers.tool import Tool
 from daskcnn.launch.training import train_job
 
 RUN = Mock(spec=FollowedRun)

@@ -12,8 +12,8 @@ from distributed import Client, LocalCluster
 import daskcnn
 from daskcnn.cluster.metrics_port import collector_here
 from daskcnn.events import EpochEnded, Event, RunEnded, Warned
-from daskcnn.launch.followers import tensorboard_files
-from daskcnn.launch.followers.tensorboard_files import FOLDER
+from daskcnn.followers import tensorboard_files
+from daskcnn.followers.tensorboard_files import FOLDER
 from daskcnn.runs.directory import RunDirectory
 from tests.tiny_runs import tiny_job
 

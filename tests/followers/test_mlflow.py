@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import installing
-from daskcnn.launch.followers.mlflow_run import EXPERIMENT, KEPT_ID, MLflowRun
-from daskcnn.launch.trained_model import load
+from daskcnn.followers.mlflow_run import EXPERIMENT, KEPT_ID, MLflowRun
+from daskcnn.trained.trained_model import load
 from tests.followers.runs_followed import a_run, events, followed
 
 
@@ -86,6 +86,6 @@ def test_a_store_that_does_not_answer_is_refused(store: str, uri: str) -> None:
 
 def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    monkeypatch.setattr("daskcnn.launch.followers.tool.find_spec", lambda name: None)
+    monkeypatch.setattr("daskcnn.followers.tool.find_spec", lambda name: None)
     (problem,) = MLflowRun.problems("http://127.0.0.1:9")
     assert installing("mlflow") in problem

@@ -11,8 +11,8 @@ from distributed import Client, LocalCluster
 
 from daskcnn.cluster.metrics_port import KEPT, RunFigures, RunsCollector
 from daskcnn.errors import ClusterError
-from daskcnn.launch.followers import prometheus_metrics
-from daskcnn.launch.followers.prometheus_metrics import METRICS, PrometheusMetrics, Tally
+from daskcnn.followers import prometheus_metrics
+from daskcnn.followers.prometheus_metrics import METRICS, PrometheusMetrics, Tally
 from tests.followers.runs_followed import AT, a_run, events, followed
 from tests.show.run_events import epoch, round_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from daskcnn.events import EpochEnded, RunResumed
-from daskcnn.launch.followers.tensorboard_files import FOLDER, TensorBoardFiles
+from daskcnn.followers.tensorboard_files import FOLDER, TensorBoardFiles
 from tests.followers.runs_followed import AT, a_run, followed
 
 pytest.importorskip("tensorboardX")

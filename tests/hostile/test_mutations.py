@@ -21,15 +21,15 @@ from daskcnn.cli import main
 from daskcnn.errors import ClusterError, UserError
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
-from daskcnn.launch.evaluate import evaluate
-from daskcnn.launch.predict import predict
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.trained_run import load_trained
 from daskcnn.nn.score import Score
 from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Rounds
 from daskcnn.runs.state import to_state
 from daskcnn.store import open_dataset, verify
+from daskcnn.trained.evaluate import evaluate
+from daskcnn.trained.predict import predict
+from daskcnn.trained.trained_run import load_trained
 from tests.hostile.hostile_files import canonical
 from tests.hostile.mutations import Document, mutations
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run

@@ -13,12 +13,12 @@ from daskcnn.files import check_regular, open_regular, read_regular
 from daskcnn.job.resolve import resolve
 from daskcnn.job.sources import read_job_file
 from daskcnn.job.tables import Cluster
-from daskcnn.launch.predict import predict
-from daskcnn.launch.report import report
+from daskcnn.reports.report import report
 from daskcnn.runs.checkpoint import load
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import EventLog, read_events
 from daskcnn.sim.cluster import read_cluster
+from daskcnn.trained.predict import predict
 from tests.special_files import SPECIAL, special
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 

@@ -17,9 +17,9 @@ from PIL import Image
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import DataError, installing
 from daskcnn.events import KernelsSharded
-from daskcnn.launch import paper_figures as figures
-from daskcnn.launch import plot
-from daskcnn.launch.simulate import scenario
+from daskcnn.planning import paper_figures as figures
+from daskcnn.planning.simulate import scenario
+from daskcnn.reports import plot
 from daskcnn.runs.log import read_events
 from daskcnn.show import worker_plan
 from daskcnn.show.drawing import draw

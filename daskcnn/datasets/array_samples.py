@@ -1,0 +1,241 @@
+"""Images and labels that were given as arrays, and where each sample goes in the data set that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.datasets.array_sources import ImageSource, Layout, labels_of
+from daskcnn.errors import DataError
+from daskcnn.store.buckets import Places
+from daskcnn.store.labels import Labelled, numbered
+from daskcnn.store.manifest import (
+    MAX_CHUNK_BYTES,
+    PARTS,
+    Manifest,
+    Order,
+    PartManifest,
+    chunks,
+    draft_of,
+    sha256,
+    strangers,
+    unlearnable,
+    unseen_classes,
+)
+from daskcnn.store.prepare import chunk_for
+from daskcnn.store.split import shuffled_order, stratified
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenSamples:
+    """Images that go into one part or both.
+
+    Attributes
+    ----------
+    mask : for each sample whether it is for testing
+    """
+
+    images: ImageSource
+    labels: npt.NDArray[Any]
+    mask: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraySamples:
+    """All samples: one array that is split, or one for training and one for testing."""
+
+    given: tuple[GivenSamples, ...]
+    classes: tuple[str, ...]
+    weights: npt.NDArray[np.float32] | None
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this process holds all images."""
+        return all(part.images.in_memory for part in self.given)
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether a worker can read all images itself."""
+        return all(part.images.on_workers for part in self.given)
+
+    def count(self, name: str) -> int:
+        """Samples of a part."""
+        tests = sum(int(part.mask.sum()) for part in self.given)
+        return tests if name == "test" else sum(len(part.images) for part in self.given) - tests
+
+    def class_counts(self, name: str) -> tuple[int, ...]:
+        """Samples of a part by class, or by label."""
+        picked = [part.labels[part.mask == (name == "test")] for part in self.given]
+        labels = np.concatenate(picked)
+        counts = (
+            labels.sum(axis=0, dtype=np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
+        )
+        return tuple(counts.tolist())
+
+
+def samples_of(
+    images: Any,
+    labels: Any,
+    classes: Sequence[str] | None,
+    test: float | int | tuple[Any, Any],
+    layout: Layout,
+    seed: int,
+    weights: Any,
+) -> ArraySamples:
+    """Return what was given to `prepare` as samples. Raises DataError for what does not belong together."""
+    source, found = ImageSource.of(images, layout), numbered(labels_of(labels), classes)
+    _check_lengths("labels", len(found.values), source)
+    if isinstance(test, tuple | list):
+        if len(test) != 2:
+            raise DataError("test", f"{len(test)} things", "give a fraction, a number, or the pair (images, labels)")
+        other, answers = ImageSource.of(test[0], layout), _for_testing(labels_of(test[1]), classes, found.classes)
+        _check_lengths("labels of the test part", len(answers.values), other)
+        if (other.shape[1:], other.dtype, answers.values.ndim) != (source.shape[1:], source.dtype, found.values.ndim):
+            told = [f"{s.dtype} {s.shape[1:]}" for s in (other, source)]
+            raise DataError("test", f"images of {told[0]}, those for training are {told[1]}", "give images of one kind")
+        given: tuple[GivenSamples, ...] = (_whole(source, found, testing=False), _whole(other, answers, testing=True))
+    else:
+        given = (GivenSamples(source, found.values, stratified(found.values, _test_count(test, len(source)), seed)),)
+        if not given[0].mask.any():
+            raise DataError("images", f"{len(source)} samples, none can be spared for testing", "give more samples")
+    return ArraySamples(given, found.classes, _weights(weights, given[0]))
+
+
+def _for_testing(labels: npt.NDArray[Any], given: Sequence[str] | None, classes: tuple[str, ...]) -> Labelled:
+    """The labels of the test part, by the classes of the training part. Integers are places in the given classes.
+
+    Without given classes they are values, and those of the training part need not be 0, 1, 2 and so on.
+    """
+    if given is None and labels.ndim == 1 and labels.dtype.kind in "iubf":
+        whole = labels.dtype.kind == "f" and np.array_equal(labels, np.rint(labels))
+        labels = (labels.astype(np.int64) if whole else labels).astype(np.str_)
+    try:
+        return numbered(labels, classes)
+    except DataError as error:
+        reason = f"{error.reason} (those of the training part)"
+        raise DataError("labels of the test part", reason, "train on images of every class") from error
+
+
+def _whole(source: ImageSource, found: Labelled, *, testing: bool) -> GivenSamples:
+    return GivenSamples(source, found.values, np.full(len(source), testing))
+
+
+def _check_lengths(what: str, found: int, source: ImageSource) -> None:
+    if found != len(source):
+        raise DataError(what, f"{found:,} for {len(source):,} images", "give one for each image")
+
+
+def _test_count(test: Any, samples: int) -> int:
+    share, number = isinstance(test, float | np.floating), isinstance(test, int | np.integer)
+    if not (share and 0 < test < 1) and not (number and not isinstance(test, bool) and 0 < test < samples):
+        remedy = "give a fraction between 0 and 1, a whole number of samples, or the pair (images, labels)"
+        raise DataError(f"test={test!s:.40}", "no part of the samples", remedy)
+    return max(1, round(test * samples) if share else int(test))
+
+
+def _weights(weights: Any, part: GivenSamples) -> npt.NDArray[np.float32] | None:
+    """The weights of all samples, divided by the mean over the training samples."""
+    if weights is None:
+        return None
+    found = labels_of(weights, "weights")
+    if found.dtype.kind not in "buif" or found.ndim > 1:
+        raise DataError("weights", f"{found.dtype} of shape {found.shape}", "give one number for each image")
+    _check_lengths("weights", found.size, part.images)
+    found = found.astype(np.float64)
+    if wrong := np.flatnonzero(~(np.isfinite(found) & (found >= 0))).tolist():
+        raise DataError("weights", f"sample {wrong[0]} has {found[wrong[0]]}", "give finite weights of 0 or more")
+    mean = found[~part.mask].mean()
+    if not mean > 0:
+        raise DataError("weights", "all are 0", "give some samples a weight above 0")
+    return (found / mean).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrangement:
+    """Where every sample goes.
+
+    Attributes
+    ----------
+    common : what the manifest says besides what its chunks say
+    draft : the manifest to be, with its shapes and types
+    places : of the samples of each array, 0 … in the training part, then on through the test part
+    """
+
+    common: dict[str, Any]
+    draft: Manifest
+    places: tuple[Places, ...]
+    chunk: int
+    nodata: float | None
+
+    def ranges(self, name: str) -> Iterator[tuple[int, int]]:
+        """The places (lo, hi) of the part's chunks, in order."""
+        begin = 0 if name == "train" else self.draft.train.samples
+        for lo, hi in chunks(self.draft.part(name).samples, self.chunk):
+            yield begin + lo, begin + hi
+
+
+def arranged(
+    samples: ArraySamples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
+) -> Arrangement:
+    """Return where every sample goes, in chunks of this size or of the usual one.
+
+    Raises DataError where nothing could be learnt from the labels, and for chunks that are too large.
+    """
+    source = samples.given[0].images
+    counts = {part: samples.count(part) for part in PARTS}
+    chunk = chunk or chunk_for(counts["train"], source.sample_bytes)
+    if chunk * source.sample_bytes > MAX_CHUNK_BYTES:
+        raise DataError(f"chunk={chunk}", f"a chunk has at most {MAX_CHUNK_BYTES:,} bytes", "give fewer samples")
+    several = samples.given[0].labels.ndim == 2
+    common: dict[str, Any] = {
+        "name": name,
+        "classes": samples.classes,
+        "shape": source.shape[1:],
+        "chunk": chunk,
+        "dtype": source.dtype.name,
+        "labels": "several" if several else "classes",
+        "nodata": nodata,
+        "order": order,
+        "seed": seed,
+        "sources": {"labels": sha256(np.concatenate([part.labels for part in samples.given]))},
+    }
+    weights = ("",) if samples.weights is not None else ()
+    unknown: dict[str, Any] = {"images": (), "labels": ()}
+    train = PartManifest.model_construct(
+        samples=counts["train"], class_counts=samples.class_counts("train"), weights=weights, **unknown
+    )
+    test = PartManifest.model_construct(samples=counts["test"], class_counts=samples.class_counts("test"), **unknown)
+    draft = draft_of(common, {"train": train, "test": test})
+    _check_labels(draft)
+    return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
+
+
+def _check_labels(draft: Manifest) -> None:
+    """Raise DataError where nothing could be learnt from the labels, before any image is read."""
+    for problem in unlearnable(draft):
+        raise DataError("labels", problem, "give training samples of two classes or more")
+    if unseen := unseen_classes(draft):
+        raise strangers(draft.name, unseen)
+
+
+def _places(samples: ArraySamples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
+    """Where each sample of each array is stored: its number in its part, in the part's order."""
+    parts = {}
+    for salt, part in enumerate(PARTS):
+        places = np.arange(counts[part])
+        if order == "shuffled":
+            places[shuffled_order(counts[part], seed, salt)] = np.arange(counts[part])
+        parts[part] = places
+    found, taken = [], dict.fromkeys(PARTS, 0)
+    for given in samples.given:
+        places = np.empty(len(given.mask), np.int64)
+        for part, mine, begin in (("train", ~given.mask, 0), ("test", given.mask, counts["train"])):
+            n = int(mine.sum())
+            places[mine] = begin + parts[part][taken[part] : taken[part] + n]
+            taken[part] += n
+        found.append(places)
+    return tuple(found)

@@ -1,0 +1,227 @@
+"""Arrays that people have, NumPy, Dask, Zarr or xarray, as blocks of images that a task can read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
+
+import dask.array
+import numpy as np
+import numpy.typing as npt
+import zarr
+from zarr.storage import FsspecStore, LocalStore
+
+from daskcnn.datasets.given_images import check_one_array
+from daskcnn.errors import DataError
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, Dtype
+
+Layout = Literal["NHWC", "NCHW"]
+CHANNELS = {"band", "bands", "channel", "channels", "c"}
+"""What people who use xarray call the axis of channels."""
+_USUAL = {1, 3, 4}
+"""Channels of grey images, of coloured ones, and of these with transparency."""
+BLOCK_BYTES = 64 << 20
+"""Bytes of a block, if the samples of one chunk of the source are not more."""
+_KEPT = get_args(Dtype)
+_WIDENED = {"bool": "uint8", "int8": "int16"}
+
+
+class Readable(Protocol):
+    """Whatever gives its samples lo…hi as an array."""
+
+    def __getitem__(self, at: slice) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleBlock:
+    """Samples lo…hi of a source, in its own layout and type. `data` holds just them if `sliced`, else all samples."""
+
+    lo: int
+    hi: int
+    data: Any
+    sliced: bool
+
+    def read(self, source: ImageSource) -> npt.NDArray[Any]:
+        """Return the block's images (hi - lo, H, W, C) in the type that they are kept in."""
+        return self.at_rest(source, self.data if self.sliced else self.data[self.lo : self.hi])
+
+    def at_rest(self, source: ImageSource, data: Any) -> npt.NDArray[Any]:
+        """Return what was read of the block in the same way. Raises DataError where the source has said otherwise."""
+        found = np.asarray(data)
+        images = source.at_rest(found)
+        if images.shape != (self.hi - self.lo, *source.shape[1:]) or not np.can_cast(found.dtype, source.dtype):
+            said = f"{source.dtype} {(self.hi - self.lo, *source.shape[1:])}"
+            reason = f"samples {self.lo} to {self.hi - 1} are {found.dtype} {images.shape}, the array says {said}"
+            raise DataError("images", reason, "correct what makes the array, or its dtype and chunks")
+        return images
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSource:
+    """Images (N, H, W, C), wherever they are.
+
+    Attributes
+    ----------
+    what : the images as they were given
+    shape : (N, H, W, C)
+    dtype : number type that they are kept in
+    layout : of what was given; (N, H, W) has one channel
+    """
+
+    what: Any
+    shape: tuple[int, int, int, int]
+    dtype: np.dtype[Any]
+    layout: Layout
+
+    @classmethod
+    def of(cls, images: Any, layout: Layout) -> ImageSource:
+        """Return the images as a source. Raises DataError for what cannot be images."""
+        what = _unwrapped(images)
+        if isinstance(what, dask.array.Array) and np.isnan(what.shape).any():
+            what = what.copy().compute_chunk_sizes()  # it changes the array
+        shape = tuple(map(int, what.shape))
+        if layout not in get_args(Layout):
+            raise DataError(f"layout={layout!r}", "unknown", "use NHWC or NCHW")
+        _check_dims(images, layout)
+        if len(shape) == 3:
+            shape = (*shape, 1)
+        elif len(shape) != 4:
+            raise DataError("images", f"an array of shape {shape}", "give (N, H, W, C), (N, C, H, W) or (N, H, W)")
+        elif layout == "NCHW":
+            shape = (shape[0], shape[2], shape[3], shape[1])
+        dtype = _kept(np.dtype(what.dtype))
+        if min(shape) < 1 or int(np.prod(shape[1:])) * dtype.itemsize > MAX_CHUNK_BYTES:
+            raise DataError("images", f"an array of shape {shape}", f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes")
+        return cls(what, shape, dtype, layout)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of an image at rest."""
+        return int(np.prod(self.shape[1:])) * self.dtype.itemsize
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this process holds the images."""
+        return isinstance(self.what, np.ndarray) and not isinstance(self.what, np.memmap)
+
+    @property
+    def on_workers(self) -> bool:
+        """Whether a worker can read the images itself."""
+        stored = isinstance(self.what, zarr.Array) and isinstance(self.what.store, LocalStore | FsspecStore)
+        return stored or isinstance(self.what, dask.array.Array)
+
+    def at_rest(self, images: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return images of the source's layout and type as (n, H, W, C) in the type that they are kept in."""
+        if images.ndim == 3:
+            images = images[..., None]
+        elif self.layout == "NCHW":
+            images = np.moveaxis(images, 1, -1)
+        return images.astype(self.dtype, copy=False)
+
+    def blocks(self) -> Iterator[SampleBlock]:
+        """Yield the blocks, which follow the source's chunks where it has some."""
+        rows = max(1, BLOCK_BYTES // self.sample_bytes)
+        if isinstance(self.what, dask.array.Array):
+            yield from _dask_blocks(self.what, rows)
+            return
+        if isinstance(self.what, zarr.Array):  # whole chunks, so that none is read twice
+            chunk = int(self.what.chunks[0])
+            rows = max(chunk, rows // chunk * chunk)
+        for lo in range(0, len(self), rows):
+            yield SampleBlock(lo, min(lo + rows, len(self)), self.what, sliced=False)
+
+
+def _dask_blocks(array: Any, rows: int) -> Iterator[SampleBlock]:
+    whole = array.rechunk(dict.fromkeys(range(1, array.ndim), -1))
+    if max(whole.chunks[0]) > rows:
+        whole = whole.rechunk({0: rows})
+    lo = 0
+    for number, size in enumerate(whole.chunks[0]):
+        if size:
+            yield SampleBlock(lo, lo + size, whole.blocks[number], sliced=True)
+        lo += size
+
+
+def _check_dims(images: Any, layout: Layout) -> None:
+    """Raise DataError where a DataArray's own names say that its channels are elsewhere than the layout has them."""
+    dims = [str(dim) for dim in getattr(images, "dims", ())] if hasattr(images, "variable") else []
+    found = [place for place, dim in enumerate(dims) if dim.lower() in CHANNELS]
+    if len(dims) != 4 or len(found) != 1 or found[0] == layout.index("C"):
+        return
+    (place,) = found
+    other = "NCHW" if place == 1 else "NHWC"
+    last = f"images.transpose(..., {dims[place]!r})"
+    remedy = f"give layout={other!r}" if place == other.index("C") else f"give {last}"
+    raise DataError(f"images of ({', '.join(dims)})", f"layout {layout} has the channels elsewhere", remedy)
+
+
+def channels_elsewhere(images: Any, layout: Layout) -> str | None:
+    """Return a warning where the shape of an array without names looks as if its channels were the second axis."""
+    shape = tuple(getattr(images, "shape", ()))
+    if layout != "NHWC" or len(shape) != 4 or hasattr(images, "dims"):
+        return None
+    if shape[1] in _USUAL and shape[3] not in _USUAL and shape[2] == shape[3]:
+        return f"images of shape {shape}: taken as {shape[1]} rows of {shape[3]} channels; if not, give layout='NCHW'"
+    return None
+
+
+def _unwrapped(images: Any) -> Any:
+    """The array inside of an xarray DataArray; anything else as it is. A lazy DataArray reads itself slice by slice."""
+    if isinstance(images, str | Path):
+        reason = "a path in place of an array"
+        raise DataError(
+            f"images: {str(images)!r:.80}", reason, "open it first, such as zarr.open_array(path, mode='r')"
+        )
+    check_one_array(images)
+    if hasattr(images, "dims") and hasattr(images, "variable"):
+        return images.data if images.chunks is not None or images._in_memory else _Lazy(images)
+    known = hasattr(images, "shape") and isinstance(getattr(images, "dtype", None), np.dtype)
+    return images if known or isinstance(images, zarr.Array) else _as_array("images", images)
+
+
+def _as_array(what: str, given: Any) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise DataError(what, f"no array ({error!s:.120})", "give an array, one entry for each sample") from error
+
+
+@dataclass(frozen=True)
+class _Lazy:
+    """A DataArray whose data are on disk."""
+
+    array: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return tuple(self.array.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the array."""
+        return np.dtype(self.array.dtype)
+
+    def __getitem__(self, at: slice) -> npt.NDArray[Any]:
+        return np.asarray(self.array[at].values)
+
+
+def _kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    name = _WIDENED.get(dtype.name, dtype.name)
+    if dtype.kind not in "buif" or name not in _KEPT:
+        raise DataError("images", f"of type {dtype}", f"convert them to one of {', '.join(_KEPT)}")
+    return np.dtype(name)
+
+
+def labels_of(labels: Any, what: str = "labels") -> npt.NDArray[Any]:
+    """Return labels as an array in memory, whatever they are in. Raises DataError where they are no array."""
+    if isinstance(labels, dask.array.Array):
+        return np.asarray(labels.compute())
+    if isinstance(labels, zarr.Array):
+        return np.asarray(labels[:])
+    return _as_array(what, getattr(labels, "values", labels))

@@ -1,0 +1,131 @@
+"""A user's own images and labels as the data set of a run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+
+from daskcnn.datasets.prepare_arrays import prepare
+from daskcnn.errors import DataError, JobError
+from daskcnn.store import DATASETS
+
+NAME = "arrays"
+"""Name of a data set that is made of arrays."""
+_STORE, _PREFIX = "arrays.zarr", "daskcnn-"
+_SMALL = 1 << 20
+"""Bytes of images that are one chunk: of a small data set most time would go into files."""
+_READING = ("layout", "nodata", "test", "order")
+"""Keys of a job's `data` that are options of `prepare` too."""
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Images and labels of an estimator's fit.
+
+    Attributes
+    ----------
+    images : (N, H, W, C), NumPy or Dask.
+    labels : (N,) places among the classes.
+    classes : names of the classes.
+    weights : (N,), or None.
+    validation : samples that are not trained on.
+    """
+
+    images: Any
+    labels: npt.NDArray[np.int64]
+    classes: tuple[str, ...]
+    weights: npt.NDArray[np.float32] | None
+    validation: int
+
+
+def was_given(path: str | None) -> bool:
+    """Whether a data set at this path was kept only as long as a run that was given arrays went on."""
+    place = Path(path or "")
+    return place.name == _STORE and place.parent.name.startswith(_PREFIX)
+
+
+def arrays_gone(run: str | Path) -> DataError:
+    """The error for such a run whose data set is needed again."""
+    remedy = "give data=(images, labels) again, the path of a data set of the same images, or data.path at the start"
+    return DataError(run, "it was trained on arrays that were kept only while it went on", remedy)
+
+
+def new_path(folder: str) -> str:
+    """The path of a data set that is not there yet, in this folder or at this URL."""
+    return f"{folder.rstrip('/')}/{uuid.uuid4().hex}.zarr"
+
+
+@contextmanager
+def stored(data: OwnData, path: str, *, seed: int, client: Client | None) -> Iterator[None]:
+    """Write a data set of these samples to this path, and remove it again when the context ends.
+
+    All samples are in its training part. A data set has a test part: here it is the first sample, once more.
+    """
+    first = data.images[:1], data.labels[:1]
+    try:
+        prepare(
+            data.images,
+            data.labels,
+            path,
+            classes=data.classes,
+            test=first,
+            seed=seed,
+            weights=data.weights,
+            name=NAME,
+            chunk=len(data.labels) if data.images.nbytes <= _SMALL else None,
+            client=client,
+            warn=lambda _: None,  # an estimator takes what it is given
+        )
+        yield
+    finally:
+        _remove(path)
+
+
+def _remove(path: str) -> None:
+    system, there = fsspec.core.url_to_fs(path)
+    if system.exists(there):
+        system.rm(there, recursive=True)
+
+
+def without_reading(tables: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tables of a job on arrays, and apart those keys of `data` that say how the arrays are read."""
+    section = tables.get("data")
+    if not isinstance(section, Mapping):
+        return dict(tables), {}
+    reading = {key: section[key] for key in _READING if section.get(key) is not None}
+    return {**tables, "data": {key: value for key, value in section.items() if key not in _READING}}, reading
+
+
+@contextmanager
+def with_own_data(
+    tables: Mapping[str, Any], data: tuple[Any, Any] | None, client: Client | None
+) -> Iterator[dict[str, Any]]:
+    """The tables of a job on a data set of these images and labels.
+
+    It is written to the job's `data.path` and stays there, or to a folder for temporary files as long as the context
+    lasts.
+    """
+    if data is None:
+        yield dict(tables)
+        return
+    tables, reading = without_reading(tables)
+    with TemporaryDirectory(prefix=_PREFIX) as folder:
+        section = dict(tables.get("data") or {})
+        if section.get("name") in DATASETS:
+            reason = "is a data set of its own, and the images are given"
+            raise JobError([f"data.name = {section['name']!r}: {reason}; remove it, or give another name"])
+        section.setdefault("path", f"{folder}/{_STORE}")
+        images, labels = data
+        how = {"seed": (tables.get("train") or {}).get("seed", 0), "name": section.get("name", NAME), **reading}
+        prepare(images, labels, section["path"], client=client, **how)
+        yield {**tables, "data": section}

@@ -1,0 +1,103 @@
+"""Data sets made and checked: `daskcnn data prepare` and `daskcnn data verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from daskcnn.datasets.array_files import opened
+from daskcnn.datasets.names import path_of
+from daskcnn.datasets.prepare_arrays import prepare as prepare_arrays
+from daskcnn.datasets.prepare_folder import Request
+from daskcnn.datasets.prepare_folder import prepare as prepare_images
+from daskcnn.errors import DataError
+from daskcnn.files import local_path
+from daskcnn.job.tables import Cluster
+from daskcnn.show.progress import shown
+from daskcnn.show.stderr import warnings_by
+from daskcnn.store import open_dataset
+from daskcnn.store import prepare as prepare_dataset
+from daskcnn.store import verify as verify_dataset
+from daskcnn.store.folder_pieces import Appearance
+from daskcnn.store.images import Fit
+from daskcnn.store.manifest import Order
+from daskcnn.store.prepare import summary_of
+
+
+def prepare(
+    name: str, *, archive: str | None, out: str | None, order: Order, seed: int, say: Callable[[str], None]
+) -> str:
+    """Write a data set where workers can read it; returns what was done."""
+    return prepare_dataset(
+        name,
+        archive=archive,
+        out=out or f"data/{name}.zarr",
+        order=order,
+        seed=seed,
+        progress=shown(say),
+        warn=warnings_by(say),
+    )
+
+
+def prepare_array_files(
+    *,
+    images: str,
+    labels: str,
+    weights: str | None,
+    classes: str | None,
+    out: str | None,
+    name: str | None,
+    say: Callable[[str], None],
+    **options: Any,
+) -> str:
+    """Write a data set from array files of NumPy; returns what was done."""
+    path = out or path_of(name or "arrays")
+    names = None if classes is None else _class_names(classes)
+    with ExitStack() as stack:
+        pixels, answers = (stack.enter_context(opened(file)) for file in (images, labels))
+        factors = None if weights is None else stack.enter_context(opened(weights))
+        dataset = prepare_arrays(
+            pixels,
+            answers,
+            path,
+            classes=names,
+            weights=factors,
+            name=name,
+            progress=shown(say),
+            warn=warnings_by(say),
+            **options,
+        )
+    return f"wrote {path}: {summary_of(dataset)}"
+
+
+def _class_names(listed: str) -> list[str]:
+    names = [each.strip() for each in listed.split(",")]
+    if not all(names):
+        raise DataError(f"--classes {listed}", "a name is empty", "write NAME,NAME with one comma between two names")
+    return names
+
+
+def prepare_folder(
+    path: str,
+    *,
+    out: str | None,
+    size: tuple[int, int],
+    fit: Fit,
+    grey: bool,
+    cluster: Cluster | None,
+    say: Callable[[str], None],
+    **options: Any,
+) -> str:
+    """Write the images of a folder where workers can read them; returns what was done."""
+    name = options.get("name") or local_path(path).absolute().name or "images"
+    request = Request(path, out or path_of(name), Appearance(size, fit, grey), **options)
+    dataset = prepare_images(request, cluster=cluster, say=say, warn=warnings_by(say), handle_signals=True)
+    return f"wrote {request.out}: {summary_of(dataset)}"
+
+
+def verify(path: str) -> str:
+    """Read and check all of a prepared data set. Raises DataError naming what is wrong."""
+    dataset = open_dataset(path)
+    verify_dataset(dataset)
+    return f"{path}: {dataset.name}, {len(dataset.train):,} + {len(dataset.test):,} images, all chunks as recorded"

@@ -1,0 +1,307 @@
+"""A folder of images into a data set, decoded by the workers of a cluster: `daskcnn data prepare folder`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+
+from daskcnn.cluster.calls import Check, no_check
+from daskcnn.cluster.connect import check_scheduler, connect
+from daskcnn.cluster.given_client import given_or_default
+from daskcnn.cluster.sight import require_sight
+from daskcnn.cluster.signals import Signals
+from daskcnn.cluster.spread import spread
+from daskcnn.datasets.names import check_name, name_of
+from daskcnn.errors import DataError, Interrupted, escaped
+from daskcnn.job.tables import Cluster
+from daskcnn.show import stderr
+from daskcnn.show.counter import Counter
+from daskcnn.store.chunk_facts import ChunkFacts
+from daskcnn.store.dataset import Dataset, open_dataset
+from daskcnn.store.files import is_url
+from daskcnn.store.folder import Listing, list_folder
+from daskcnn.store.folder_pieces import Appearance, Decoded, PieceWork, Repacked, decode_piece, jobs, repack_piece
+from daskcnn.store.folder_plan import Plan, digest_of, plan_folder
+from daskcnn.store.images import Fit
+from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Order, assemble
+from daskcnn.store.prepare import refuse_occupied
+from daskcnn.store.writer import Draft, Occupied, drafted
+
+TEST = 0.2
+"""Share of the images that becomes the test part, where neither the user nor the folder says."""
+FEW = 500
+"""Images that are decoded in this process, where no cluster is given: starting one takes longer."""
+_SHOWN = 50
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be made of a folder.
+
+    Attributes
+    ----------
+    look : size and colours of the images
+    test : share of the test part; None for the folder's own parts, or `TEST`
+    skip_bad : whether images that cannot be read are left out, rather than all refused
+    name : of the data set; None for the store's
+    """
+
+    path: str
+    out: str
+    look: Appearance
+    test: float | None = None
+    order: Order = "shuffled"
+    seed: int = 0
+    skip_bad: bool = False
+    name: str | None = None
+
+
+def prepare_folder(
+    path: str | Path,
+    store: str | Path,
+    *,
+    size: tuple[int, int],
+    fit: Fit = "crop",
+    grey: bool = False,
+    test: float | None = None,
+    order: Order = "shuffled",
+    seed: int = 0,
+    skip_bad: bool = False,
+    name: str | None = None,
+    client: Client | None = None,
+    warn: Say = stderr.warn,
+) -> Dataset:
+    """Write the images of a folder with a sub-folder for each class as a data set, and open it.
+
+    Parameters
+    ----------
+    path : folder of the images: `CLASS/…`, or `train/CLASS/…` and `test/CLASS/…`
+    store : path or URL of the data set
+    size : (height, width) of the images in it
+    fit : what is done about other proportions: "crop" cuts off what is too much, "pad" adds black, "stretch" distorts
+    grey : whether images have one channel, and not red, green and blue
+    test : share of the images that becomes the test part, of each class alike; 0.2 if not given
+    order : "shuffled", or "stored": by class and name
+    seed : of the split and the shuffle
+    skip_bad : whether images that cannot be read are left out; they are refused otherwise
+    name : of the data set. Default: the store's name
+    client : of the cluster that decodes the images. Without one the default client is used, or else a local cluster is
+        started.
+    warn : called with what was left out. Default: a line on stderr
+
+    Raises
+    ------
+    DataError : naming what is wrong with the folder or its images
+    ClusterError : where a worker does not see the folder
+
+    Examples
+    --------
+    >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
+    """
+    request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
+    return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
+
+
+def prepare(
+    request: Request,
+    *,
+    cluster: Cluster | None = None,
+    client: Client | None = None,
+    say: Say,
+    warn: Say,
+    quiet: bool = False,
+    handle_signals: bool = False,
+) -> Dataset:
+    """Do it on the client's workers, or those of the cluster; without both in this process or on a local cluster."""
+    check_request(request)
+    if client is None and cluster is not None:
+        check_scheduler(cluster)
+    refuse_occupied(request.out)
+    listing = list_folder(request.path)
+    if request.test is not None and listing.test is not None:
+        raise DataError(f"test={request.test}", f"{listing.root} has train/ and test/ of its own", "leave it out")
+    for note in listing.notes:
+        warn(f"{listing.root}: {note}")
+    with ExitStack() as stack:
+        check = stack.enter_context(_interruptible()) if handle_signals else no_check
+        _write(request, listing, _Workers(cluster, client, check, say, warn, quiet))
+    return open_dataset(request.out)
+
+
+def check_request(request: Request) -> None:
+    """Raise DataError for a size, share or name that cannot be."""
+    H, W, C = request.look.shape
+    if min(H, W) < 1 or H * W * C > MAX_CHUNK_BYTES:
+        raise DataError(
+            f"size {H}x{W}", f"an image has 1 to {MAX_CHUNK_BYTES:,} bytes", "give HEIGHTxWIDTH, such as 64x64"
+        )
+    if request.test is not None and not 0 < request.test < 1:
+        raise DataError(f"test={request.test}", "a share between 0 and 1 is needed", "give one such as 0.2")
+    if request.name is not None:
+        check_name(request.name)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Check]:
+    signals = Signals()
+    signals.polled = True
+
+    def check() -> None:
+        if signals.first is not None:
+            raise Interrupted(f"interrupted by signal {signals.first}; nothing was written", signals.first)
+
+    with signals.installed():
+        yield check
+
+
+@dataclass(frozen=True)
+class _Workers:
+    """Where images are decoded."""
+
+    cluster: Cluster | None
+    client: Client | None
+    check: Check
+    say: Say
+    warn: Say
+    quiet: bool
+
+    @contextmanager
+    def there(self, images: int) -> Iterator[Client | None]:
+        """A client; None where this process decodes so few images itself."""
+        if self.client is not None:
+            yield self.client
+        elif self.cluster is None and images <= FEW:
+            yield None
+        else:
+            with connect(self.cluster or Cluster(), self.check, self.say, server=False) as client:
+                yield client
+
+    def over(
+        self, client: Client | None, function: Callable[[Any], Any], items: Sequence[Any], what: str
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield each item with what the function makes of it, and show how far it is, counted in images."""
+        total = sum(len(item.piece.samples) for item in items)
+        found = spread(client, function, items, self.cluster, check=self.check, warn=self.warn)
+        with nullcontext() if self.quiet else Counter(what, total) as counter:
+            for item, made in found:
+                if counter is not None:
+                    counter.add(len(item.piece.samples))
+                yield item, made
+
+
+@dataclass
+class _Found:
+    """What is known of the images once they are decoded.
+
+    Attributes
+    ----------
+    facts : of each chunk, by part and number
+    digests : SHA-256 of each file's content, (N, 32)
+    bad : what is wrong with each image that cannot be used, by its number in the listing
+    """
+
+    digests: npt.NDArray[np.uint8]
+    facts: dict[tuple[str, int], ChunkFacts] = field(default_factory=dict)
+    bad: dict[int, str] = field(default_factory=dict)
+
+    def take(self, job: PieceWork, decoded: Decoded) -> None:
+        piece = job.piece
+        self.facts[piece.part, piece.index] = decoded.facts
+        self.digests[piece.samples] = decoded.digests
+        self.bad |= {int(piece.samples[index]): reason for index, reason in decoded.bad.items()}
+
+
+def _write(request: Request, listing: Listing, workers: _Workers) -> None:
+    plan, common = _planned(request, listing)
+    try:
+        # the draft makes folders: where there is no cluster, none is left behind
+        with workers.there(len(listing.files)) as client, drafted(request.out, plan.draft(common)) as draft:
+            found = _decoded(request, plan, draft, workers, client)
+            if not found.bad:
+                _finish(draft, common, listing, found)
+                return
+            told = _told(listing, found.bad)
+            if not request.skip_bad:
+                raise DataError(listing.root, _count(listing, found.bad), f"{_REMEDY}:\n{told}")
+            workers.warn(f"{listing.root}: {_count(listing, found.bad)} and are left out:\n{told}")
+            _write_good(request, plan, draft, found, workers, client)
+    except Occupied:
+        refuse_occupied(request.out)
+        raise DataError(request.out, "was written to meanwhile", "choose another path") from None
+
+
+_REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
+
+
+def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
+    shape = request.look.shape
+    test = TEST if request.test is None else request.test
+    size = int(np.prod(shape))
+    plan = plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
+    name = request.name or name_of(request.out)
+    return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
+
+
+def _decoded(request: Request, plan: Plan, draft: Draft, workers: _Workers, client: Client | None) -> _Found:
+    """Decode all images into a draft."""
+    listing = plan.listing
+    if client is not None:
+        require_sight(client, listing.root, draft.path, workers.check)
+    found = _Found(np.zeros((len(listing.files), 32), np.uint8))
+    decode = partial(decode_piece, root=listing.root, look=request.look, draft=draft)
+    for job, decoded in workers.over(client, decode, jobs(list(plan.pieces()), listing.files), "decode images"):
+        found.take(job, decoded)
+    return found
+
+
+def _write_good(
+    request: Request, plan: Plan, draft: Draft, found: _Found, workers: _Workers, client: Client | None
+) -> None:
+    """Write a data set without the bad images: it is the one that a folder without them would give."""
+    listing = plan.listing.without(list(found.bad))
+    good, common = _planned(request, listing)
+    with drafted(request.out, good.draft(common)) as target:
+        if is_url(request.out):  # nothing lies beside it to read from
+            again = _decoded(request, good, target, workers, client)
+            if again.bad:
+                raise DataError(listing.root, _count(listing, again.bad), f"{_REMEDY}:\n{_told(listing, again.bad)}")
+        else:
+            again = _Found(np.delete(found.digests, list(found.bad), axis=0))
+            repack = partial(repack_piece, source=draft, target=target)
+            for job, facts in workers.over(client, repack, list(_moved(plan, good, found.bad)), "put together"):
+                again.facts[job.piece.part, job.piece.index] = facts
+        _finish(target, common, listing, again)
+
+
+def _moved(plan: Plan, good: Plan, bad: Mapping[int, str]) -> Iterator[Repacked]:
+    """Each chunk of the good images, and where in the first draft they are."""
+    test, rows = plan.positions()
+    before = np.delete(np.arange(len(plan.listing.files)), list(bad))
+    for piece in good.pieces():
+        old = before[piece.samples]
+        yield Repacked(piece, test[old], rows[old])
+
+
+def _finish(draft: Draft, common: Mapping[str, Any], listing: Listing, found: _Found) -> None:
+    facts = {part: [found.facts[key] for key in sorted(found.facts) if key[0] == part] for part in PARTS}
+    sources = {"images": digest_of(listing.files, found.digests)}
+    draft.finish(assemble({**common, "sources": sources}, facts))
+
+
+def _count(listing: Listing, bad: Mapping[int, str]) -> str:
+    return f"{len(bad):,} of {len(listing.files):,} images cannot be used"
+
+
+def _told(listing: Listing, bad: Mapping[int, str]) -> str:
+    lines = [f"  {escaped(listing.files[index])}: {escaped(bad[index])}" for index in sorted(bad)[:_SHOWN]]
+    more = [f"  … and {len(bad) - _SHOWN:,} more"] if len(bad) > _SHOWN else []
+    return "\n".join([*lines, *more])

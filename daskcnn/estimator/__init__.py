@@ -1,0 +1,1 @@
+"""A classifier of scikit-learn's kind."""

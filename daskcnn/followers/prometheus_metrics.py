@@ -1,0 +1,183 @@
+"""A run's figures for Prometheus, on the ports of the scheduler and of the workers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from distributed import Client
+
+from daskcnn.cluster.calls import ask_scheduler, ask_workers
+from daskcnn.cluster.metrics_port import Metric, RunFigures, serves_metrics, show_figures
+from daskcnn.errors import ClusterError
+from daskcnn.events import (
+    EpochEnded,
+    EpochWorker,
+    Event,
+    Judged,
+    RoundEnded,
+    RunEnded,
+    RunStarted,
+    StepsEnded,
+    Warned,
+    WorkerLost,
+    WorkersCalibrated,
+)
+from daskcnn.followers.tool import FollowedRun, Tool
+
+EPOCH = Metric("daskcnn_run_epoch", "gauge", "Epochs that the run has trained so far.")
+EPOCHS = Metric("daskcnn_run_epochs", "gauge", "Epochs to train.")
+TRAINING = Metric("daskcnn_run_training", "gauge", "1 while the run goes on, 0 once it has ended.")
+LOSS = Metric("daskcnn_run_loss", "gauge", "Mean loss per sample.", ("part",))
+ACCURACY = Metric("daskcnn_run_accuracy", "gauge", "Share of samples classified correctly, 0 to 1.", ("part",))
+RATE = Metric("daskcnn_run_learning_rate", "gauge", "The learning rate of the last step.")
+SPEED = Metric("daskcnn_run_samples_per_second", "gauge", "Samples trained on per second in the last epoch or round.")
+SEEN = Metric("daskcnn_run_last_event_timestamp_seconds", "gauge", "When the run logged its last event.")
+LOST = Metric("daskcnn_run_lost_workers", "counter", "Workers and groups that the run has lost.")
+WARNINGS = Metric("daskcnn_run_warnings", "counter", "Warnings of the run.")
+SAMPLES = Metric("daskcnn_worker_samples", "counter", "Samples that the worker has trained on.", ("worker",))
+PUSHES = Metric("daskcnn_worker_pushes", "counter", "Pushes of the worker.", ("worker",))
+BYTES = Metric("daskcnn_worker_bytes", "counter", "Bytes that the worker sent and received.", ("worker", "direction"))
+SECONDS = Metric("daskcnn_worker_seconds", "counter", "Seconds of the worker, by what it did.", ("worker", "kind"))
+STALENESS = Metric("daskcnn_worker_staleness", "gauge", "The largest staleness of its last round.", ("worker",))
+
+METRICS = (
+    *(EPOCH, EPOCHS, TRAINING, LOSS, ACCURACY, RATE, SPEED, SEEN, LOST, WARNINGS),
+    *(SAMPLES, PUSHES, BYTES, SECONDS, STALENESS),
+)
+"""Every metric of a run."""
+ANSWER = 5.0
+"""Seconds within which a worker takes its figures, or goes without them."""
+
+
+class Tally:
+    """Folds a run's events, in order, into its figures."""
+
+    def __init__(self, run: str) -> None:
+        self.run, self.status = run, "starting"
+        self._figures: defaultdict[Metric, dict[tuple[str, ...], float]] = defaultdict(dict)
+        for counter in (LOST, WARNINGS):
+            self._add(counter, 0)
+
+    def apply(self, event: Event) -> None:
+        """Take in an event."""
+        self._set(SEEN, event.at)
+        match event:
+            case RunStarted():
+                self._set(EPOCHS, event.epochs)
+            case WorkersCalibrated():
+                self.status = "training"
+            case EpochEnded():
+                self._epoch(event)
+            case StepsEnded():
+                self._set(EPOCH, event.epoch)
+                self._set(LOSS, event.loss, "training")
+                self._set(RATE, event.lr)
+            case RoundEnded():
+                self._round(event)
+            case WorkerLost():
+                self._add(LOST, 1)
+            case Warned():
+                self._add(WARNINGS, 1)
+            case RunEnded():
+                self.status = event.status
+                self._judged("test", event.test)
+        self._set(TRAINING, float(self.status in ("starting", "training")))
+
+    def figures(self) -> RunFigures:
+        """The figures so far."""
+        return RunFigures(self.run, self.status, {metric: dict(rows) for metric, rows in self._figures.items()})
+
+    def figures_of(self, worker: str) -> RunFigures:
+        """Those that are of one worker alone."""
+        own = {metric: self._rows_of(metric, worker) for metric in self._figures if "worker" in metric.labels}
+        return RunFigures(self.run, self.status, {metric: rows for metric, rows in own.items() if rows}, worker)
+
+    def _rows_of(self, metric: Metric, worker: str) -> Mapping[tuple[str, ...], float]:
+        return {labels: value for labels, value in self._figures[metric].items() if labels[0] == worker}
+
+    def _epoch(self, event: EpochEnded) -> None:
+        self._set(EPOCH, event.epoch)
+        self._set(LOSS, event.loss, "training")
+        self._set(ACCURACY, event.accuracy, "training")
+        self._judged("validation", event.validation)
+        self._set(RATE, event.lr)
+        self._set(SPEED, event.samples_per_second)
+        for worker in event.workers:
+            self._spent(worker.name, worker)
+            self._add(SECONDS, worker.busy, worker.name, "compute")
+
+    def _round(self, event: RoundEnded) -> None:
+        name = event.worker
+        self._spent(name, event)
+        self._add(SECONDS, max(0.0, event.busy - event.load), name, "compute")
+        self._add(SECONDS, event.load, name, "load")
+        self._add(SECONDS, event.evaluation, name, "evaluation")
+        self._add(PUSHES, event.pushes, name)
+        self._set(STALENESS, event.staleness, name)
+        self._set(EPOCH, event.epoch)
+
+    def _spent(self, name: str, event: RoundEnded | EpochWorker) -> None:
+        self._add(SAMPLES, event.samples, name)
+        self._add(SECONDS, event.wait, name, "wait")
+        self._add(SECONDS, event.communication, name, "communication")
+        self._add(BYTES, event.bytes_up, name, "up")
+        self._add(BYTES, event.bytes_down, name, "down")
+
+    def _judged(self, part: str, judged: Judged | None) -> None:
+        if judged is not None:
+            self._set(LOSS, judged.loss, part)
+            self._set(ACCURACY, judged.accuracy, part)
+
+    def _set(self, metric: Metric, value: float | None, *labels: str) -> None:
+        if value is not None:
+            self._figures[metric][labels] = float(value)
+
+    def _add(self, metric: Metric, value: float, *labels: str) -> None:
+        if math.isfinite(value):
+            rows = self._figures[metric]
+            rows[labels] = rows.get(labels, 0.0) + value
+
+
+class PrometheusMetrics(Tool):
+    """Sends the figures of the whole run to the scheduler, and to each worker its own, where they have changed."""
+
+    key, extra, package = "prometheus", "dashboard", ""
+
+    def __init__(self, run: FollowedRun) -> None:
+        self._client, self._tally = run.client, Tally(run.directory().name)
+        self._addresses: dict[str, str] = {}
+
+    @classmethod
+    def check_cluster(cls, client: Client) -> None:
+        """Raise ClusterError where the scheduler lacks prometheus_client. A worker without it is passed over."""
+        if not ask_scheduler(client, serves_metrics):
+            raise ClusterError(
+                f"run.prometheus: scheduler {client.scheduler.address}",
+                "it has no prometheus_client, so it serves no /metrics",
+                f"pip install 'daskcnn[{cls.extra}]' there and restart it, or remove the key",
+            )
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Take in the events, and send what came of them once."""
+        for event in events:
+            self._tally.apply(event)
+            if isinstance(event, WorkersCalibrated):
+                self._addresses |= {worker.name: worker.address for worker in event.workers if worker.address}
+        ask_scheduler(self._client, partial(show_figures, self._tally.figures()))
+        for name in sorted(set(_trained(events)) & self._addresses.keys()):
+            # one that is gone, hangs or has no prometheus_client shows no figures: the scheduler has them
+            ask_workers(
+                self._client, show_figures, [self._addresses[name]], self._tally.figures_of(name), within=ANSWER
+            )
+
+
+def _trained(events: Sequence[Event]) -> Iterator[str]:
+    """The workers that the events have figures of."""
+    for event in events:
+        if isinstance(event, RoundEnded):
+            yield event.worker
+        elif isinstance(event, EpochEnded):
+            yield from (worker.name for worker in event.workers)

@@ -1,0 +1,1 @@
+"""Runs that are predicted: simulated, planned for, drawn as in the papers."""

@@ -1,0 +1,220 @@
+"""The papers' figures that a simulation gives, as numbers: for the job and the cluster at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from daskcnn.arrays import single_threaded_blas
+from daskcnn.events import EpochEnded, Event
+from daskcnn.job.resolve import USUAL_INCREMENTS, resolve
+from daskcnn.partition import PARTITIONERS
+from daskcnn.planning.simulate import Scenario, constants_of, learner_of, simulate
+from daskcnn.ps import RULES
+from daskcnn.ps.downpour import Downpour
+from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.report_tables import RunReport
+from daskcnn.show.step_breakdown import stacked
+from daskcnn.sim.cluster import Server, SimulatedCluster, Worker, kinds
+from daskcnn.sim.papers_step import ceiling
+from daskcnn.sim.points import LAYERS, clusters_of_points
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
+
+STRATEGIES = [("agwu", "idpa"), ("agwu", "udpa"), ("sgwu", "idpa"), ("sgwu", "udpa")]
+SIZES = (5, 10, 15, 20, 25, 30, 35)
+"""Workers, as in BPT-CNN's figures."""
+THREADS = (1, 2, 4, 8, 16)
+SHARES = (0.25, 0.5, 1.0, 1.5, 2.0)
+"""Of the job's samples."""
+DEVICES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+LINKS = (5e6, 1.25e8, 1.25e9)
+"""Bytes a second: the 5 MB/s of Marques et al., 1 and 10 Gb/s."""
+STEPS = 60
+"""Of every worker, where pushes a second are counted."""
+POINTS = 4400
+"""Samples of the small problem, 400 of them to judge by."""
+SMALL_RULES: Mapping[str, dict[str, Any]] = {
+    "bsp": {"every": 4},
+    "easgd": {"tau": 4},
+    "downpour": {"n_push": 4, "n_fetch": 4},
+    "admm": {"every": 4},
+    "parallel-sgd": {"rounds": 5},
+}
+"""Parameters with which every rule learns the small problem in a few epochs."""
+
+
+def paper_figures(chosen: Scenario, seed: int = 0) -> Iterator[Figure]:
+    """All of them, one after the other."""
+    yield from _accuracy(chosen, seed)
+    yield _time_by_samples(chosen, seed)
+    yield from _by_workers(chosen, seed)
+    yield _time_by_threads(chosen, seed)
+    yield from _layer_speedups(chosen)
+    yield from _layer_steps(chosen)
+    yield _downpour_saturation(chosen, seed)
+
+
+# --- BPT-CNN ---
+
+
+def _accuracy(chosen: Scenario, seed: int) -> Iterator[Figure]:
+    """Every rule's center on the small problem, by epoch and by time."""
+    dataset = clusters_of_points(POINTS, seed=seed)
+    by_epoch, by_time = {}, {}
+    for strategy, rule in RULES.items():
+        if len(chosen.cluster.members()) < rule.fewest:
+            continue
+        small: dict[str, Any] = {
+            "data": {"validation": 400},
+            "model": {"layers": LAYERS},
+            "train": {"strategy": strategy, "epochs": 10, "batch_size": 32, "lr": 0.02, "seed": seed},
+            "rule": SMALL_RULES.get(strategy, {}),
+        }
+        job = resolve(small)
+        workload = Workload.of(job, samples=POINTS - 400, numbers=chosen.numbers)
+        log: list[Event] = []
+        learner = learner_of(job, dataset, workload)
+        with single_threaded_blas():
+            Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=log.append).run()
+        seen = [(event, event.validation) for event in log if isinstance(event, EpochEnded)]
+        accuracies = [100 * (judged.accuracy or 0.0) for _, judged in seen if judged]
+        by_epoch[strategy] = [event.epoch for event, judged in seen if judged], accuracies
+        by_time[strategy] = [event.at or 0.0 for event, judged in seen if judged], accuracies
+    title, y = "Accuracy of the center on a small problem", "validation accuracy, %"
+    yield Figure("accuracy-by-epoch", title, "BPT-CNN fig. 11", "epoch", y, by_epoch)
+    yield Figure("accuracy-by-time", title, "", "seconds", y, by_time)
+
+
+def _of_strategy(chosen: Scenario, strategy: str, partition: str) -> Scenario:
+    """The same job by another rule and partitioner, their parameters the usual ones."""
+    job = chosen.job
+    increments = 1 if PARTITIONERS[partition].at_once else min(USUAL_INCREMENTS, 2 * job.train.epochs - 1)
+    train = job.train.model_copy(
+        update={"strategy": strategy, "partition": partition, "increments": increments, "early_stopping": None}
+    )
+    return replace(chosen, job=job.model_copy(update={"train": train, "rule": RULES[strategy]()}))
+
+
+def _reports(chosen: Scenario, seed: int, cases: Sequence[Scenario]) -> Iterator[tuple[str, list[RunReport]]]:
+    """Every strategy's reports of these cases, by its name."""
+    for strategy, partition in STRATEGIES:
+        found = [simulate(_of_strategy(case, strategy, partition), seed=seed).report for case in cases]
+        yield f"{strategy} + {partition}", found
+
+
+def _time_by_samples(chosen: Scenario, seed: int) -> Figure:
+    sizes = [max(chosen.job.train.batch_size, round(share * chosen.samples)) for share in SHARES]
+    cases = [replace(chosen, samples=size) for size in sizes]
+    curves = {name: (sizes, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
+    return Figure("time-by-samples", "Time by the size of the data", "BPT-CNN fig. 14", "samples", "seconds", curves)
+
+
+def _by_workers(chosen: Scenario, seed: int) -> Iterator[Figure]:
+    """Time, communication and balance by the number of workers, the cluster's own repeated in turn."""
+    cases = [replace(chosen, cluster=chosen.cluster.of_size(size)) for size in SIZES]
+    found = dict(_reports(chosen, seed, cases))
+
+    def curves(figure: Callable[[RunReport], float]) -> dict[str, Curve]:
+        return {name: (SIZES, [figure(report) for report in reports]) for name, reports in found.items()}
+
+    x, like = "workers", "BPT-CNN fig. 14"
+    yield Figure("time-by-workers", "Time by the number of workers", like, x, "seconds", curves(lambda r: r.seconds))
+    title = "Traffic of a run by the number of workers"
+    moved = curves(lambda r: (r.traffic.up + r.traffic.down) / 1e6)
+    yield Figure("communication-by-workers", title, "BPT-CNN fig. 15 a", x, "MB", moved)
+    title = "Balance (mean busy by longest) by the number of workers"
+    yield Figure("balance-by-workers", title, "BPT-CNN fig. 15 b", x, "balance", curves(_balance))
+
+
+def _balance(report: RunReport) -> float:
+    return report.balance.balance or 0.0 if report.balance else 0.0
+
+
+def _time_by_threads(chosen: Scenario, seed: int) -> Figure:
+    cases = [replace(chosen, cluster=_with_threads(chosen.cluster, threads)) for threads in THREADS]
+    curves = {name: (THREADS, [r.seconds for r in found]) for name, found in _reports(chosen, seed, cases)}
+    title = "Time by the threads of a worker, by Amdahl's law"
+    return Figure("time-by-threads", title, "BPT-CNN fig. 14", "threads", "seconds", curves, doubling=True)
+
+
+def _with_threads(cluster: SimulatedCluster, threads: int) -> SimulatedCluster:
+    """Every processor with so many; a GPU stays what it is."""
+    workers = [worker.with_threads(threads) if worker.kind == "cpu" else worker for worker in cluster.worker]
+    return cluster.model_copy(update={"worker": workers})
+
+
+# --- Marques, Falcao and Alexandre ---
+
+
+def _layer_speedups(chosen: Scenario) -> Iterator[Figure]:
+    """By the number of equal devices of each kind, over links of different speed."""
+    for kind, pattern in kinds(chosen.cluster).items():
+        alone = pattern.model_copy(update={"count": 1, "bandwidth": None, "latency": 0.0})
+        curves = {}
+        for link in LINKS:
+            clusters = [equal_devices(alone, link, devices) for devices in DEVICES]
+            curves[f"{link / 1e6:g} MB/s"] = DEVICES, [chosen.sharding(each).speedup() for each in clusters]
+            if link == LINKS[0]:
+                stars = [chosen.star(each) for each in clusters]
+                curves["as the paper sends, 5 MB/s"] = DEVICES, [each.paper_speedup(link) for each in stars]
+        serial = chosen.sharding(SimulatedCluster(worker=[alone])).serial
+        yield Figure(
+            f"layer-speedup-{kind}",
+            f"Speed-up by sharded kernels, devices like {pattern.name}",
+            "Marques et al. fig. 11 to 13",
+            f"{kind} devices",
+            "speed-up",
+            curves,
+            levels={f"1/f, f = {100 * serial:.0f} %": ceiling(serial)},
+        )
+
+
+def equal_devices(pattern: Worker, link: float, devices: int) -> SimulatedCluster:
+    """A cluster of workers like this one. link: bytes a second of each worker's link."""
+    update = {"count": 1, "bandwidth": None if link == inf else link}
+    return SimulatedCluster(worker=[pattern.model_copy(update=update)]).of_size(devices)
+
+
+def _layer_steps(chosen: Scenario) -> Iterator[Figure]:
+    """What a step is made of, by the number of equal devices of each kind, over the slowest link."""
+    for kind, pattern in kinds(chosen.cluster).items():
+        steps = [chosen.sharding(equal_devices(pattern, LINKS[0], devices)).step() for devices in DEVICES]
+        bars = {f"{devices}": (step.comm, step.conv, step.comp) for devices, step in zip(DEVICES, steps, strict=True)}
+        title = f"A step's parts over {LINKS[0] / 1e6:g} MB/s, devices like {pattern.name}"
+        yield stacked(f"layer-step-{kind}", title, "Marques et al. fig. 9 and 10", f"{kind} devices", bars)
+
+
+# --- Hegde and Usmani ---
+
+
+def _downpour_saturation(chosen: Scenario, seed: int) -> Figure:
+    """Updates a second by the number of equal workers, and where T/τ says that the server is full."""
+    first = chosen.cluster.members()[0]
+    server = chosen.cluster.server
+    if server.bandwidth is None and server.merge_rate is None:
+        server = Server(bandwidth=LINKS[1])
+    case = _of_strategy(chosen, "downpour", "udpa")
+    train = case.job.train.model_copy(update={"epochs": 1})
+    case = replace(case, job=case.job.model_copy(update={"train": train, "rule": Downpour(n_fetch=1 << 20)}))
+    cluster = SimulatedCluster(server=server, costs=chosen.cluster.costs, worker=[first])
+    saturation = constants_of(replace(case, cluster=cluster)).saturation or 1.0
+    sizes = sorted({max(1, round(saturation * share)) for share in (0.05, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2)})
+    rates = [_updates_a_second(replace(case, cluster=cluster.of_size(size)), seed) for size in sizes]
+    return Figure(
+        "downpour-saturation",
+        "Downpour: pushes that the server merges a second",
+        "Hegde & Usmani §5.2",
+        "workers",
+        "pushes a second",
+        {"simulated": (sizes, rates), "without a server's limit": (sizes, [k * rates[0] / sizes[0] for k in sizes])},
+        marks={f"T/τ = {saturation:.1f}": saturation},
+    )
+
+
+def _updates_a_second(case: Scenario, seed: int) -> float:
+    workers = len(case.cluster.members())
+    report = simulate(replace(case, samples=STEPS * workers * case.job.train.batch_size), seed=seed).report
+    return report.total.pushes / report.seconds

@@ -1,0 +1,314 @@
+"""Jobs in simulated time: what `daskcnn simulate` calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from daskcnn.arrays import Device, cpu_count, single_threaded_blas
+from daskcnn.conv import ConvSpec
+from daskcnn.datasets.indexing import outlined
+from daskcnn.datasets.job_dataset import find_dataset, no_data_set
+from daskcnn.errors import ClusterError, DataError, JobError
+from daskcnn.events import Event, RunStarted
+from daskcnn.job.dataset import arrays_of
+from daskcnn.job.network import convolutions, initial_weights, network_of
+from daskcnn.job.resolve import resolve
+from daskcnn.job.sources import apply_settings, read_job_file
+from daskcnn.job.tables import LAYER, Job
+from daskcnn.job.usual import on_data
+from daskcnn.ps.downpour import Downpour
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.log import read_events
+from daskcnn.sharded import Stage, stages_of
+from daskcnn.show.report_tables import RunReport, tables
+from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
+from daskcnn.sim.costs import Constants
+from daskcnn.sim.learners import Learner, TimingOnly, Training
+from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
+from daskcnn.sim.papers_step import Sharding, sharded_events
+from daskcnn.sim.sharded_step import Direct
+from daskcnn.sim.simulation import Simulation
+from daskcnn.sim.workload import Workload
+from daskcnn.store import DATASETS, Dataset, Described, open_dataset
+from daskcnn.store.facts import Facts
+from daskcnn.trained.fine_tuning import names_network, read_trained, start_of, with_network
+from daskcnn.training.replica import Replica
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job, the cluster to run it on and where that is from. samples: trained on; numbers: in the network's vector."""
+
+    job: Job
+    cluster: SimulatedCluster
+    source: str
+    images: Described
+    samples: int
+    numbers: int
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the job is of strategy `layer`."""
+        return self.job.train.strategy == LAYER
+
+    @property
+    def workload(self) -> Workload:
+        """The workload of a data-parallel job."""
+        return Workload.of(self.job, samples=self.samples, numbers=self.numbers)
+
+    @property
+    def formulas(self) -> Constants | Sharding:
+        """What the papers' formulas say of it: the constants of a data-parallel job, or the step of sharded kernels."""
+        return self.sharding(self.cluster) if self.sharded else constants_of(self)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the events say of it."""
+        model = self.job.model
+        data = self.job.data
+        name = arrays_of(data).name if data.in_place else data.name
+        return {"dataset": name, "model": model.name or f"{len(model.layers or ())} layers"}
+
+    def sharding(self, cluster: SimulatedCluster) -> Direct:
+        """The job's kernels over this cluster, as this package shards them."""
+        job = self.job
+        network = network_of(job, self.images)
+        return Direct(
+            **self._convolutions(cluster, stages_of(network)),
+            itemsize=min(np.dtype(each).itemsize for each in (job.model.dtype, *self._wire)),
+            model=network,
+            shape=self.images.shape,
+            sub_batches=job.train.sub_batches,
+            per_task=cluster.costs.task,
+            first_conv=job.train.first_conv,
+            kernel_shares=job.train.kernel_shares,
+        )
+
+    def star(self, cluster: SimulatedCluster) -> Sharding:
+        """The same as the papers shard them: home takes part in every layer."""
+        return Sharding(**self._convolutions(cluster))
+
+    @property
+    def _wire(self) -> list[str]:
+        """The dtype to narrow to on the wire; float64 goes as it is where nothing is asked for."""
+        return [self.job.cluster.wire] if self.job.cluster.wire != "float32" else []
+
+    def _convolutions(self, cluster: SimulatedCluster, stages: Sequence[Stage] | None = None) -> dict[str, Any]:
+        """stages: of the network as it is sharded; convolutions of layers that stay whole are part of home's rest."""
+        named = conv_layers(self.job, self.images)
+        if stages is not None:
+            staged = {stage.name for stage in stages}
+            named = [(name, spec) for name, spec in named if name in staged]
+        names, specs = tuple(name for name, _ in named), tuple(spec for _, spec in named)
+        workers = tuple(cluster.members())
+        if not all(w.conv_seconds and w.conv_seconds.keys() >= set(names) for w in workers):
+            workers = tuple(w.model_copy(update={"conv_seconds": None}) for w in workers)
+        return {
+            "specs": specs,
+            "names": names,
+            "workers": workers,
+            "bandwidth": cluster.server.bandwidth or np.inf,
+            "overhead": cluster.costs.dispatch,
+        }
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulation came to: the events of its log, and the figures that a report makes of them."""
+
+    scenario: Scenario
+    events: list[Event]
+    report: RunReport
+
+
+def scenario(job: str, cluster: str | None, settings: Sequence[str]) -> Scenario:
+    """What is to be simulated: a job file or a run, on a cluster file or on the cluster that a run has measured.
+
+    cluster: None for the run's own. settings: keys of the job, "section.key=value". Raises UserError.
+    """
+    path = Path(job)
+    raw = RunDirectory.open(path).job() if path.is_dir() else read_job_file(path)
+    apply_settings(raw, settings)
+    if cluster is None and not path.is_dir():
+        raise JobError([f"{job}: a job file says nothing of the cluster; give --cluster with a cluster file or a run"])
+    resolved = resolve(raw)
+    if (size := resolved.train.replica_size) > 1:
+        raise JobError([f"train.replica_size = {size}: groups of workers are not simulated; set it to 1"])
+    source = cluster or job
+    return scenario_of(resolved, _cluster(source), source)
+
+
+def scenario_of(job: Job, cluster: SimulatedCluster, source: str) -> Scenario:
+    """The same for a resolved job and a cluster from anywhere. Raises UserError."""
+    images, train, name = _images(job)
+    job = _with_its_network(on_data(job, name, images.shape, len(images.classes), train), images)
+    samples = train - job.data.validation
+    if samples < max(1, job.train.increments or 1):
+        raise JobError(
+            [f"data.validation = {job.data.validation}: leaves {samples} of {train} training samples; lower it"]
+        )
+    try:
+        layout, _ = initial_weights(job, images)
+    except ValueError as error:
+        raise JobError([f"model: {error}"]) from error
+    return Scenario(job, cluster, source, images, samples, layout.size)
+
+
+def _with_its_network(job: Job, images: Described) -> Job:
+    """The job with a network: that of the run it starts from, where it names none."""
+    if job.model.from_ is None or names_network(job):
+        return job
+    return with_network(job, read_trained(job.model.from_), images)
+
+
+def _images(job: Job) -> tuple[Described, int, str]:
+    """The job's images, how many there are to train on, their name; a data set of a known name need not be here."""
+    if job.data.in_place:
+        found = outlined(job)
+        return found, len(found.train), found.name
+    path = str(job.data.path)
+    if "://" in path or Path(path).exists():
+        dataset = open_dataset(path, limit=job.data.limit)
+        return dataset, len(dataset.train), dataset.name
+    if job.data.name is None or job.data.name not in DATASETS:
+        raise no_data_set(job.data)
+    known = DATASETS[job.data.name]
+    plain = np.zeros(known.shape[-1]), np.ones(known.shape[-1])
+    images = Facts(tuple(map(str, range(known.classes))), known.shape, *plain)
+    return images, min(known.training_samples, job.data.limit or known.training_samples), job.data.name
+
+
+def _cluster(source: str) -> SimulatedCluster:
+    path = Path(source)
+    if not path.is_dir():
+        return read_cluster(path)
+    run = RunDirectory.open(path)
+    events, job = read_events(path / "events.jsonl"), resolve(run.job())
+    if job.train.strategy == LAYER:
+        return _with_overhead(scenario_of(job, sharded_cluster(events), source), step_seconds(events))
+    return measured_cluster(events, _workload_of_log(job, events))
+
+
+def _with_overhead(chosen: Scenario, measured: float | None) -> SimulatedCluster:
+    """What a step took longer than its convolutions and its rest is put down to links and tasks."""
+    beyond = 0.0 if measured is None else max(0.0, measured - chosen.sharding(chosen.cluster).step().seconds)
+    costs = chosen.cluster.costs.model_copy(update={"dispatch": beyond})
+    return chosen.cluster.model_copy(update={"costs": costs})
+
+
+def _workload_of_log(job: Job, events: Sequence[Event]) -> Workload:
+    """The run's own workload; the vector's length as its log has it, so that the network need not be made."""
+    start = next((event for event in events if isinstance(event, RunStarted)), RunStarted())
+    itemsize = np.dtype(job.cluster.wire).itemsize
+    numbers = (start.vector_bytes or 0) // itemsize or start.parameters or 1
+    return Workload.of(job, samples=start.samples or 1, numbers=numbers)
+
+
+def conv_layers(job: Job, images: Described) -> list[tuple[str, ConvSpec]]:
+    """Every convolution of the job's network by name, at its batch size. Raises JobError where there is none."""
+    found = convolutions(network_of(job, images), images.shape, job.train.batch_size, job.model.dtype)
+    if not found:
+        raise JobError(["train.strategy = 'layer': the network has no convolution to shard; choose another strategy"])
+    return found
+
+
+def simulate(chosen: Scenario, *, seed: int = 0, train: bool = False) -> Simulated:
+    """Run it in simulated time. train: with the real arithmetic too, on the job's data, in this process."""
+    events: list[Event] = []
+    if chosen.sharded:
+        if train:
+            raise JobError(["--train: strategy 'layer' computes the same numbers on any cluster; train it without"])
+        job = chosen.job
+        about = {**chosen.about, "parameters": chosen.numbers, "validation_samples": job.data.validation}
+        events = sharded_events(chosen.sharding(chosen.cluster), chosen.samples, job.train.epochs, about)
+    else:
+        with single_threaded_blas():
+            _run(_simulation(chosen, seed, train, events))
+    return Simulated(chosen, events, tables(events))
+
+
+def _run(simulation: Simulation) -> None:
+    """Run it. A cluster that the coordinator refuses is a mistake of the cluster file: raises JobError."""
+    try:
+        simulation.run()
+    except ClusterError as error:
+        raise JobError([str(error)]) from error
+
+
+def _simulation(chosen: Scenario, seed: int, train: bool, events: list[Event]) -> Simulation:
+    workload = chosen.workload
+    learner = learner_of(chosen.job, _dataset(chosen.job), workload) if train else TimingOnly
+    try:
+        return Simulation(workload, chosen.cluster, seed=seed, learner=learner, emit=events.append, about=chosen.about)
+    except ValueError as error:
+        raise JobError([str(error)]) from error
+
+
+def _dataset(job: Job) -> Dataset:
+    return find_dataset(job, progress=lambda *_: None, warn=lambda _: None)
+
+
+def learner_of(job: Job, dataset: Dataset, workload: Workload) -> Any:
+    """Makes replicas that train in earnest, all on this process's processor."""
+    device = Device.of("cpu", threads=job.train.threads or cpu_count(), exact=job.train.exact)
+
+    start = job.model.from_ and start_of(job, read_trained(job.model.from_), dataset)
+
+    def made() -> Learner:
+        replica = Replica(job, dataset, device, clock=lambda: 0.0)
+        if start:
+            replica.adopt(start.weights)
+        return Training(replica, workload.rule)
+
+    return made
+
+
+def keep(result: Simulated, folder: str) -> Path:
+    """Write it as a run directory. Raises DataError where there is one already."""
+    path = Path(folder)
+    job = result.scenario.job
+    with RunDirectory.create(path.parent, path.name, strategy=job.train.strategy, now=datetime.now(UTC)) as run:
+        run.write_job(job.model_dump(mode="json"))
+        for event in result.events:
+            run.log(event.model_copy(update={"run": str(path)}) if isinstance(event, RunStarted) else event)
+    return path
+
+
+def write_cluster(chosen: Scenario, file: str) -> None:
+    """Write the cluster as a file to go on with. Raises DataError where it cannot be written."""
+    try:
+        Path(file).write_text(to_toml(chosen.cluster), encoding="utf-8")
+    except OSError as error:
+        raise DataError(file, error.strerror or error, "give a file that may be written") from error
+
+
+def constants_of(chosen: Scenario) -> Constants:
+    """Hegde and Usmani's letters for this job and cluster: of its workers the middle one, of the run its updates."""
+    workload, cluster = chosen.workload, chosen.cluster
+    members = sorted(cluster.members(), key=lambda member: member.seconds)
+    middle, server = members[len(members) // 2], cluster.server.split(workload.shards)
+    bandwidth = min(b for b in (middle.bandwidth, server.bandwidth, np.inf) if b is not None)
+    between = workload.rule.n_push if isinstance(workload.rule, Downpour) else 1
+    receive = workload.nbytes / server.bandwidth if server.bandwidth else 0.0
+    merge = workload.nbytes / server.merge_rate if server.merge_rate else 0.0
+    H, W, C = chosen.images.shape
+    return Constants(
+        k=len(members),
+        p=workload.numbers,
+        D=workload.samples,
+        q=middle.threads,
+        theta=-(-workload.samples * workload.epochs // (workload.batch_size * between)),
+        T=between * workload.batch_size * middle.seconds,
+        tau=max(receive, merge),
+        add=merge / workload.numbers,
+        B=float(bandwidth),
+        L=middle.latency + cluster.costs.exchange,
+        itemsize=np.dtype(workload.wire).itemsize,
+        sample_bytes=H * W * C,
+    )

@@ -1,0 +1,99 @@
+"""What a trained network sees in image files: `daskcnn predict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.files import open_regular
+from daskcnn.nn.views import Views
+from daskcnn.store import Described
+from daskcnn.store.chunk_facts import check_finite, missing_pixels
+from daskcnn.store.images import decode, dimensions, read_file
+from daskcnn.store.manifest import MAX_CHUNK_BYTES
+from daskcnn.trained.trained_run import Which, load_classifier
+from daskcnn.training.trained_network import Classifier
+
+
+def predict(
+    run: str,
+    images: Sequence[str],
+    *,
+    which: Which,
+    top: int,
+    say: Callable[[str], None],
+    views: Views | None = None,
+) -> list[dict[str, Any]]:
+    """The likeliest classes of each image file, resized to what the network saw in training, or array file.
+
+    A network that reconstructs images has a loss for each. views: as `load_classifier` has them.
+    """
+    classifier = load_classifier(run, which, say, views=views)
+    for path in images:
+        if os.path.isdir(path):
+            raise DataError(
+                path, "a folder, a data set or an array, not an image file", "say where to write: --out p.csv"
+            )
+    seen = np.stack([pixels(path, classifier.facts, say) for path in images])
+    if classifier.reconstructs:
+        return [{"image": path, "loss": loss} for path, loss in zip(images, classifier.losses(seen), strict=True)]
+    return [_likeliest(path, p, classifier, top) for path, p in zip(images, classifier.predict(seen), strict=True)]
+
+
+def _likeliest(path: str, probabilities: npt.NDArray[Any], classifier: Classifier, top: int) -> dict[str, Any]:
+    order = np.argsort(-probabilities)[:top]
+    return {
+        "image": path,
+        "classes": [{"class": classifier.classes[i], "probability": float(probabilities[i])} for i in order],
+    }
+
+
+def pixels(path: str, facts: Described, say: Callable[[str], None]) -> npt.NDArray[Any]:
+    """Return a file as an image (H, W, C). Raises DataError for what is none that the network can look at."""
+    H, W, C = facts.shape
+    if path.endswith(".npy"):
+        return _array(path, facts)
+    if C not in (1, 3) or facts.dtype != np.uint8:
+        what = f"of {C} channels" if C not in (1, 3) else f"in {facts.dtype}"
+        raise DataError(
+            path,
+            f"the network looks at images {what}, which image files do not have",
+            f"give a .npy file of {facts.dtype} ({H}, {W}, {C})",
+        )
+    data = read_file(path)
+    height, width = dimensions(data, name=path)
+    if (height, width) != (H, W) and facts.fit is None:  # not as the preparation has done it
+        say(f"warning: {path}: {width}x{height} pixels, resized to {W}x{H}")
+    return decode(data, name=path, size=(H, W), fit=facts.fit or "stretch", grey=C == 1)
+
+
+def _array(path: str, facts: Described) -> npt.NDArray[Any]:
+    """An array file, which has to be of the network's own shape: its header is checked before its data are read."""
+    shape, wanted = facts.shape, facts.dtype
+    remedy = f"give {wanted} of shape {shape}, as NumPy's save writes it"
+    count = int(np.prod(shape))
+    try:
+        with open_regular(path) as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            found, fortran, dtype = read(file, max_header_size=10_000)
+            if found != shape or dtype.newbyteorder("=") != wanted:
+                raise DataError(path, f"{dtype} of shape {found}", remedy)
+            data = file.read(min(count * wanted.itemsize, MAX_CHUNK_BYTES))
+    except FileNotFoundError as error:
+        raise DataError(path, "there is no such file", "correct the path") from error
+    except OSError as error:
+        raise DataError(path, error.strerror or error, remedy) from error
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise DataError(path, f"not an array file that can be read ({error!s:.120})", remedy) from error
+    if len(data) != count * wanted.itemsize:
+        raise DataError(path, f"{len(data):,} bytes of data, truncated", remedy)
+    values = np.frombuffer(data, dtype).astype(wanted, copy=False).reshape(shape, order="F" if fortran else "C")
+    image = values[None]
+    check_finite(image, missing_pixels(image, facts.nodata), where=path, first=0, option="data.nodata in training")
+    return values

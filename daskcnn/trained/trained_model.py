@@ -1,0 +1,188 @@
+"""A trained network as users have it: predictions of NumPy and Dask arrays, layers, weights by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dask.base import is_dask_collection, tokenize
+from dask.delayed import delayed
+
+from daskcnn.arrays import Array
+from daskcnn.datasets.given_images import array_of
+from daskcnn.files import local_path
+from daskcnn.job.tables import Job
+from daskcnn.markup import as_table
+from daskcnn.nn import Layer, map_leaves, summarise
+from daskcnn.runs.checkpoint import save
+from daskcnn.runs.directory import RunDirectory
+from daskcnn.runs.state import TrainingState, to_checkpoint
+from daskcnn.show.stderr import say
+from daskcnn.trained.trained_run import Which, load_classifier
+from daskcnn.training.trained_network import Classifier
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """A trained network. `daskcnn.load` gives one, and `daskcnn.train` as `result.model`.
+
+    Attributes
+    ----------
+    classifier : the network with its flat vector of weights.
+
+    Examples
+    --------
+    >>> model = daskcnn.load(run)
+    >>> model.predict(images).shape
+    (2, 10)
+    >>> model.weights["conv1"]["w"].shape
+    (3, 3, 3, 4)
+    """
+
+    classifier: Classifier
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the probabilities."""
+        return self.classifier.classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of an image."""
+        return self.classifier.facts.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Number type of the images."""
+        return self.classifier.facts.dtype
+
+    @property
+    def job(self) -> Job:
+        """The job that it was trained by."""
+        return self.classifier.job
+
+    @property
+    def layers(self) -> dict[str, Layer]:
+        """The layers by name, in order."""
+        return dict(self.classifier.model.layers)
+
+    @property
+    def vector(self) -> Array:
+        """All weights as one flat vector: parameters, then running statistics."""
+        return self.classifier.weights
+
+    @cached_property
+    def weights(self) -> Mapping[str, Mapping[str, Array]]:
+        """Weights and running statistics by the names of layer and parameter; they cannot be written to."""
+        params, state = self.classifier.layout.views(self.vector)
+        found = {name: {**params.get(name, {}), **state.get(name, {})} for name in {**params, **state}}
+        return map_leaves(_read_only, found)
+
+    def predict(self, images: Any) -> Any:
+        """Probability of each class, (N, classes); of a network that reconstructs images, images (N, H, W, C).
+
+        Parameters
+        ----------
+        images : (N, H, W, C), of the shape and number type of the images that the network was trained on. A Dask or
+            Zarr array, also inside a DataArray of xarray, gives a Dask array of predictions, made chunk by chunk when
+            it is computed.
+
+        Raises
+        ------
+        daskcnn.errors.DataError : images of another shape or number type.
+
+        Warns
+        -----
+        UserWarning : images have NaN or infinities, and the network was trained without a value for no data. Their
+            predictions are NaN.
+        """
+        images = array_of(images)
+        if not is_dask_collection(images):
+            return _probabilities(np.asarray(images), self.classifier)
+        self.classifier.check_images(images)
+        whole = images.rechunk(dict.fromkeys((1, 2, 3), -1))
+        dtype = np.dtype(self.classifier.job.model.dtype)
+        model = delayed(self.classifier, name=f"classifier-{self.token}")
+        if self.classifier.reconstructs:
+            return whole.map_blocks(_probabilities, model, dtype=dtype, meta=np.empty((0, 0, 0, 0), dtype), name=None)
+        return whole.map_blocks(
+            _probabilities,
+            model,
+            dtype=dtype,
+            drop_axis=[1, 2, 3],
+            new_axis=[1],
+            chunks=(whole.chunks[0], (len(self.classes),)),
+            meta=np.empty((0, 0), dtype),
+            name=None,
+        )
+
+    @cached_property
+    def token(self) -> str:
+        """Equal for equal networks: names of Dask's tasks are made of it."""
+        facts = self.classifier.facts.to_dict()
+        return str(tokenize(self.vector, facts, self.job.model_dump(mode="json")["model"]))
+
+    def kept_in(self, folder: Path) -> Path:
+        """Write the network as a run that has one checkpoint into this folder; returns the run directory."""
+        own = self.classifier
+        state = TrainingState(0, 0.0, own.weights, {}, {})
+        with RunDirectory.create(folder, None, strategy=self.job.train.strategy, now=datetime.now(UTC)) as run:
+            run.write_job(self.job.model_dump(mode="json"))
+            save(run.checkpoints, to_checkpoint(state, own.layout, own.facts, 0.0))
+        return run.path
+
+    def __repr__(self) -> str:
+        H, W, C = self.shape
+        count = f"{self.classifier.layout.size:,} weights"
+        answers = "reconstructed" if self.classifier.reconstructs else f"{len(self.classes)} classes"
+        return f"<TrainedModel: images {H}x{W}x{C}, {answers}, {count}>"
+
+    def _repr_html_(self) -> str:
+        rows = summarise(self.classifier.model, self.shape)
+        cells = [(r.name, r.layer, "×".join(map(str, r.out_shape)), f"{r.parameters:,}") for r in rows]
+        return as_table(repr(self).strip("<>"), cells, head=("layer", "", "output", "parameters"))
+
+
+def _read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _probabilities(images: Array, classifier: Classifier) -> Array:
+    found = classifier.predict(images)
+    of_each = tuple(range(1, found.ndim))
+    if images.dtype.kind == "f" and (unknown := int(np.isnan(found).any(axis=of_each).sum())):
+        text = f"{unknown:,} of {len(found):,} images have NaN or infinities, and so have their predictions"
+        warnings.warn(f"{text}; a network trained with nodata takes NaN", stacklevel=3)
+    return found
+
+
+def load(source: str | Path, *, checkpoint: Which = "last") -> TrainedModel:
+    """Load a trained network, in any process.
+
+    Parameters
+    ----------
+    source : a run directory, one of its checkpoints, or a file that `daskcnn export --to safetensors` wrote.
+    checkpoint : which one of a run directory: "last", or "best" by validation accuracy.
+
+    Raises
+    ------
+    daskcnn.errors.DataError : there is no trained network, or it is damaged.
+
+    Examples
+    --------
+    >>> import daskcnn
+    >>> daskcnn.load(run)
+    <TrainedModel: images 8x8x3, 10 classes, 298 weights>
+    """
+    path = local_path(source)
+    if path.suffix == ".safetensors" and path.parent.parent.name == "checkpoints":
+        path = path.parent
+    return TrainedModel(load_classifier(str(path), checkpoint, say))
