@@ -52,8 +52,8 @@ from distributed import Scheduler, SpecCluster, Worker
 import daskcnn
 from daskcnn.cli.run import run as command
 from daskcnn.store.datasets.synthetic import gratings
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from daskcnn.training.coordinator import facts, orders
 
 BAR = 30

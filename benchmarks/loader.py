@@ -19,8 +19,8 @@ import numpy as np
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.store import BatchPlan, Dataset, batches, open_dataset, verify
 from daskcnn.store.cache import CACHE
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 
 MIB = 1 << 20
 

@@ -36,10 +36,10 @@ from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory,
 from daskcnn.job.resolve import resolve
 from daskcnn.store import BatchPlan, Dataset, Scattered, batches, open_dataset, read_ahead
 from daskcnn.store.cache import CACHE
-from daskcnn.store.in_place import Arrays, look, outline
+from daskcnn.store.foreign.in_place import Arrays, look, outline
+from daskcnn.store.making.prepare import chunk_for
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.prepare import chunk_for
-from daskcnn.store.writer import write
 from daskcnn.training.replica import Replica
 
 SHAPE, BATCH, VALIDATION = (64, 64, 12), 64, 64

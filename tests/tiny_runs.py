@@ -19,8 +19,8 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
 from daskcnn.runs.summary import build_summary
 from daskcnn.store import open_dataset
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 
 CLASSES = tuple("abcdefghij")
 LAYERS = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from daskcnn.store import Dataset, open_dataset
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 
 CLASSES = tuple("abcdefghij")
 

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from daskcnn.datasets.array_sources import ImageSource, Layout, labels_of
 from daskcnn.errors import DataError
-from daskcnn.store.buckets import Places
 from daskcnn.store.labels import Labelled, numbered
+from daskcnn.store.making.buckets import Places
+from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.manifest import (
     MAX_CHUNK_BYTES,
     PARTS,
@@ -26,7 +27,6 @@ from daskcnn.store.manifest import (
     unlearnable,
     unseen_classes,
 )
-from daskcnn.store.prepare import chunk_for
 from daskcnn.store.split import shuffled_order, stratified
 
 

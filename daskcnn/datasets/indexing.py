@@ -13,7 +13,7 @@ from daskcnn.job.dataset import arrays_of, scaled
 from daskcnn.job.tables import Cluster, Job
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import ArrayIndex, drop_from_cache, keep_in_cache, kept_in_cache, read_index
-from daskcnn.store.in_place import ChunkSeen, Outline, look, outline
+from daskcnn.store.foreign.in_place import ChunkSeen, Outline, look, outline
 
 Progress = Callable[[str, int, int], None]
 Warn = Callable[[str], None]

@@ -19,10 +19,10 @@ from daskcnn.show.stderr import warnings_by
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
-from daskcnn.store.folder_pieces import Appearance
-from daskcnn.store.images import Fit
+from daskcnn.store.making.folder_pieces import Appearance
+from daskcnn.store.making.images import Fit
+from daskcnn.store.making.prepare import summary_of
 from daskcnn.store.manifest import Order
-from daskcnn.store.prepare import summary_of
 
 
 def prepare(

@@ -24,13 +24,13 @@ from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.show import stderr
-from daskcnn.store.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
+from daskcnn.store.making.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
+from daskcnn.store.making.prepare import refuse_occupied
+from daskcnn.store.making.writer import Draft, Occupied, drafted
 from daskcnn.store.manifest import PARTS, Order, assemble
-from daskcnn.store.prepare import refuse_occupied
-from daskcnn.store.writer import Draft, Occupied, drafted
 
 BUCKET_BYTES = 64 << 20
 Progress: TypeAlias = Callable[[str, int, int], None]

@@ -27,13 +27,21 @@ from daskcnn.show.counter import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
-from daskcnn.store.folder import Listing, list_folder
-from daskcnn.store.folder_pieces import Appearance, Decoded, PieceWork, Repacked, decode_piece, jobs, repack_piece
-from daskcnn.store.folder_plan import Plan, digest_of, plan_folder
-from daskcnn.store.images import Fit
+from daskcnn.store.making.folder import Listing, list_folder
+from daskcnn.store.making.folder_pieces import (
+    Appearance,
+    Decoded,
+    PieceWork,
+    Repacked,
+    decode_piece,
+    jobs,
+    repack_piece,
+)
+from daskcnn.store.making.folder_plan import Plan, digest_of, plan_folder
+from daskcnn.store.making.images import Fit
+from daskcnn.store.making.prepare import refuse_occupied
+from daskcnn.store.making.writer import Draft, Occupied, drafted
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Order, assemble
-from daskcnn.store.prepare import refuse_occupied
-from daskcnn.store.writer import Draft, Occupied, drafted
 
 TEST = 0.2
 """Share of the images that becomes the test part, where neither the user nor the folder says."""

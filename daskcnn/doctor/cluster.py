@@ -20,7 +20,7 @@ from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
 from daskcnn.show.text import plural
 from daskcnn.store import open_dataset
-from daskcnn.store.foreign_array import array_at
+from daskcnn.store.foreign.array import array_at
 
 LOOK = 60.0  # seconds within which a worker looks at itself and at the data set
 LEAST_MEMORY = 2 * GIB

@@ -18,7 +18,7 @@ from daskcnn.arrays import backend, single_threaded_blas
 from daskcnn.errors import ClusterError, DataError, told
 from daskcnn.pool import Pool
 from daskcnn.store import open_dataset
-from daskcnn.store.foreign_array import array_at
+from daskcnn.store.foreign.array import array_at
 
 COMPUTE = 0.2  # seconds of it, to see how many cores take part
 SIDE = 192  # of the matrices that are multiplied: a core's work for less than a millisecond

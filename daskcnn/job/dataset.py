@@ -5,7 +5,7 @@ from __future__ import annotations
 from daskcnn.job.tables import Data
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import ArrayIndex
-from daskcnn.store.in_place import Arrays, outline
+from daskcnn.store.foreign.in_place import Arrays, outline
 
 
 def arrays_of(data: Data) -> Arrays:

@@ -3,8 +3,8 @@
 from daskcnn.store.dataset import Dataset, Described, Scattered, Split, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.loader import Batch, BatchPlan, batches, load_batch, normalise, sample_keys
+from daskcnn.store.making.prepare import prepare
 from daskcnn.store.manifest import Manifest
-from daskcnn.store.prepare import prepare
 
 __all__ = [
     "DATASETS",

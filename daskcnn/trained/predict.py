@@ -14,7 +14,7 @@ from daskcnn.files import open_regular
 from daskcnn.nn.views import Views
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import check_finite, missing_pixels
-from daskcnn.store.images import decode, dimensions, read_file
+from daskcnn.store.making.images import decode, dimensions, read_file
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.trained.trained_run import Which, load_classifier
 from daskcnn.training.trained_network import Classifier

@@ -18,7 +18,7 @@ import daskcnn
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.events import Event, RunStarted
 from daskcnn.store.array_index import INDEX, read_index
-from daskcnn.store.in_place import Arrays, outline
+from daskcnn.store.foreign.in_place import Arrays, outline
 from daskcnn.trained.evaluate import evaluate
 from tests.cluster.cluster_jobs import addresses_of, local_cluster
 from tests.store.arrays_in_place import index_of, tiles, write_array

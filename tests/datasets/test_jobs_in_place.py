@@ -23,8 +23,8 @@ from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.sim.cluster import SimulatedCluster, Worker
 from daskcnn.store.array_index import INDEX
 from daskcnn.store.cache import CACHE
-from daskcnn.store.foreign_array import ImageArray
-from daskcnn.store.in_place import Arrays
+from daskcnn.store.foreign.array import ImageArray
+from daskcnn.store.foreign.in_place import Arrays
 from daskcnn.trained.evaluate import evaluate
 from tests.store.arrays_in_place import tiles, write_array
 
@@ -100,7 +100,7 @@ def test_an_array_that_changes_ends_the_run_so_that_it_can_go_on(client: Client,
     images = zarr.open_array(arrays.images, mode="r+")
     # the index of a storage that says nothing of versions stays in the cache
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("daskcnn.store.in_place.storage_version", lambda files: "")
+        patch.setattr("daskcnn.store.foreign.in_place.storage_version", lambda files: "")
         indexed(resolve(raw), progress=lambda *_: None)
         before = np.array(images[130])
         images[130] = 1
@@ -125,7 +125,7 @@ def test_an_array_that_has_changed_before_a_run_is_read_anew_by_the_next(client:
     raw = job_on(arrays, tmp_path / "runs")
     # the index of a storage that says nothing of versions stays in the cache
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("daskcnn.store.in_place.storage_version", lambda files: "")
+        patch.setattr("daskcnn.store.foreign.in_place.storage_version", lambda files: "")
         indexed(resolve(raw), progress=lambda *_: None)
         images = zarr.open_array(arrays.images, mode="r+")
         images[:] = np.asarray(images[:]) + 1

@@ -26,12 +26,13 @@ from daskcnn.datasets import prepare_folder as launch
 from daskcnn.datasets.prepare_folder import Request, prepare, prepare_folder
 from daskcnn.errors import ClusterError, DataError, UserError
 from daskcnn.job.resolve import resolve
-from daskcnn.store import folder_pieces, open_dataset, verify
+from daskcnn.store import open_dataset, verify
 from daskcnn.store.dataset import Dataset
 from daskcnn.store.facts import Facts
 from daskcnn.store.files import Files
-from daskcnn.store.folder_pieces import Appearance
-from daskcnn.store.images import decode, read_file
+from daskcnn.store.making import folder_pieces
+from daskcnn.store.making.folder_pieces import Appearance
+from daskcnn.store.making.images import decode, read_file
 from daskcnn.trained.predict import predict
 from daskcnn.trained.trained_run import load_trained
 from daskcnn.training.trained_network import to_classifier

@@ -14,8 +14,8 @@ from PIL import Image
 
 from daskcnn.cli import main as daskcnn
 from daskcnn.show.contact_sheet import SheetRow, contact_sheet
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from tests.tiny_runs import tiny_data
 
 

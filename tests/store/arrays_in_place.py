@@ -12,7 +12,7 @@ import zarr
 
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import ArrayIndex
-from daskcnn.store.in_place import Arrays, Outline, look, outline
+from daskcnn.store.foreign.in_place import Arrays, Outline, look, outline
 
 
 def write_array(place: str | Path, data: npt.NDArray[Any], chunk: int | tuple[int, ...], **options: Any) -> str:

@@ -13,8 +13,8 @@ import pytest
 
 from daskcnn.store.cache import CACHE
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 BatchesOf: TypeAlias = Callable[[int], dict[str, bytes]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.store.archive import file_sha256, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.datasets.archive import file_sha256, read_gzip_or_plain, read_tar_gz
 from tests.special_files import SPECIAL, special
 from tests.store.conftest import MakeTar, Member
 
@@ -168,7 +168,7 @@ def test_gzip_or_plain_is_bounded(tmp_path: Path) -> None:
 
 
 def test_the_stream_is_never_asked_for_more_than_a_block() -> None:
-    from daskcnn.store.archive import _BLOCK, _Bounded
+    from daskcnn.store.datasets.archive import _BLOCK, _Bounded
 
     with gzip.open(io.BytesIO(gzip.compress(bytes(3 * _BLOCK)))) as unpacked:
         assert len(_Bounded(unpacked, 10 * _BLOCK).read(1 << 40)) <= _BLOCK

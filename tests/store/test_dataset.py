@@ -25,8 +25,8 @@ from daskcnn.store import Split, open_dataset, verify
 from daskcnn.store.cache import CACHE, ChunkCache
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.chunk_source import StoredChunks
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe, sha256
-from daskcnn.store.writer import write
 from tests.special_files import SPECIAL, special
 
 

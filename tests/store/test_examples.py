@@ -13,8 +13,8 @@ from daskcnn.errors import DataError
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.chunk_source import StoredChunks
 from daskcnn.store.examples import as_pictures, find_examples, small_images
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 
 
 def stored(folder: Path, images: Any, labels: Any, classes: int = 3, nodata: float | None = None) -> Dataset:

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.errors import DataError
-from daskcnn.store.folder import Listing, list_folder
-from daskcnn.store.folder_plan import Plan, plan_folder
+from daskcnn.store.making.folder import Listing, list_folder
+from daskcnn.store.making.folder_plan import Plan, plan_folder
 from daskcnn.store.manifest import PARTS, Order
 from tests.special_files import SPECIAL, special
 

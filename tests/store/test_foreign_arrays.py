@@ -22,9 +22,9 @@ from zarr.core.buffer import default_buffer_prototype
 
 from daskcnn.documents import BOUNDS
 from daskcnn.errors import DataError
-from daskcnn.store.foreign_array import array_at, open_images, read_labels
-from daskcnn.store.in_place import Arrays, outline
-from daskcnn.store.sized_store import unpacked_size
+from daskcnn.store.foreign.array import array_at, open_images, read_labels
+from daskcnn.store.foreign.in_place import Arrays, outline
+from daskcnn.store.foreign.sized_store import unpacked_size
 from tests.store.arrays_in_place import opened, tiles, write_array
 
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from daskcnn.errors import DataError
-from daskcnn.store import images
-from daskcnn.store.images import Fit, decode, dimensions, read_file
+from daskcnn.store.making import images
+from daskcnn.store.making.images import Fit, decode, dimensions, read_file
 from tests.special_files import SPECIAL, special
 
 H, W = 6, 4

@@ -18,8 +18,8 @@ from daskcnn.store import BatchPlan, batches
 from daskcnn.store import loader as loader_module
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex, keep_in_cache, kept_in_cache, read_index, write_index
 from daskcnn.store.cache import CACHE
-from daskcnn.store.foreign_array import ImageArray
-from daskcnn.store.in_place import Arrays, look, outline
+from daskcnn.store.foreign.array import ImageArray
+from daskcnn.store.foreign.in_place import Arrays, look, outline
 from tests.store.arrays_in_place import index_of, opened, tiles, write_array
 
 
@@ -197,7 +197,7 @@ def test_an_index_travels_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_pieces_travel_and_come_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("daskcnn.store.in_place._RUN_BYTES", 3 * 20 * 8 * 6 * 3 * 4)
+    monkeypatch.setattr("daskcnn.store.foreign.in_place._RUN_BYTES", 3 * 20 * 8 * 6 * 3 * 4)
     found = outline(tiles(tmp_path, dtype="float32"))
     pieces = [pickle.loads(pickle.dumps(piece)) for piece in found.pieces()]  # noqa: S301
     assert [len(piece.chunks) for piece in pieces] == [3] * 5

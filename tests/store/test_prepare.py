@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.store import open_dataset, prepare, verify, writer
+from daskcnn.store import open_dataset, prepare, verify
 from daskcnn.store.files import Files
+from daskcnn.store.making import writer
+from daskcnn.store.making.writer import Occupied, write
 from daskcnn.store.manifest import Order, Source, describe
-from daskcnn.store.writer import Occupied, write
 from tests.store.conftest import BatchesOf, MakeCifarTar
 
 

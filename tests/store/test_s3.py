@@ -16,9 +16,9 @@ import zarr
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, batches, open_dataset, verify
 from daskcnn.store.array_index import ArrayChanged
-from daskcnn.store.in_place import Arrays, outline
+from daskcnn.store.foreign.in_place import Arrays, outline
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from tests.store.arrays_in_place import index_of, opened, tiles
 
 moto_server = pytest.importorskip("moto.server", reason="moto plays S3: pip install 'moto[server]'")

@@ -24,8 +24,8 @@ from daskcnn.show.confusion import draw_confusion
 from daskcnn.show.trained_text import confusion_table, readable_evaluation
 from daskcnn.store import Dataset, normalise, open_dataset
 from daskcnn.store.cache import CACHE
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from daskcnn.trained import evaluate
 from daskcnn.trained.trained_run import load_trained
 from daskcnn.training.trained_network import to_classifier

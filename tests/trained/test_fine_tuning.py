@@ -27,8 +27,8 @@ from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.kept_job import kept_job
 from daskcnn.runs.state import check_of, to_state
 from daskcnn.store import open_dataset
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from daskcnn.trained.evaluate import evaluate
 from daskcnn.trained.fine_tuning import read_trained
 from daskcnn.trained.trained_run import load_classifier

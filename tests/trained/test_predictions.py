@@ -28,8 +28,8 @@ from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
 from daskcnn.store.cache import CACHE
 from daskcnn.store.facts import Facts
+from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.store.writer import write
 from daskcnn.trained.predictions import kept, sources, tables, task, whole
 from daskcnn.trained.predictions.rows import Columns, Predicted
 from daskcnn.trained.predictions.sources import Part

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from daskcnn.errors import DataError
-from daskcnn.store.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.datasets.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
+from daskcnn.store.datasets.download import Download
 from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.download import Download
 from daskcnn.store.manifest import Source, sha256
 
 _PIXELS = 3 * 32 * 32

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from daskcnn.store.datasets.cifar import Cifar
-from daskcnn.store.download import Download
+from daskcnn.store.datasets.download import Download
 
 OFFICIAL = Download(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",

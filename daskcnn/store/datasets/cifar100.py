@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from daskcnn.store.datasets.cifar import Cifar
-from daskcnn.store.download import Download
+from daskcnn.store.datasets.download import Download
 
 OFFICIAL = Download(
     url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",

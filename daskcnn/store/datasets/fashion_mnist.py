@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from daskcnn.store.datasets.download import Download
 from daskcnn.store.datasets.mnist import IdxFiles
-from daskcnn.store.download import Download
 
 _PLACE = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
 

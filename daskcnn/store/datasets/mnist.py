@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from daskcnn.errors import DataError
-from daskcnn.store.archive import file_sha256, read_gzip_or_plain
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.datasets.archive import file_sha256, read_gzip_or_plain
+from daskcnn.store.datasets.download import Download
 from daskcnn.store.datasets.importer import Progress, Warn
-from daskcnn.store.download import Download
 from daskcnn.store.manifest import Source, sha256
 
 FILES = {

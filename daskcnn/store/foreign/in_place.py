@@ -20,9 +20,9 @@ from daskcnn.store.array_index import ArrayIndex, storage_version
 from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.chunk_source import Indices
 from daskcnn.store.dataset import Dataset, Split
-from daskcnn.store.foreign_array import ImageArray, Layout, open_images
-from daskcnn.store.in_place_chunks import InPlaceChunks
-from daskcnn.store.in_place_labels import ArrayLabels, array_labels
+from daskcnn.store.foreign.array import ImageArray, Layout, open_images
+from daskcnn.store.foreign.in_place_chunks import InPlaceChunks
+from daskcnn.store.foreign.in_place_labels import ArrayLabels, array_labels
 from daskcnn.store.manifest import Manifest, PartManifest, plain_colour, sha256, strangers, unlearnable, unseen_classes
 from daskcnn.store.moments import Moments
 from daskcnn.store.split import held_out, stratified

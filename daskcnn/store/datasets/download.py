@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from daskcnn.errors import DataError
 from daskcnn.files import check_regular
-from daskcnn.store.archive import file_sha256
+from daskcnn.store.datasets.archive import file_sha256
 
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0

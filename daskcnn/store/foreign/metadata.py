@@ -12,9 +12,9 @@ import numpy as np
 
 from daskcnn.errors import DataError, escaped
 from daskcnn.store.files import Files
-from daskcnn.store.foreign_codecs import Codecs, codecs_v2, codecs_v3, damaged, shards_of
+from daskcnn.store.foreign.codecs import Codecs, codecs_v2, codecs_v3, damaged, shards_of
+from daskcnn.store.foreign.sized_store import Packing
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, sha256
-from daskcnn.store.sized_store import Packing
 
 _TEXT = {"string": 4, "variable_length_utf8": 4}
 _MOST_NAMED = 20

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_source import Indices
-from daskcnn.store.foreign_array import read_labels
+from daskcnn.store.foreign.array import read_labels
 from daskcnn.store.labels import numbered, whole
 from daskcnn.store.manifest import Labelling, sha256
 

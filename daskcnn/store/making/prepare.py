@@ -12,9 +12,9 @@ from daskcnn.store.dataset import Dataset, open_dataset, verify
 from daskcnn.store.datasets import DATASETS
 from daskcnn.store.datasets.importer import Importer, Progress, Warn
 from daskcnn.store.files import Files, is_url
+from daskcnn.store.making.writer import Occupied, write
 from daskcnn.store.manifest import Manifest, Order, Source, describe
 from daskcnn.store.split import shuffled_order
-from daskcnn.store.writer import Occupied, write
 
 _CHUNK = 1000
 _CHUNK_BYTES = 32 << 20

@@ -13,9 +13,9 @@ import zarr
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.files import Files
-from daskcnn.store.foreign_metadata import ForeignMetadata, foreign_metadata
+from daskcnn.store.foreign.metadata import ForeignMetadata, foreign_metadata
+from daskcnn.store.foreign.sized_store import SizedStore
 from daskcnn.store.manifest import Dtype
-from daskcnn.store.sized_store import SizedStore
 
 Layout = Literal["NHWC", "NCHW"]
 CHUNK_BYTES = 4 << 20

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from daskcnn.store.array_index import ArrayChanged
 from daskcnn.store.cache import CACHE, Block
 from daskcnn.store.chunk_source import Indices
-from daskcnn.store.foreign_array import ImageArray
+from daskcnn.store.foreign.array import ImageArray
 from daskcnn.store.manifest import sha256
 
 _GATHERED_BYTES = 16 << 20

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.errors import DataError
-from daskcnn.store.folder import Listing
+from daskcnn.store.making.folder import Listing
+from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.manifest import PARTS, Manifest, Order, PartManifest, chunks, draft_of
-from daskcnn.store.prepare import chunk_for
 from daskcnn.store.split import shuffled_order, stratified
 
 Indices = npt.NDArray[np.int64]

@@ -15,9 +15,9 @@ import zarr
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts
 from daskcnn.store.files import Files
-from daskcnn.store.folder_plan import ChunkFiles, Indices
-from daskcnn.store.images import Fit, decode, read_file
-from daskcnn.store.writer import Draft
+from daskcnn.store.making.folder_plan import ChunkFiles, Indices
+from daskcnn.store.making.images import Fit, decode, read_file
+from daskcnn.store.making.writer import Draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Zarr arrays of others, used where they lie."""
