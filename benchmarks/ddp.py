@@ -48,7 +48,7 @@ from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from daskcnn.arrays import Device, keep_freed_memory
-from daskcnn.cluster.connect import MEMORY
+from daskcnn.cluster.link.connect import MEMORY
 from daskcnn.events import EpochEnded, RunEnded, SamplesAllocated
 from daskcnn.job.network import rate_of
 from daskcnn.job.tables import Train

@@ -27,7 +27,7 @@ import numpy as np
 from conv_gemm import machine
 
 import daskcnn
-from daskcnn.cluster.own_process import SHARED
+from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.errors import Diverged
 from daskcnn.events import EpochEnded, Event, Warned
 from daskcnn.job.resolve import resolve

@@ -32,13 +32,13 @@ from distributed import Client
 from netns import network
 
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.cluster.connect import connect
-from daskcnn.cluster.members import advertised, present, wait_for_members
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.members import advertised, present, wait_for_members
 from daskcnn.cluster.peers.exchange import AHEAD
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, RoundStart
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.server.hosts import host_server
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.server_hosts import host_server
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round
@@ -88,7 +88,7 @@ class VectorReplica:
 def open_vector(run: str, job: Any, size: int) -> None:
     """A session of a vector alone."""
     from daskcnn.arrays import keep_freed_memory
-    from daskcnn.cluster.session.session import Session, keep_session
+    from daskcnn.cluster.worker.session import Session, keep_session
     from daskcnn.ps import Local
 
     keep_freed_memory()
@@ -116,7 +116,7 @@ def push_often(at: Any, worker: str, size: int, pushes: int, start: float) -> tu
 
 def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -> float:
     """A worker's part of meetings through the server, as in training but for the steps; seconds they took."""
-    from daskcnn.cluster.session.session import session_of
+    from daskcnn.cluster.worker.session import session_of
     from daskcnn.ps import RULES, Join, Local, Push
 
     rule, local = RULES["bsp"](), session_of(run).kept.find(Local)
@@ -134,7 +134,7 @@ def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -
 def begin_vector(peers: Any, name: str, job: Any) -> None:
     """Begin a life of the session's vector."""
     from daskcnn.cluster.peers.tasks import begin_life
-    from daskcnn.cluster.session.session import session_of
+    from daskcnn.cluster.worker.session import session_of
 
     session = session_of(peers.run)
     session.replica.job = job

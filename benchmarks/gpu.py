@@ -34,11 +34,11 @@ from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
 import daskcnn
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.cluster.connect import connect
 from daskcnn.cluster.layers.balance import fastest
-from daskcnn.cluster.link_speeds import measure_links
-from daskcnn.cluster.members import advertised, present
-from daskcnn.cluster.session.tasks import device_problem
+from daskcnn.cluster.layers.link_speeds import measure_links
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.members import advertised, present
+from daskcnn.cluster.worker.tasks import device_problem
 from daskcnn.job.tables import Cluster, Workers
 
 WAYS = ("processors", "GPU", "both")
@@ -74,7 +74,7 @@ def stand_in_for_a_gpu(root: str) -> None:
     """On a worker: its GPU is the strict stand-in that tests use."""
     sys.path.insert(0, root)
     from daskcnn import arrays
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.worker import tasks as worker
     from tests.standin import STANDIN
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN

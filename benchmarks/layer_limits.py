@@ -27,7 +27,7 @@ import psutil
 from distributed import Client
 from rules import machine, throttle
 
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.link.connect import connect
 from daskcnn.events import EpochEnded, Event, KernelsSharded, StepsEnded, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers

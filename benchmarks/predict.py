@@ -27,8 +27,8 @@ from typing import Any
 from loader import random_data
 
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.cluster.connect import MEMORY, connect
-from daskcnn.cluster.spread import spread
+from daskcnn.cluster.link.connect import MEMORY, connect
+from daskcnn.cluster.spread.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers

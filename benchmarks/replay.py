@@ -17,7 +17,7 @@ from typing import Any
 
 from rules import BY_SGD, LAYERS, TUNED, machine
 
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.link.connect import connect
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job

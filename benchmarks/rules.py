@@ -23,8 +23,8 @@ from typing import Any
 from distributed import Client
 
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.cluster.connect import connect
-from daskcnn.cluster.session.session import THROTTLE
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.worker.session import THROTTLE
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job

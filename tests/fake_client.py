@@ -13,7 +13,7 @@ ADDRESS = "tcp://10.0.0.1:8786"
 
 
 class FakeClient:
-    """What `daskcnn.cluster.calls` uses of `distributed.Client`, on a loop of its own.
+    """What `daskcnn.cluster.link.calls` uses of `distributed.Client`, on a loop of its own.
 
     workers: what the scheduler says of each, by address. hang: addresses that never answer, "scheduler" among them.
     change: what a worker's answer is turned into. lost: addresses that the scheduler cannot reach. before: told who is

@@ -33,9 +33,9 @@ PROPERTIES = {"fewest", "barrier", "due"}
 
 LIMIT = "how long one call or transfer may take; what follows is the coordinator's"
 ALLOWED = {
-    ("cluster/layers/driver.py", "self.settings.stall_timeout"): "who has been silent is named; the coordinator asked",
+    ("cluster/shell/layer_sharded.py", "self.settings.stall_timeout"): "the silent are named; the coordinator asked",
     ("cluster/layers/transfers.py", "session_at(context).replica.job.cluster.stall_timeout"): LIMIT,
-    ("cluster/server/hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
+    ("cluster/run/server_hosts.py", "context.job.cluster.stall_timeout"): LIMIT,
     ("sim/measured.py", "workload.rule.barrier"): "reads logs: where a gap comes from, nothing follows from it",
 }
 """What is left, and why. This list only gets shorter."""

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.cli import main as daskcnn
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.session import tasks as worker
-from daskcnn.cluster.session.session import forget_run, session_of
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.worker import tasks as worker
+from daskcnn.cluster.worker.session import forget_run, session_of
 from daskcnn.conv import ALGORITHMS, ConvSpec, plan, tuner
 from daskcnn.conv.planner import candidates
 from daskcnn.conv.timings import memory_of

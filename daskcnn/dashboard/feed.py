@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from distributed import Client
 
-from daskcnn.cluster.calls import answer_to, ask_scheduler
+from daskcnn.cluster.link.calls import answer_to, ask_scheduler
 from daskcnn.dashboard.live_run import MOST_LAYERS, Message
 from daskcnn.dashboard.site import HANDLER, NAME, add_page
 from daskcnn.errors import told

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from distributed import Client
 
-from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.spread import spread
+from daskcnn.cluster.link.calls import Check, no_check
+from daskcnn.cluster.spread.spread import spread
 from daskcnn.job.dataset import arrays_of, scaled
 from daskcnn.job.tables import Cluster, Job
 from daskcnn.store import Dataset

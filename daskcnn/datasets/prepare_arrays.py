@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client, Future
 
-from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.given_client import given_or_default
-from daskcnn.cluster.spread import spread, submit_part
+from daskcnn.cluster.link.calls import Check, no_check
+from daskcnn.cluster.link.given_client import given_or_default
+from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.datasets.array_sources import ImageSource, Layout, SampleBlock, channels_elsewhere
 from daskcnn.datasets.names import check_name, name_of

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from daskcnn.cluster.calls import Check, no_check
-from daskcnn.cluster.connect import check_scheduler, connect
-from daskcnn.cluster.given_client import given_or_default
-from daskcnn.cluster.sight import require_sight
-from daskcnn.cluster.signals import Signals
-from daskcnn.cluster.spread import spread
+from daskcnn.cluster.link.calls import Check, no_check
+from daskcnn.cluster.link.connect import check_scheduler, connect
+from daskcnn.cluster.link.given_client import given_or_default
+from daskcnn.cluster.link.signals import Signals
+from daskcnn.cluster.run.sight import require_sight
+from daskcnn.cluster.spread.spread import spread
 from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster

@@ -13,9 +13,9 @@ import psutil
 from threadpoolctl import threadpool_info
 
 from daskcnn.arrays import backend, cpu_count, device_profile
-from daskcnn.cluster.admission import MISSING, PACKAGES, version_of, versions
-from daskcnn.cluster.connect import connect
-from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.run.admission import MISSING, PACKAGES, version_of, versions
 from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
 from daskcnn.doctor.findings import GIB, Finding, failed
 from daskcnn.doctor.loops import compiled_loops

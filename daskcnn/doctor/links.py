@@ -14,8 +14,8 @@ import numpy as np
 from distributed import Client, Future
 from distributed.worker import get_data_from_worker
 
-from daskcnn.cluster.calls import ANSWER, ask_workers
-from daskcnn.cluster.members import Member
+from daskcnn.cluster.link.calls import ANSWER, ask_workers
+from daskcnn.cluster.link.members import Member
 
 LARGE = 8 << 20  # bytes of the payload that bandwidth is measured with
 SMALL = 64

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from dask.base import is_dask_collection
 from distributed import Client
 
-from daskcnn.cluster.given_client import checked_client
-from daskcnn.cluster.own_process import SHARED, apart_from_tasks
+from daskcnn.cluster.link.given_client import checked_client
+from daskcnn.cluster.link.own_process import SHARED, apart_from_tasks
 from daskcnn.datasets.given_images import array_of
 from daskcnn.datasets.own_data import OwnData, new_path, stored
 from daskcnn.errors import JobError

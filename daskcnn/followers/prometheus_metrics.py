@@ -9,8 +9,8 @@ from functools import partial
 
 from distributed import Client
 
-from daskcnn.cluster.calls import ask_scheduler, ask_workers
-from daskcnn.cluster.metrics_port import Metric, RunFigures, serves_metrics, show_figures
+from daskcnn.cluster.link.calls import ask_scheduler, ask_workers
+from daskcnn.cluster.link.metrics_port import Metric, RunFigures, serves_metrics, show_figures
 from daskcnn.errors import ClusterError
 from daskcnn.events import (
     EpochEnded,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from daskcnn.arrays import cpu_count
-from daskcnn.cluster.connect import check_scheduler
+from daskcnn.cluster.link.connect import check_scheduler
 from daskcnn.conv import ConvPlan, plan
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import LAYER, Job

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.connect import check_scheduler
-from daskcnn.cluster.given_client import given_or_default
+from daskcnn.cluster.link.connect import check_scheduler
+from daskcnn.cluster.link.given_client import given_or_default
 from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.own_data import arrays_gone, was_given, with_own_data, without_reading
 from daskcnn.errors import ClusterError, DataError, JobError

@@ -15,14 +15,14 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
-from daskcnn.cluster.admission import admit
-from daskcnn.cluster.connect import await_scheduler, check_scheduler, connect
-from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.lent_client import lend_client
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.shell import Heard
-from daskcnn.cluster.signals import Signals
+from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
+from daskcnn.cluster.link.lent_client import lend_client
+from daskcnn.cluster.link.signals import Signals
+from daskcnn.cluster.run.admission import admit
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.shell.data_parallel import DataParallel
+from daskcnn.cluster.shell.layer_sharded import LayerSharded
+from daskcnn.cluster.shell.shell import Heard
 from daskcnn.dashboard.feed import fed
 from daskcnn.datasets.indexing import forget, indexed, outlined
 from daskcnn.datasets.job_dataset import find_dataset, must_be_made

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from daskcnn.errors import DataError
-from daskcnn.store import Described
-from daskcnn.store.dataset import SMALLEST_DEVIATION
+from daskcnn.store.dataset import SMALLEST_DEVIATION, Described
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, MOST_CLASSES, Deviations, Dtype, Fit, Labelling, Level
 
 

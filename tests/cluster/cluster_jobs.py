@@ -15,9 +15,9 @@ import dask
 from distributed import Client
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster.connect import connect
-from daskcnn.cluster.members import present
-from daskcnn.cluster.session.session import THROTTLE
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.members import present
+from daskcnn.cluster.worker.session import THROTTLE
 from daskcnn.events import Event
 from daskcnn.job.network import training_samples
 from daskcnn.job.resolve import resolve
@@ -167,7 +167,7 @@ def run(client: Client, job: dict[str, Any], watch: Watch | None = None, **more:
 
 def count_seconds() -> None:
     """On a worker: whatever is measured there takes a second, but for its throttle."""
-    from daskcnn.cluster.session import session as worker
+    from daskcnn.cluster.worker import session as worker
 
     ticks = count()
     vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: float(next(ticks)), sleep=lambda seconds: None)
@@ -194,7 +194,7 @@ def counted_seconds(client: Client, throttles: dict[str, float]) -> Iterator[Non
 
 def measure_seconds() -> None:
     """On a worker: it has its clock again."""
-    from daskcnn.cluster.session import session as worker
+    from daskcnn.cluster.worker import session as worker
 
     vars(worker)["time"] = time
 

@@ -27,17 +27,17 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.dispatch import Bundle, Dispatch
-from daskcnn.cluster.layers.driver import LayerSharded
-from daskcnn.cluster.members import Members
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.results import Results
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.session.session import Session, forget_run, keep_session
-from daskcnn.cluster.session.tasks import calibrate
-from daskcnn.cluster.shell import Heard
+from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.members import Members
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.dispatch import Bundle, Dispatch
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.workers import RunWorkers
+from daskcnn.cluster.shell.layer_sharded import LayerSharded
+from daskcnn.cluster.shell.shell import Heard
+from daskcnn.cluster.worker.session import Session, forget_run, keep_session
+from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.events import Event, KernelsSharded, StepsEnded
 from daskcnn.job.network import convolutions, network_of
 from daskcnn.job.resolve import resolve
@@ -435,7 +435,7 @@ def train_here(
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
     here = InProcess.of(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("layers.transfers", "session.session", "session.stopping"):
+        for module in ("layers.transfers", "worker.session", "worker.stopping"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
         try:
             prepare(here.tasks)

@@ -22,20 +22,20 @@ from dask.task_spec import Alias
 from distributed.protocol import deserialize, serialize
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster.connection import Connection, heed_signals
-from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.dispatch import Bundle, Dispatch
 from daskcnn.cluster.groups.tasks import GroupMeeting
 from daskcnn.cluster.layers.task_context import TaskContext
-from daskcnn.cluster.members import Members
+from daskcnn.cluster.link.connection import Connection, heed_signals
+from daskcnn.cluster.link.members import Members
+from daskcnn.cluster.messages import Calibration, RoundOrder
 from daskcnn.cluster.peers.tasks import Peers
-from daskcnn.cluster.protocol import Calibration, RoundOrder
-from daskcnn.cluster.results import Results
-from daskcnn.cluster.run_workers import RunWorkers
+from daskcnn.cluster.run.dispatch import Bundle, Dispatch
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
-from daskcnn.cluster.session import stopping
-from daskcnn.cluster.session.session import Session, forget_run, keep_session
-from daskcnn.cluster.session.tasks import calibrate
+from daskcnn.cluster.shell.data_parallel import DataParallel
+from daskcnn.cluster.worker import stopping
+from daskcnn.cluster.worker.session import Session, forget_run, keep_session
+from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.events import Event
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import Job

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster, Workers
 from tests.cluster.cluster_jobs import (
     Watch,
@@ -58,7 +58,7 @@ def test_a_group_measures_its_members_links(three_workers: Client, synthetic: st
 
 def become_slower(factor: float) -> None:
     """On a worker: it trains slower, by this factor, than when it was calibrated, for its clock was slow then."""
-    from daskcnn.cluster.session import session as worker
+    from daskcnn.cluster.worker import session as worker
 
     clock = time.perf_counter
     vars(worker)["time"] = SimpleNamespace(perf_counter=lambda: clock() / factor, sleep=lambda seconds: None)
@@ -121,7 +121,7 @@ def two_cpus_and_a_gpu() -> Iterator[Client]:
 def stand_in_for_a_gpu() -> None:
     """On a worker: its GPU is the strict stand-in."""
     from daskcnn import arrays
-    from daskcnn.cluster.session import tasks as worker
+    from daskcnn.cluster.worker import tasks as worker
     from tests.standin import STANDIN
 
     arrays.BACKENDS["gpu"] = lambda: STANDIN

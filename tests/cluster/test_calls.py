@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster import admission, connection, members, run_workers
-from daskcnn.cluster.admission import admit
-from daskcnn.cluster.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, begin, silent_among
-from daskcnn.cluster.lost import ServerLost, WorkersLost
-from daskcnn.cluster.members import Members, advertised, chosen
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.link import connection, members
+from daskcnn.cluster.link.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, begin, silent_among
+from daskcnn.cluster.link.lost import ServerLost, WorkersLost
+from daskcnn.cluster.link.members import Members, advertised, chosen
+from daskcnn.cluster.run import admission
+from daskcnn.cluster.run import workers as run_workers
+from daskcnn.cluster.run.admission import admit
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.errors import ClusterError, Interrupted, Lost
 from daskcnn.events import Warned
 from daskcnn.job.tables import Cluster, Job, Workers

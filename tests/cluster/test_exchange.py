@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.server import hosts as hosting
+from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.run import server_hosts as hosting
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.server_hosts import Hosted, host_server
 from daskcnn.cluster.server.actor import ServerActor
-from daskcnn.cluster.server.hosts import Hosted, host_server
 from daskcnn.errors import Diverged, Interrupted
 from daskcnn.job.tables import Cluster, Job, Workers
 from daskcnn.launch.training import Result

@@ -13,7 +13,7 @@ import pytest
 from dask.task_spec import Alias
 
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.tables import Job
 from daskcnn.nn import SGD, Layout, StepPace, build_model, init_network, sequential_from_spec
 from daskcnn.nn.sequential import Sequential

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from daskcnn.cluster.layers.balance import balance_of
-from daskcnn.cluster.link_speeds import LARGEST, _way
-from daskcnn.cluster.protocol import Calibration
+from daskcnn.cluster.layers.link_speeds import LARGEST, _way
+from daskcnn.cluster.messages import Calibration
 from daskcnn.job.tables import Job
 from daskcnn.nn import sequential_from_spec
 from daskcnn.sharded import stages_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.cluster import news
-from daskcnn.cluster.news import EVERY, News, Teller
+from daskcnn.cluster.link import news
+from daskcnn.cluster.link.news import EVERY, News, Teller
 from daskcnn.conv import ConvSpec
 from daskcnn.conv.tuner import tune
 from daskcnn.events import Calibrating

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from daskcnn.cluster.members import Kind, Member
-from daskcnn.cluster.part_queue import AHEAD, ARRIVE, ATTEMPTS, PartQueue
+from daskcnn.cluster.link.members import Kind, Member
+from daskcnn.cluster.spread.part_queue import AHEAD, ARRIVE, ATTEMPTS, PartQueue
 from daskcnn.errors import Lost
 
 

@@ -25,7 +25,7 @@ from daskcnn.cluster.peers.tasks import (
     rescue,
     train,
 )
-from daskcnn.cluster.session.session import Session, forget_run, keep_session, session_of
+from daskcnn.cluster.worker.session import Session, forget_run, keep_session, session_of
 from daskcnn.errors import Diverged
 from daskcnn.job.network import initial_weights
 from daskcnn.job.tables import Job

@@ -18,10 +18,10 @@ from threadpoolctl import threadpool_info
 
 import daskcnn
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.members import Member, advertised, chosen, taken_as_cpu
-from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.session import turns
+from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.members import Member, advertised, chosen, taken_as_cpu
+from daskcnn.cluster.run.workers import RunWorkers
+from daskcnn.cluster.worker import turns
 from daskcnn.events import Event, Warned, WorkerIgnored
 from daskcnn.job.tables import LAYER, Workers
 from daskcnn.launch.training import Result

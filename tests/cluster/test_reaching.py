@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from daskcnn.cluster import connect as connect_module
-from daskcnn.cluster.connect import await_scheduler, connect
+from daskcnn.cluster.link import connect as connect_module
+from daskcnn.cluster.link.connect import await_scheduler, connect
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Cluster
 from daskcnn.run import main as run

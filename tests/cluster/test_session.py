@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.refusals import Refusal, returns_refusals
-from daskcnn.cluster.results import Results
-from daskcnn.cluster.session import session, tasks
+from daskcnn.cluster.link.refusals import Refusal, returns_refusals
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.worker import session, tasks
 from daskcnn.errors import ClusterError
 from daskcnn.job.dataset import opened
 from daskcnn.job.network import vector_bytes

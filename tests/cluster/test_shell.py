@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.lost import WorkersLost
-from daskcnn.cluster.shell import Shell, look_round
+from daskcnn.cluster.link.lost import WorkersLost
+from daskcnn.cluster.shell.shell import Shell, look_round
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from distributed import Client, KilledWorker, LocalCluster, Scheduler, SpecCluster, Worker, get_worker
 
-from daskcnn.cluster import connection
-from daskcnn.cluster.calls import silent_among
-from daskcnn.cluster.connection import heed_signals
-from daskcnn.cluster.part_queue import AHEAD, ATTEMPTS
-from daskcnn.cluster.spread import spread
+from daskcnn.cluster.link import connection
+from daskcnn.cluster.link.calls import silent_among
+from daskcnn.cluster.link.connection import heed_signals
+from daskcnn.cluster.spread.part_queue import AHEAD, ATTEMPTS
+from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import ClusterError, DataError, Interrupted, Lost
 from daskcnn.job.tables import Cluster, Workers
 

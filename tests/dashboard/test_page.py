@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from daskcnn.cluster.calls import ask_scheduler
+from daskcnn.cluster.link.calls import ask_scheduler
 from daskcnn.dashboard.feed import LiveFeed, fed
 from daskcnn.dashboard.live_run import LiveRun, Message
 from daskcnn.dashboard.site import NAME, _not_closed_early

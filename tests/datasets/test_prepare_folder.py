@@ -21,7 +21,7 @@ from PIL import Image
 
 import daskcnn
 from daskcnn.cli import main
-from daskcnn.cluster import sight
+from daskcnn.cluster.run import sight
 from daskcnn.datasets import prepare_folder as launch
 from daskcnn.datasets.prepare_folder import Request, prepare, prepare_folder
 from daskcnn.errors import ClusterError, DataError, UserError

@@ -20,8 +20,8 @@ from distributed import Client
 from distributed.cli import dask_scheduler, dask_spec, dask_worker
 
 from daskcnn import cli, run
-from daskcnn.cluster.connect import connect
-from daskcnn.cluster.members import wait_for_members
+from daskcnn.cluster.link.connect import connect
+from daskcnn.cluster.link.members import wait_for_members
 from daskcnn.job.sources import parse_value
 from daskcnn.job.tables import Cluster, Workers
 from tests.command_lines import context_of

@@ -17,7 +17,7 @@ import pytest
 from distributed import Client
 from distributed.cli import dask_worker
 
-from daskcnn.cluster.members import advertised, present, wait_for_members
+from daskcnn.cluster.link.members import advertised, present, wait_for_members
 from daskcnn.job.tables import Workers
 from tests.deploy.manifests import DEPLOY
 

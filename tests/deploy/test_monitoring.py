@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from daskcnn.cluster.metrics_port import RUNS
+from daskcnn.cluster.link.metrics_port import RUNS
 from daskcnn.followers.prometheus_metrics import METRICS
 
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"

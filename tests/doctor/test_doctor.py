@@ -16,10 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from daskcnn.cli import main
-from daskcnn.cluster import admission
-from daskcnn.cluster.admission import PACKAGES
-from daskcnn.cluster.calls import ask_scheduler, ask_workers
-from daskcnn.cluster.members import Member
+from daskcnn.cluster.link.calls import ask_scheduler, ask_workers
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.run import admission
+from daskcnn.cluster.run.admission import PACKAGES
 from daskcnn.compiled import loop, warm
 from daskcnn.doctor import cluster as doctor_cluster
 from daskcnn.doctor import examine as doctor

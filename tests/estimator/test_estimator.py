@@ -19,7 +19,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 import daskcnn
-from daskcnn.cluster.own_process import SHARED
+from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.errors import ClusterError, JobError
 from daskcnn.estimator.estimator import CNNClassifier
 from daskcnn.events import EpochEnded, Event

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import daskcnn
-from daskcnn.cluster.metrics_port import collector_here
+from daskcnn.cluster.link.metrics_port import collector_here
 from daskcnn.events import EpochEnded, Event, RunEnded, Warned
 from daskcnn.followers import tensorboard_files
 from daskcnn.followers.tensorboard_files import FOLDER

@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 from distributed import Client, LocalCluster
 
-from daskcnn.cluster.metrics_port import KEPT, RunFigures, RunsCollector
+from daskcnn.cluster.link.metrics_port import KEPT, RunFigures, RunsCollector
 from daskcnn.errors import ClusterError
 from daskcnn.followers import prometheus_metrics
 from daskcnn.followers.prometheus_metrics import METRICS, PrometheusMetrics, Tally

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.link.connect import connect
 from daskcnn.errors import UserError
 from daskcnn.files import check_regular, open_regular, read_regular
 from daskcnn.job.resolve import resolve

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.data_parallel import DataParallel
-from daskcnn.cluster.layers.driver import LayerSharded
+from daskcnn.cluster.shell.data_parallel import DataParallel
+from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.errors import JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.prepared_job import fitted

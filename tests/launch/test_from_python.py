@@ -224,7 +224,7 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         """
-from daskcnn.cluster.connect import connect
+from daskcnn.cluster.link.connect import connect
 from daskcnn.job.tables import Cluster
 with connect(Cluster.model_validate({"workers": {"cpu": 1}}), server=False):
     pass

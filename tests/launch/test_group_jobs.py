@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.data_parallel import DataParallel
+from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.errors import JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import driver_of

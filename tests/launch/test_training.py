@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.signals import Signals
+from daskcnn.cluster.link.signals import Signals
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.job.resolve import resolve

@@ -15,8 +15,8 @@ from daskcnn.cluster.groups import tasks
 from daskcnn.cluster.groups.tasks import GroupMeeting, SharedNetwork
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep, Result
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.network import pace_at, rate_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Layout

@@ -14,14 +14,14 @@ from typing import Any
 
 from distributed import Future
 
-from daskcnn.cluster.exchange import Watch
 from daskcnn.cluster.groups.graph import GroupGraph, RoundStep, round_steps
 from daskcnn.cluster.groups.tasks import GroupMeeting, GroupReport
 from daskcnn.cluster.layers.balance import fastest
-from daskcnn.cluster.link_speeds import measure_links
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import PendingWork
+from daskcnn.cluster.layers.link_speeds import measure_links
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.exchange import Watch
+from daskcnn.cluster.run.work import PendingWork
 from daskcnn.errors import Diverged
 from daskcnn.events import FormedGroup, GroupMember, GroupsFormed, KernelsSharded
 from daskcnn.job.network import initial_weights, network_of

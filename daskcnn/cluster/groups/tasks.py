@@ -16,11 +16,11 @@ from daskcnn.arrays import single_threaded_blas
 from daskcnn.cluster.layers.messages import OutOfStep, TaskResult
 from daskcnn.cluster.layers.task_context import StagePart, TaskContext, session_at, shelf_at, working
 from daskcnn.cluster.layers.tasks import edges_of, take_counters
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.session.served_round import ServedRound
-from daskcnn.cluster.session.session import Counters, Session
-from daskcnn.cluster.session.stopping import stopped
-from daskcnn.cluster.session.tasks import joined
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.worker.served_round import ServedRound
+from daskcnn.cluster.worker.session import Counters, Session
+from daskcnn.cluster.worker.stopping import stopped
+from daskcnn.cluster.worker.tasks import joined
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of

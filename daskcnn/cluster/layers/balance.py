@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.network import network_of, training_samples
 from daskcnn.job.tables import Job
 from daskcnn.nn.layer import Shape

@@ -15,11 +15,11 @@ from dask.task_spec import Alias
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.dispatch import Bundle
 from daskcnn.cluster.layers import tasks
 from daskcnn.cluster.layers.balance import balance_of, fastest
 from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.dispatch import Bundle
 from daskcnn.nn import Layout, OptimizerState, StepPace
 from daskcnn.sharded import (
     By,

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from daskcnn.arrays import Array, Device, single_threaded_blas
 from daskcnn.cluster.layers.messages import OutOfStep, Shelf
-from daskcnn.cluster.session.session import Session, session_of
+from daskcnn.cluster.worker.session import Session, session_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Sequential
 from daskcnn.sharded import By, Share, Stage, Taken, stages_of

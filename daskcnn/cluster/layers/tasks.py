@@ -25,7 +25,7 @@ from daskcnn.cluster.layers.task_context import (
     working,
 )
 from daskcnn.cluster.layers.transfers import Sources, count_up, edges_beside, handed_on, received, sent, taken_in
-from daskcnn.cluster.session.session import Counters
+from daskcnn.cluster.worker.session import Counters
 from daskcnn.nn import Params, State, StepPace, labels_for
 from daskcnn.nn.score import Score
 from daskcnn.sharded import (

@@ -29,7 +29,7 @@ from daskcnn.cluster.layers.messages import (
     wire_bytes,
 )
 from daskcnn.cluster.layers.task_context import TaskContext, gradient, session_at, shelf_at
-from daskcnn.cluster.session.session import session_of
+from daskcnn.cluster.worker.session import session_of
 from daskcnn.errors import ClusterError
 from daskcnn.sharded import (
     ALL,

@@ -15,11 +15,11 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.exchange import OptimizerStates, Watch
 from daskcnn.cluster.peers.graph import Meeting, PeerGraph
 from daskcnn.cluster.peers.tasks import Peers, Rescued, RoundStart, Stepped, begin_life, center_of, rescue
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.work import PendingWork, TaskWork
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.exchange import OptimizerStates, Watch
+from daskcnn.cluster.run.work import PendingWork, TaskWork
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot

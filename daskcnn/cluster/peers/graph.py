@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from distributed import Future
 
-from daskcnn.cluster.dispatch import Dispatch
 from daskcnn.cluster.peers.tasks import Peers, RoundStart, add_up, adopt, cut, end_round, train
+from daskcnn.cluster.run.dispatch import Dispatch
 
 
 @dataclass(frozen=True)

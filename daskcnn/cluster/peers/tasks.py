@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from daskcnn.arrays import Array, single_threaded_blas
-from daskcnn.cluster.session.session import Session, session_of
-from daskcnn.cluster.session.stopping import stopped
+from daskcnn.cluster.worker.session import Session, session_of
+from daskcnn.cluster.worker.stopping import stopped
 from daskcnn.errors import Diverged
 from daskcnn.nn import OptimizerState
 from daskcnn.partition.rounds import Round

@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Actor
 
-from daskcnn.cluster.lent_client import lent_client
+from daskcnn.cluster.link.lent_client import lent_client
 from daskcnn.cluster.server.link import ServerLink
 from daskcnn.cluster.server.ranges import Cast, RangeAt, RangeLines, load_merges, use_memory_again
 from daskcnn.errors import PushRefused

@@ -14,7 +14,7 @@ from distributed import Actor, get_worker
 from distributed.protocol import to_serialize
 
 from daskcnn.arrays import keep_freed_memory, release_freed_memory
-from daskcnn.cluster.lent_client import lent_client
+from daskcnn.cluster.link.lent_client import lent_client
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
 from daskcnn.ps.half import cast

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from daskcnn.cluster.admission import check_versions
-from daskcnn.cluster.connect import check_scheduler, connect
-from daskcnn.cluster.connection import heed_signals
-from daskcnn.cluster.members import wait_for_members
-from daskcnn.cluster.signals import Signals
-from daskcnn.cluster.spread import spread
+from daskcnn.cluster.link.connect import check_scheduler, connect
+from daskcnn.cluster.link.connection import heed_signals
+from daskcnn.cluster.link.members import wait_for_members
+from daskcnn.cluster.link.signals import Signals
+from daskcnn.cluster.run.admission import check_versions
+from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
 from daskcnn.job.tables import Cluster
 from daskcnn.nn.views import Views

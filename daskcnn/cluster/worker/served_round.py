@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from contextlib import closing
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.protocol import RoundOrder
+from daskcnn.cluster.messages import RoundOrder
 from daskcnn.cluster.server.link import ServerLink
-from daskcnn.cluster.session.session import Session
-from daskcnn.cluster.session.stopping import stopped
+from daskcnn.cluster.worker.session import Session
+from daskcnn.cluster.worker.stopping import stopped
 from daskcnn.nn.score import Score
 from daskcnn.ps import Join, Local, Pull, Push, Reply
 from daskcnn.ps.half import cast

@@ -14,7 +14,7 @@ from dask.task_spec import Alias
 from distributed import get_worker
 
 from daskcnn.cluster.layers.messages import TaskResult
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.events import LinkSpeed, LinkSpeeds
 from daskcnn.sharded import ALL, WorkerLink, WorkerLinks
 

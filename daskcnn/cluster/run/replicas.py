@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from distributed import Future
 
-from daskcnn.cluster.dispatch import Dispatch
-from daskcnn.cluster.exchange import Watch
-from daskcnn.cluster.lost import WorkersLost
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.session.tasks import join_run, train_round
-from daskcnn.cluster.work import PendingWork, TaskWork
+from daskcnn.cluster.link.lost import WorkersLost
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.exchange import Watch
+from daskcnn.cluster.run.work import PendingWork, TaskWork
+from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.reports import RoundReport
 

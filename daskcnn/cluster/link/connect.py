@@ -21,10 +21,10 @@ from distributed.utils import LoopRunner
 from tornado.ioloop import IOLoop
 
 from daskcnn.arrays import cpu_count
-from daskcnn.cluster.address import check_address
-from daskcnn.cluster.calls import Unanswered, answer_to
-from daskcnn.cluster.client_log import quiet_lost_connections
-from daskcnn.cluster.members import Patience
+from daskcnn.cluster.link.address import check_address
+from daskcnn.cluster.link.calls import Unanswered, answer_to
+from daskcnn.cluster.link.client_log import quiet_lost_connections
+from daskcnn.cluster.link.members import Patience
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.files import read_regular
 from daskcnn.job.tables import Cluster

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from distributed import Future, KilledWorker
 from distributed.client import _wait
 
-from daskcnn.cluster.lost import NotYet, WorkersLost
-from daskcnn.cluster.refusals import Refusal
-from daskcnn.cluster.run_workers import LOOK, RunWorkers
+from daskcnn.cluster.link.lost import NotYet, WorkersLost
+from daskcnn.cluster.link.refusals import Refusal
+from daskcnn.cluster.run.workers import LOOK, RunWorkers
 
 LONGEST_TURN = 16.0
 """Seconds for which a result that takes long to come is waited for without a look at who is there."""

@@ -7,8 +7,8 @@ from typing import Protocol, TypeAlias
 
 from distributed import Future
 
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.work import PendingWork
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.run.work import PendingWork
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot
 from daskcnn.runs.state import TrainingState

@@ -8,10 +8,10 @@ from copy import copy
 from dataclasses import replace
 from typing import NoReturn
 
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.lost import ServerLost, WorkersLost
-from daskcnn.cluster.members import Member, Members, advertised
-from daskcnn.cluster.news import News
+from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.lost import ServerLost, WorkersLost
+from daskcnn.cluster.link.members import Member, Members, advertised
+from daskcnn.cluster.link.news import News
 from daskcnn.errors import Lost
 from daskcnn.events import Event, WorkerIgnored, WorkerLost
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from distributed import Client
 
-from daskcnn.cluster.admission import LOOK_AT_DATA, require_same, unanswering, versions_by_value
-from daskcnn.cluster.calls import ANSWER, Answers, Check, ask_workers, no_check
-from daskcnn.cluster.members import advertised, present
-from daskcnn.cluster.worker_names import given_name
+from daskcnn.cluster.link.calls import ANSWER, Answers, Check, ask_workers, no_check
+from daskcnn.cluster.link.members import advertised, present
+from daskcnn.cluster.link.worker_names import given_name
+from daskcnn.cluster.run.admission import LOOK_AT_DATA, require_same, unanswering, versions_by_value
 from daskcnn.errors import ClusterError
 
 READ = "give a folder on storage that every worker reaches, under the same path"

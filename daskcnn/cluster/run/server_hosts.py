@@ -11,10 +11,10 @@ from typing import Any
 
 from distributed import Actor, Client, Future
 
-from daskcnn.cluster.lent_client import bound_to
-from daskcnn.cluster.lost import WorkersLost
-from daskcnn.cluster.members import Member
-from daskcnn.cluster.run_context import RunContext
+from daskcnn.cluster.link.lent_client import bound_to
+from daskcnn.cluster.link.lost import WorkersLost
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt
 from daskcnn.cluster.server.ranges import RangeActor, RangeAt
 from daskcnn.errors import Lost

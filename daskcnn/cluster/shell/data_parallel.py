@@ -9,19 +9,19 @@ from typing import Any
 
 from distributed import Future
 
-from daskcnn.cluster.calibration import calibrated, submit_calibration
-from daskcnn.cluster.exchange import Exchange
 from daskcnn.cluster.groups.replicas import GroupReplicas
 from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.link.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.link.worker_names import unique_names
 from daskcnn.cluster.peers.exchange import PeerExchange
 from daskcnn.cluster.peers.tasks import OutOfTurn
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.server.exchange import ServerExchange
-from daskcnn.cluster.session.replicas import WorkerReplicas
-from daskcnn.cluster.shell import Heard, Shell
-from daskcnn.cluster.work import PendingWork, TaskWork
-from daskcnn.cluster.worker_names import unique_names
+from daskcnn.cluster.run.calibration import calibrated, submit_calibration
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.exchange import Exchange
+from daskcnn.cluster.run.replicas import WorkerReplicas
+from daskcnn.cluster.run.server_exchange import ServerExchange
+from daskcnn.cluster.run.work import PendingWork, TaskWork
+from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights

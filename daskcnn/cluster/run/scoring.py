@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.dispatch import Dispatch
-from daskcnn.cluster.lost import ServerLost, WorkersLost
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.results import Results
-from daskcnn.cluster.session.tasks import score_weights
+from daskcnn.cluster.link.lost import ServerLost, WorkersLost
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.worker.tasks import score_weights
 from daskcnn.nn.score import Score
 from daskcnn.partition.proportional import proportional
 from daskcnn.training.coordinator.settings import PATIENCE

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dask.utils import format_bytes
 from distributed import Future
 
-from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.members import Member
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.session.tasks import calibrate
+from daskcnn.cluster.link.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.errors import Interrupted, Lost, UserError, told
 from daskcnn.events import CalibratedWorker, Warned
 from daskcnn.job.network import replica_bytes

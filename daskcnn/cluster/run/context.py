@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from distributed import Client
 
-from daskcnn.cluster.calls import ask_workers
-from daskcnn.cluster.connection import Connection, heed_signals
-from daskcnn.cluster.dispatch import Dispatch
-from daskcnn.cluster.members import Members
-from daskcnn.cluster.protocol import Calibration
-from daskcnn.cluster.results import Results
-from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.scoring import Scoring
-from daskcnn.cluster.session.session import forget_run
+from daskcnn.cluster.link.calls import ask_workers
+from daskcnn.cluster.link.connection import Connection, heed_signals
+from daskcnn.cluster.link.members import Members
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.run.scoring import Scoring
+from daskcnn.cluster.run.workers import RunWorkers
+from daskcnn.cluster.worker.session import forget_run
 from daskcnn.events import Event, Warned
 from daskcnn.job.tables import Job
 from daskcnn.runs.state import TrainingState

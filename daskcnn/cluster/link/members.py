@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from distributed import Client
 
-from daskcnn.cluster.calls import Check, answer_to, no_check
-from daskcnn.cluster.worker_names import given_name, unique_names
+from daskcnn.cluster.link.calls import Check, answer_to, no_check
+from daskcnn.cluster.link.worker_names import given_name, unique_names
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Workers
 

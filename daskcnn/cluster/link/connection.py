@@ -9,8 +9,8 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.calls import Check, answer_to, ask_scheduler, no_check, silent_among
-from daskcnn.cluster.members import present
+from daskcnn.cluster.link.calls import Check, answer_to, ask_scheduler, no_check, silent_among
+from daskcnn.cluster.link.members import present
 from daskcnn.errors import Interrupted, Lost
 
 

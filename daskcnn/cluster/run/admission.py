@@ -11,9 +11,9 @@ from typing import Any
 
 from distributed import Client
 
-from daskcnn.cluster.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
-from daskcnn.cluster.members import Member, Members, taken_as_cpu, wait_for_members
-from daskcnn.cluster.session.session import check_dataset
+from daskcnn.cluster.link.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
+from daskcnn.cluster.link.members import Member, Members, taken_as_cpu, wait_for_members
+from daskcnn.cluster.worker.session import check_dataset
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import Job
 from daskcnn.store.array_index import ArrayIndex

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from daskcnn.arrays import Array, DeviceKind, backend, device_profile, single_threaded_blas
-from daskcnn.cluster.news import Teller
-from daskcnn.cluster.protocol import Calibration, RoundOrder
-from daskcnn.cluster.refusals import returns_refusals
-from daskcnn.cluster.session.served_round import ServedRound, join_server
-from daskcnn.cluster.session.session import check_dataset, open_session, session_of
-from daskcnn.cluster.session.stopping import stop_signal, stopped
+from daskcnn.cluster.link.news import Teller
+from daskcnn.cluster.link.refusals import returns_refusals
+from daskcnn.cluster.messages import Calibration, RoundOrder
+from daskcnn.cluster.worker.served_round import ServedRound, join_server
+from daskcnn.cluster.worker.session import check_dataset, open_session, session_of
+from daskcnn.cluster.worker.stopping import stop_signal, stopped
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import ClusterError
 from daskcnn.job.tables import LAYER, Job

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from daskcnn.cluster.calls import answer_of_actor
-from daskcnn.cluster.exchange import OptimizerStates, Replicas, Watch
-from daskcnn.cluster.lost import ServerLost
-from daskcnn.cluster.protocol import RoundOrder
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.server.hosts import Hosted, host_server
-from daskcnn.cluster.work import PendingWork, TaskWork
+from daskcnn.cluster.link.calls import answer_of_actor
+from daskcnn.cluster.link.lost import ServerLost
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.exchange import OptimizerStates, Replicas, Watch
+from daskcnn.cluster.run.server_hosts import Hosted, host_server
+from daskcnn.cluster.run.work import PendingWork, TaskWork
 from daskcnn.nn import OptimizerState
 from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState

@@ -12,11 +12,11 @@ from typing import Any, Protocol
 from distributed import Future
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.calibration import lost_while_calibrated
-from daskcnn.cluster.lost import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.run_workers import LOOK
-from daskcnn.cluster.work import PendingWork
+from daskcnn.cluster.link.lost import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.run.calibration import lost_while_calibrated
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.work import PendingWork
+from daskcnn.cluster.run.workers import LOOK
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact

@@ -10,10 +10,10 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.task_spec import Alias, List, Task
 from distributed import Client, Future
 
-from daskcnn.cluster.calls import Unanswered, answer_to
-from daskcnn.cluster.members import Member
-from daskcnn.cluster.run_workers import RunWorkers
-from daskcnn.cluster.session.turns import in_turn
+from daskcnn.cluster.link.calls import Unanswered, answer_to
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.run.workers import RunWorkers
+from daskcnn.cluster.worker.turns import in_turn
 from daskcnn.errors import Interrupted, Lost
 
 

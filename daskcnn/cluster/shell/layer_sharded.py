@@ -17,17 +17,17 @@ import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.calibration import calibrated, submit_calibration
 from daskcnn.cluster.layers.balance import settings_of
 from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
+from daskcnn.cluster.layers.link_speeds import measure_links
 from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.link_speeds import measure_links
-from daskcnn.cluster.lost import NotYet
-from daskcnn.cluster.members import Member
-from daskcnn.cluster.run_context import RunContext
-from daskcnn.cluster.run_workers import LOOK
-from daskcnn.cluster.session.session import Counters
-from daskcnn.cluster.shell import BROKEN, Heard, facts_of, look_round
+from daskcnn.cluster.link.lost import NotYet
+from daskcnn.cluster.link.members import Member
+from daskcnn.cluster.run.calibration import calibrated, submit_calibration
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.workers import LOOK
+from daskcnn.cluster.shell.shell import BROKEN, Heard, facts_of, look_round
+from daskcnn.cluster.worker.session import Counters
 from daskcnn.errors import UserError
 from daskcnn.events import Spent
 from daskcnn.job.network import at_rest, initial_weights, network_of, optimizer_of, pace_at, rate_of

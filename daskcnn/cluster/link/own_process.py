@@ -16,8 +16,8 @@ import dask
 from distributed import Client, Scheduler, SpecCluster, Worker, get_worker
 
 from daskcnn.arrays import cpu_count
-from daskcnn.cluster.members import RESOURCES
-from daskcnn.cluster.worker_log import quiet_refusals
+from daskcnn.cluster.link.members import RESOURCES
+from daskcnn.cluster.link.worker_log import quiet_refusals
 
 R = TypeVar("R")
 

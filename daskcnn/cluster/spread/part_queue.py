@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from daskcnn.errors import Lost
 
 if TYPE_CHECKING:
-    from daskcnn.cluster.members import Member
+    from daskcnn.cluster.link.members import Member
 
 AHEAD = 2
 """Parts in flight for each slot of a worker: one that it works on, and one so that it need not wait for the driver."""

@@ -18,10 +18,10 @@ from uuid import uuid4
 from dask.utils import funcname
 from distributed import Client, Future
 
-from daskcnn.cluster.calls import TURN, Check, begin, no_check
-from daskcnn.cluster.connection import Connection
-from daskcnn.cluster.members import Member, advertised
-from daskcnn.cluster.part_queue import PartQueue, QueuedPart
+from daskcnn.cluster.link.calls import TURN, Check, begin, no_check
+from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.members import Member, advertised
+from daskcnn.cluster.spread.part_queue import PartQueue, QueuedPart
 from daskcnn.errors import ClusterError, Lost
 from daskcnn.job.tables import Cluster
 

@@ -1,0 +1,1 @@
+"""A cluster as a job reaches it: addresses, connections, members, calls that end."""

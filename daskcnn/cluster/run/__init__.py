@@ -1,0 +1,1 @@
+"""The driver's side of a run: context, workers, results, the shell of the coordinator."""

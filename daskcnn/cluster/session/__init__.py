@@ -1,1 +1,0 @@
-"""A worker's session of a run, and its tasks."""

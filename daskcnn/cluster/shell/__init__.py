@@ -1,0 +1,1 @@
+"""The shells of the coordinators: orders become tasks, tasks' results become facts."""

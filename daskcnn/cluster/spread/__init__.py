@@ -1,0 +1,1 @@
+"""A function mapped over a cluster's workers."""

@@ -1,0 +1,1 @@
+"""What a worker keeps and does in a run."""
