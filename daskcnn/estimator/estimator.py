@@ -105,7 +105,7 @@ class CNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sci
         strategy: str = "sgwu",
         epochs: int = 10,
         batch_size: int | Literal["auto"] = "auto",
-        lr: float = 0.002,
+        lr: float = 0.003,
         *,
         optimizer: str | Mapping[str, Any] = "adamw",
         image_shape: Sequence[int] | None = None,

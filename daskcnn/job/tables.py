@@ -205,7 +205,7 @@ def _named_schedule(value: Any) -> Any:
 class OptimizerOptions(Options):
     """`[train.optimizer]`: what makes the steps. A name alone, such as `optimizer = "adamw"`, is allowed too."""
 
-    name: str = Field("sgd", description="Name of the optimizer.")
+    name: str = Field("sgd", description="Name of the optimizer. A table without it is of `sgd`.")
     beta1: float = Field(0.9, ge=0, lt=1, description="Part of the mean gradient that is kept at a step (`adamw`).")
     beta2: float = Field(
         0.999, ge=0, lt=1, description="Part of the mean of squared gradients that is kept at a step (`adamw`)."
@@ -284,8 +284,8 @@ class Train(Options):
     lr: float = Field(
         0.02,
         gt=0,
-        description="Learning rate at the start. Default: that of the optimizer, `adamw` 0.002, `lars` 2, `sgd` 0.005; "
-        "0.02 with `sgd` for a named network on the published images that it is for.",
+        description="Learning rate at the start. Default: that of the optimizer, `adamw` 0.003, `lars` 2, `sgd` 0.005, "
+        "and twice as much with `easgd`; 0.02 with `sgd` for a named network on the published images that it is for.",
     )
     optimizer: Annotated[OptimizerOptions, BeforeValidator(_named_optimizer)] = Field(
         OptimizerOptions(),
@@ -332,7 +332,8 @@ class Train(Options):
     schedule: Annotated[Schedule, BeforeValidator(_named_schedule)] = Field(
         Schedule(),
         description="How the learning rate changes: a name or a table. Default: `poly` for a named network on the "
-        "published images that it is for; otherwise the same behind a warm-up of an epoch.",
+        "published images that it is for; otherwise the same behind a warm-up of an epoch, of a "
+        "quarter of the run at most.",
     )
     loss: Literal["softmax", "squared", "sigmoid", "reconstruction", "sigmoid-reconstruction"] | None = Field(
         None,
@@ -381,8 +382,9 @@ class Train(Options):
     )
     on_divergence: Literal["lower", "stop"] = Field(
         "lower",
-        description="A loss that is not finite: `lower` goes back to the last good weights once, with a third of the "
-        "learning rate, and ends the run the second time. `stop` ends it.",
+        description="A loss that is not finite, or weights whose losses are far above those of guessing: `lower` goes "
+        "back to the weights that were saved last, once, with a third of the learning rate. A loss that is not finite "
+        "ends the run the second time. `stop` ends it the first time.",
     )
     early_stopping: int | None = Field(
         None,

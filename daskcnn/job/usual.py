@@ -20,6 +20,8 @@ SMALLEST = 8
 BATCHES = ((200, 8), (1000, 16))
 """Most training samples, and the minibatch for so few: more steps an epoch. `BATCH` for all others."""
 BATCH, WARMUP = 32, 1.0
+FAR = 3.0
+"""Times an optimizer's usual rate from which a rate was perhaps meant for another one."""
 _OF_SGD = {"momentum", "nesterov"}
 
 
@@ -68,14 +70,27 @@ def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
     published = is_published(job.model, name, shape)
     found: dict[str, Any] = {}
     if not published:
-        found["batch_size"] = next((batch for most, batch in BATCHES if samples <= most), BATCH)
+        usual = next((batch for most, batch in BATCHES if samples <= most), BATCH)
+        found["batch_size"] = max(usual, train.sub_batches)
         found["schedule"] = Schedule(warmup=min(WARMUP, train.epochs / 4))
         found |= {} if given & _OF_SGD else {"optimizer": OptimizerOptions(name="adamw")}
     update = {key: value for key, value in found.items() if key not in given}
     optimizer = update.get("optimizer", train.optimizer).name
     if "lr" not in given and not (published and optimizer == "sgd"):
-        update["lr"] = OPTIMIZERS[optimizer].usual_rate
+        rule = 1.0 if job.rule is None else job.rule.usual_rate
+        update["lr"] = OPTIMIZERS[optimizer].usual_rate * rule
     return train.model_copy(update=update)
+
+
+def doubts(job: Job, found: Train) -> list[str]:
+    """What a user may not have meant. job: as it was given; found: its `[train]` on the data set."""
+    usual, given = OPTIMIZERS[found.optimizer.name].usual_rate, job.train.model_fields_set
+    if "lr" not in given or "optimizer" in given or found.optimizer.name == "sgd" or found.lr <= FAR * usual:
+        return []
+    name = found.optimizer.name
+    return [
+        f"train.lr = {found.lr:g}: large for {name}, which is the default here; {usual:g} is usual, or set optimizer"
+    ]
 
 
 def on_data(job: Job, name: str, shape: Shape, classes: int, samples: int) -> Job:

@@ -10,7 +10,6 @@ from daskcnn.cluster.link.connect import check_scheduler
 from daskcnn.conv import ConvPlan, plan
 from daskcnn.job.network import network_of
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.job.usual import is_published
 from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.nn import describe, walk
@@ -18,6 +17,7 @@ from daskcnn.partition.proportional import kernel_shards
 from daskcnn.sharded import StepPlan, explained, stages_of
 from daskcnn.show.progress import shown
 from daskcnn.show.stderr import say, warn
+from daskcnn.show.text import plural
 from daskcnn.store import Dataset
 from daskcnn.store.augmentation import described
 
@@ -40,7 +40,8 @@ def readable_plan(prepared: Prepared) -> str:
         f"validation, {len(dataset.test):,} to test; augment {described(job.data.augment or 'none')}",
         f"workers   {_workers(job)}",
         f"strategy  {_strategy(prepared)}",
-        f"training  {_training(job, dataset)}",
+        f"training  {_training(job)}",
+        *(f"warning   {doubt}" for doubt in prepared.doubts),
         *_weights(prepared),
         *_sums(prepared),
         f"memory    {_megabytes(prepared)} on each worker for weights, optimizer, gradients and samples",
@@ -86,13 +87,12 @@ def _strategy(prepared: Prepared) -> str:
     )
 
 
-def _training(job: Job, dataset: Dataset) -> str:
+def _training(job: Job) -> str:
     train, schedule = job.train, job.train.schedule
-    warmup = f" behind a warm-up of {schedule.warmup:g} epochs" if schedule.warmup else ""
-    reason = "as for the network's paper" if is_published(job.model, dataset.name, dataset.shape) else "for any images"
+    warmup = f" behind a warm-up of {plural(f'{schedule.warmup:g}', 'epoch')}" if schedule.warmup else ""
     return (
         f"{train.optimizer.name}, learning rate {train.lr:g} ({schedule.name}{warmup}), minibatches of "
-        f"{train.batch_size}; defaults are {reason}"
+        f"{train.batch_size}"
     )
 
 

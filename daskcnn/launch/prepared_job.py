@@ -14,7 +14,7 @@ from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.errors import JobError
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.job.usual import on_data
+from daskcnn.job.usual import doubts, on_data
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
 from daskcnn.nn.losses import USUAL
@@ -37,12 +37,14 @@ class Prepared:
     """A job whose data set is there, checked, and fits the network.
 
     start : trained weights that it starts from; None where it starts from initial ones, or goes on with a run.
+    doubts : what the user may not have meant.
     """
 
     job: Job
     dataset: Dataset
     layout: Layout
     start: Start | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -79,7 +81,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
 
     begins: as for `prepare_job`; the trained weights are read here. Raises DataError where they cannot be.
     """
-    job = on_data(job, dataset.name, dataset.shape, len(dataset.classes), len(dataset.train))
+    given, job = job, on_data(job, dataset.name, dataset.shape, len(dataset.classes), len(dataset.train))
     job, trained = _with_trained(job, dataset, begins=begins)
     problems = [*_too_few_samples(job, dataset), *_labels_misfit(job, dataset), *_images_misfit(job, dataset)]
     problems += _unmet_rates(job, dataset)
@@ -97,7 +99,7 @@ def fitted(job: Job, dataset: Dataset, *, begins: bool = True) -> Prepared:
         problems.append(f"model: {error}, more than this machine has; choose a smaller network")
     if problems or layout is None:
         raise JobError(problems)
-    return Prepared(_with_loss(job, dataset), dataset, layout, start)
+    return Prepared(_with_loss(job, dataset), dataset, layout, start, tuple(doubts(given, job.train)))
 
 
 def _with_trained(job: Job, dataset: Dataset, *, begins: bool) -> tuple[Job, Pretrained | None]:

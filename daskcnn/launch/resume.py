@@ -74,7 +74,10 @@ def _of_epochs(kept: Job, epochs: int, path: Path) -> Job:
         reason = f"the run has trained {done:.4g} epochs already; give more, or use its checkpoint {path} as it is"
         raise JobError([f"{_EPOCHS} = {epochs}: {reason}"])
     tables = kept.model_dump(mode="json")
-    return resolve({**tables, "train": {**tables["train"], "epochs": epochs}})
+    schedule = tables["train"]["schedule"]
+    if schedule["warmup"] >= epochs:  # of a run that is cut short: it may be a default
+        schedule = {**schedule, "warmup": epochs / 4}
+    return resolve({**tables, "train": {**tables["train"], "epochs": epochs, "schedule": schedule}})
 
 
 def _differing(key: str, kept: Job, asked: Job) -> tuple[Any, Any] | None:

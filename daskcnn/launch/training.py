@@ -151,7 +151,7 @@ def train_job(
         stack.enter_context(feeds.following(followed, recorder.emit))
         if prepared.start is not None and prepared.start.new:
             recorder.warn(f"weights: {prepared.start}")
-        for warning in warnings:
+        for warning in (*prepared.doubts, *warnings):
             recorder.warn(warning)
         name = _task_name(recorder.directory.path)
         context = RunContext.of(

@@ -21,6 +21,7 @@ class EASGD(Asynchronous):
     """
 
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "difference"
+    usual_rate: ClassVar[float] = 2.0
     alpha: float = Field(
         0.5,
         gt=0.0,

@@ -83,6 +83,8 @@ class UpdateRule(BaseModel, ABC):
     answers: ClassVar[Literal["center", "difference", "nothing"]] = "center"
     fewest: ClassVar[int] = 1
     swaps: ClassVar[bool] = False
+    usual_rate: ClassVar[float] = 1.0
+    """Factor of the optimizer's usual learning rate, where exchanges take back a part of every step."""
 
     def problems(self, epochs: int) -> Iterator[str]:
         """Parameters that contradict a run of this length, a line each: `rule.key = value: reason; remedy`."""

@@ -40,6 +40,7 @@ class _Book(_StateFields):
     worse: Count = 0
     epochs: Count | None = None
     rate_scale: float = Field(1.0, gt=0, le=1)
+    told: bool = False
 
 
 class Record(_StateFields):

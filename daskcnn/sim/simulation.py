@@ -84,6 +84,7 @@ class Simulation:
             orders.Leave: lambda order: self._host.leave(self.replicas[order.replica]),
             orders.Save: lambda order: self._tell(facts.Saved(self.server.snapshot().version, self.now)),
             orders.Judge: self._judge,
+            orders.Restore: lambda order: None,
             orders.CancelAll: lambda order: None,  # nothing is under way where nobody is lost
             orders.Log: lambda order: self._log(order.event),
             orders.End: self._end,

@@ -15,6 +15,8 @@ from daskcnn.store import Dataset
 
 _SURE = 2.0
 """Standard errors that an accuracy lies above that of guessing before the network counts as better."""
+_FEW = 10
+"""Validation samples from which on a guess can be told from more."""
 _FAR = 2.0
 """Times the loss of guessing from which a network that guesses is worth less than its initial weights."""
 
@@ -69,10 +71,12 @@ def _right(score: Score) -> str:
 
 
 def guessing_on(job: Job, dataset: Dataset) -> Guessing | None:
-    """The guess on the job's validation samples; None where samples do not have one class each."""
+    """The guess on the job's validation samples; None where they are few, or are not of several classes."""
     if dataset.labels != "classes" or reconstructs(job):
         return None
     labels = np.asarray(dataset.train.labels()[training_samples(job, dataset) :])
     shares = np.unique(labels, return_counts=True)[1] / len(labels)
+    if len(labels) < _FEW or len(shares) < 2:
+        return None
     softmax = (job.train.loss or USUAL[dataset.labels]) == "softmax"
     return Guessing(float(shares.max()), math.log(len(dataset.classes)) if softmax else None)

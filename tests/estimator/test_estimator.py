@@ -344,7 +344,7 @@ except ValueError as error:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert told.stdout.splitlines() == [
         "1.0 10 a b",
-        "CNNClassifier(strategy='sgwu', epochs=10, batch_size=8, lr=0.002, optimizer='adamw', "
+        "CNNClassifier(strategy='sgwu', epochs=10, batch_size=8, lr=0.003, optimizer='adamw', "
         "job={'train': {'momentum': 0.9}})",
         "y has shape (40, 2): give one label for each sample, (N,)",
     ], told.stderr

@@ -23,7 +23,7 @@ def made_by(job: Job) -> tuple[str, float, int, float]:
     return train.optimizer.name, train.lr, train.batch_size, train.schedule.warmup
 
 
-CAREFUL = ("adamw", 0.002, 32, 1.0)
+CAREFUL = ("adamw", 0.003, 32, 1.0)
 AS_PUBLISHED = ("sgd", 0.02, 128, 0.0)
 
 
@@ -60,6 +60,11 @@ def test_what_is_given_stays_as_it_is_even_where_it_is_the_key_s_default(data: A
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_each_optimizer_has_a_rate_of_its_own(name: str) -> None:
     assert resolved({"train": {"optimizer": name}}).train.lr == OPTIMIZERS[name].usual_rate
+
+
+def test_a_rule_that_takes_back_a_part_of_every_step_makes_longer_ones() -> None:
+    assert resolved({"train": {"strategy": "easgd"}}).train.lr == 0.006
+    assert resolved({"train": {"strategy": "layer"}}).train.lr == 0.003
 
 
 @pytest.mark.parametrize("key", [{"momentum": 0.9}, {"nesterov": False}])

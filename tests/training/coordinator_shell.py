@@ -51,6 +51,7 @@ class Shell:
     orders: list[Order] = field(default_factory=list)
     facts: list[Fact] = field(default_factory=list)
     server: int | None = None  # the life of the one that answers
+    ruins: bool = False  # the next center that is judged has diverged
     reported: int = 0  # presentations
 
     def __post_init__(self) -> None:
@@ -165,6 +166,10 @@ class Shell:
             lo, hi = order.score
             center = Score(float(hi - lo), round(self.accuracy * (hi - lo)), hi - lo)
         report = report_of(order.round, version=self.version, center=center)
+        if center is not None and self.ruins:
+            self.ruins = False
+            trained = Score(1e9 * order.round.samples, 0, order.round.samples)
+            report = report._replace(center=Score(1e3 * center.samples, 0, center.samples), score=trained)
         return facts.RoundDone(order.round.worker, order.life, order.session, report, at)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import settings as examples
@@ -14,6 +15,7 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.settings import Settings
+from daskcnn.training.guessing import Guessing
 from tests.training.coordinator_shell import Shell
 
 SAMPLES, VALIDATION, EPOCHS = 60, 20, 3
@@ -30,6 +32,9 @@ def settings_of(rule: tuple[str, dict[str, Any]], partition: str, **more: Any) -
     return Settings(name, strategy, partitioner, SAMPLES, VALIDATION, EPOCHS, 8, **more)
 
 
+GUESS = Guessing(0.1, math.log(10))
+
+
 class CoordinatorMachine(RuleBasedStateMachine):
     """Workers come, go, hang, report late and twice; the server is lost; a signal comes."""
 
@@ -42,12 +47,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
     )
     def begin(self, which: Any, partition: str, workers: int, size: int, patience: int | None) -> None:
         groups = size if "exchange" not in which[1] else 1
-        chosen = settings_of(which, partition, replica_size=groups, patience=patience, lowers=True)
+        chosen = settings_of(which, partition, replica_size=groups, patience=patience, lowers=True, guess=GUESS)
         self.shell = Shell(chosen)
         self.coordinator = self.shell.coordinator
         for i in range(workers):
             self.shell.tell(facts.WorkerReady(f"cpu-{i}", "cpu", 0.0))
-        self.came, self.interrupted = workers, False
+        self.came, self.interrupted, self.diverged = workers, False, 0
 
     @property
     def now(self) -> float:
@@ -113,6 +118,23 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def out_of_step(self) -> None:
         self.shell.tell(facts.OutOfStep(self.coordinator.life, "a task was run twice", self.now))
 
+    @rule(data=st.data())
+    @precondition(lambda self: any(isinstance(order, orders.StartRound) for order, _ in self.shell.pending))
+    def diverge(self, data: st.DataObject) -> None:
+        """A replica's loss is not finite."""
+        rounds = [each for each in self.shell.pending if isinstance(each[0], orders.StartRound)]
+        order, _ = chosen = data.draw(st.sampled_from(rounds))
+        self.shell.pending.remove(chosen)
+        self.diverged += 1
+        assert isinstance(order, orders.StartRound)
+        error = Diverged("loss = nan", "training diverged", "lower train.lr")
+        self.shell.tell(facts.RoundFailed(order.round.worker, order.life, error, self.now))
+
+    @rule()
+    def ruin(self) -> None:
+        """The next center is worth less than the initial weights."""
+        self.shell.ruins = True
+
     @rule(signum=st.sampled_from([2, 15]))
     @precondition(lambda self: not self.interrupted)
     def interrupt(self, signum: int) -> None:
@@ -135,6 +157,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
             # peers that all wait for one another end the run, and none of them is to blame
             stuck = self.coordinator.settings.peers and "no progress" in str(end.error)
             assert self.shell.of(WorkerLost) or few or stuck or end.status == "unusable"
+            return
+        if end.status == "diverged":
+            assert self.diverged
             return
         assert end.status == ("interrupted" if self.interrupted else "done")
         rounds = self.coordinator.rounds

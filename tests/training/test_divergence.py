@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 from daskcnn.errors import Diverged
 from daskcnn.events import Warned
+from daskcnn.job.resolve import resolve
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.divergence import LOWER
 from daskcnn.training.coordinator.looks import Look, Looks
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.guessing import Guessing
+from daskcnn.training.guessing import Guessing, guessing_on
 from tests.training import layer_shell
 from tests.training.coordinator_shell import Shell, report_of
 from tests.training.test_coordinator_machine import settings_of
@@ -204,6 +206,48 @@ def test_a_run_never_goes_on_from_ruined_weights(center: Score, trained: float, 
     assert bool(of_kind(found, orders.Save)) != back
     assert bool(of_kind(found, orders.StartRound)) != back, "a shell starts rounds behind all other orders"
     assert shell.coordinator.kept.epoch == 0.0
+
+
+def test_peers_go_back_to_what_was_saved_and_not_to_what_was_rescued() -> None:
+    shell = Shell(settings_of(("bsp", {"exchange": "asa"}), "udpa", lowers=True))
+    shell.start("cpu-0", "cpu-1", "cpu-2")
+    training_again(shell)
+    shell.tell(facts.WorkerGone(("cpu-2",), "gone", shell.now))
+    shell.version = 7
+    shell.answer_to(orders.Rescue)
+    assert shell.coordinator.kept.step == 7
+    training_again(shell)
+    found = diverges(shell)
+    assert shell.coordinator.kept.step == 0
+    assert of_kind(found, orders.Restore)
+
+
+def test_a_ruined_report_that_was_held_takes_the_run_back_too() -> None:
+    """It came while another replica was joining, and that one is lost."""
+    shell = Shell(settings_of(("agwu", {}), "udpa", lowers=True, guess=Guessing(0.1, math.log(10))))
+    shell.start("cpu-0", "cpu-1")
+    training_again(shell)
+    shell.tell(facts.WorkerReady("cpu-2", "cpu", shell.now))
+    shell.answer_to(orders.Calibrate)
+    shell.ruins = True
+    while not shell.of(orders.Restore) and not shell.coordinator.ended:
+        shell.answer(0)
+    assert shell.of(orders.Restore)
+    assert shell.finish().status == "done"
+
+
+@pytest.mark.parametrize(("labels", "known"), [([0] * 20, False), ([0, 1] * 4, False), ([0, 1] * 10, True)])
+def test_few_validation_samples_or_one_class_tell_nothing(labels: list[int], known: bool) -> None:
+    dataset: Any = SimpleNamespace(labels="classes", classes=("a", "b"), train=Labelled([0, 1, *labels]))
+    job = resolve({"data": {"path": "x", "validation": len(labels)}})
+    assert (guessing_on(job, dataset) is not None) == known
+
+
+class Labelled(list[int]):
+    """A training part as far as its labels go."""
+
+    def labels(self) -> Any:
+        return np.array(self)
 
 
 def test_a_ruined_snapshot_is_not_saved() -> None:

@@ -143,8 +143,8 @@ class GroupRound:
 
     def _count(self, step: RoundStep, score: Score) -> None:
         if not math.isfinite(score.loss_sum):
-            rate = f"learning rate {step.pace.lr:.3g}"
-            raise Diverged(f"loss = {score.loss}: training diverged at {rate}; lower train.lr")
+            reason = f"training diverged at learning rate {step.pace.lr:.3g}"
+            raise Diverged(f"loss = {score.loss}", reason, "lower train.lr")
         self._score += score
 
     def _submit(self, step: RoundStep) -> None:

@@ -207,7 +207,8 @@ def add_up(peers: Peers, version: int, stepped: Sequence[Stepped], pieces: Seque
     base = session.replica.device.backend.to_host(peer.local.base[mine])
     merged = peer.asa.add_up(base, contributions, [each.samples for each in stepped])
     if not all_finite(merged):
-        raise Diverged("what the replicas' weights add up to holds NaN or infinity; lower train.lr")
+        reason = "NaN or infinity is in what the replicas' weights add up to"
+        raise Diverged("center", reason, "lower train.lr")
     peer.now.bytes_down += sum(piece.nbytes for piece in pieces)
     peer.now.bytes_up += merged.nbytes * len(pieces)
     return merged

@@ -70,6 +70,7 @@ class DataParallel(Shell):
             orders.Dismiss: self._dismiss,
             orders.AskWaiting: self._ask_waiting,
             orders.Rescue: self._rescue,
+            orders.Restore: lambda order: self._restore(),
             orders.Judge: self._judge,
             orders.Save: self._save,
             orders.CountServer: lambda order: self._count_server(),
@@ -224,6 +225,10 @@ class DataParallel(Shell):
     def _judge(self, order: orders.Judge) -> None:
         score = self.context.scoring.score(self._exchange.snapshot().center, "train", order.lo, order.hi)
         self.tell(facts.Judged(score, self.now))
+
+    def _restore(self) -> None:
+        """Replicas that join go on with the optimizers of the state that was saved last."""
+        self._optimizers = dict(self.state.optimizers)
 
     def _save(self, order: orders.Save) -> None:
         snapshot = self._exchange.snapshot()

@@ -24,7 +24,7 @@ class AdamW(Optimizer):
     weight_decay: float = 0.0
 
     rate_power: ClassVar[float] = 0.5
-    usual_rate: ClassVar[float] = 0.002
+    usual_rate: ClassVar[float] = 0.003
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):

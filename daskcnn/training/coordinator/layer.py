@@ -419,7 +419,9 @@ class LayerCoordinator:
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
-        """The snapshot is saved; where training has not begun there is none."""
+        """The snapshot is saved; where training has not begun there is none. Ruined weights are not."""
+        if self.records.look is not None and self.records.ruined is not None:
+            self.records.restore()
         if self.phase not in (LayerPhase.CALIBRATING, LayerPhase.MEASURING) or self.records.unsaved:
             self.records.save()
         self._end("interrupted", self._interrupted)

@@ -146,7 +146,8 @@ class Life:
         if due:
             self._start(due, now)
         for report in held:
-            self.round_done(report, now)
+            if self._records.ruined is None:
+                self.round_done(report, now)
         if not due and not held:
             self.issue(now)
 

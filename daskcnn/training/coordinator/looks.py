@@ -68,7 +68,7 @@ class Looks:
 
     def book(self, epochs: int) -> dict[str, Any]:
         """What a checkpoint keeps of the looks. epochs: those to train."""
-        return {"best": self.best, "worse": self.worse, "epochs": epochs}
+        return {"best": self.best, "worse": self.worse, "epochs": epochs, "told": self.told}
 
     def _begin(self, now: float) -> None:
         self._begun, self._samples, self.judged = now, 0, False
@@ -145,4 +145,6 @@ def looks_from(book: Mapping[str, Any], patience: int | None, epochs: int, epoch
     best, worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
     if book.get("epochs", epochs) != epochs:
         worse = 0
-    return Looks(patience=patience, epoch=epoch, best=best, worse=worse, now=now)
+    found = Looks(patience=patience, epoch=epoch, best=best, worse=worse, now=now)
+    found.told = bool(book.get("told", False))
+    return found

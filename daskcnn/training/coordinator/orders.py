@@ -171,7 +171,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The snapshot is again the one that was saved last, or the one that the run began with."""
+    """The state to go on from, optimizers' included, is the one that was saved last, or that the run began with."""
 
 
 @dataclass(frozen=True, slots=True)

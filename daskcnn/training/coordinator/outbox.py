@@ -28,6 +28,10 @@ class Outbox:
         """These are to be done next, in turn."""
         self._orders.extend(following)
 
+    def drop(self, kind: type) -> None:
+        """Orders of this kind that were put since the fact are not to be done."""
+        self._orders[:] = [order for order in self._orders if not isinstance(order, kind)]
+
     def log(self, event: Event) -> None:
         """This is to be recorded."""
         self._orders.append(orders.Log(event))

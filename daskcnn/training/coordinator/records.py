@@ -43,7 +43,8 @@ class Records:
 
     Attributes
     ----------
-    kept : the state kept last.
+    kept : the state that a life can begin from.
+    good : the state that was saved last, or that the run began with.
     saving : states that are being kept, the oldest first.
     version : of the newest center that was reported.
     divergence : the learning rate's factor, and whether the run may go back.
@@ -52,7 +53,8 @@ class Records:
 
     def __init__(self, settings: Settings, kept: Kept, out: Outbox) -> None:
         self._settings, self._out = settings, out
-        self.kept, self.saving = kept, list[Kept]()
+        self.kept = self.good = kept
+        self.saving = list[Kept]()
         self.divergence = Divergence.from_book(kept.book or {}, lowers=settings.lowers)
         self.begin_life(0.0)
 
@@ -76,7 +78,7 @@ class Records:
         steps = rounds.done / (settings.batch_size * len(rounds.seconds))
         if told := self.looks.guesses(look, settings.guess, epoch=epoch, epochs=settings.epochs, steps=steps):
             self._out.warn(told)
-        if not rounds.ended and (ruined := self.divergence.ruined(look, settings.guess)):
+        if not (rounds.ended or self.looks.stopping) and (ruined := self.divergence.ruined(look, settings.guess)):
             self.ruined = ruined  # such weights are none to go back to
             return
         if better or rounds.ended or epoch - self.kept.epoch >= settings.checkpoint_every:
@@ -90,7 +92,12 @@ class Records:
 
     def saved(self, step: int) -> None:
         """The oldest of the states that are being kept is kept. step: its merges."""
-        self.kept = replace(self.saving.pop(0), step=step)
+        self.kept = self.good = replace(self.saving.pop(0), step=step)
+
+    def restore(self) -> None:
+        """Go back to the state that was saved last: a center that was rescued may be spoilt."""
+        self.kept = self.good
+        self._out.put(orders.Restore())
 
     def rescued(self, version: int, rounds: Rounds, life: int) -> None:
         """A worker still has this center: a life can begin from it, with the rounds as they are now."""

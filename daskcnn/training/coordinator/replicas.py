@@ -214,6 +214,7 @@ class Coordinator:
 
     def _restart(self, now: float) -> None:
         """A new life from the state kept last."""
+        self._out.drop(orders.StartRound)  # a shell starts rounds behind all other orders
         self._out.put(orders.CancelAll())
         self._begin_life(now)
 
@@ -228,10 +229,7 @@ class Coordinator:
             sessions = self._alive.sessions
             if sessions.has_joined(fact.replica, fact.session) and not sessions.joining:
                 self._alive.all_joined(fact.at)
-            if self._records.ruined is not None:
-                self._diverged(self._records.ruined, fact.at)
-            else:
-                self._finish_if_over()
+            self._go_on_from_reports(fact.at)
 
     def _on_progress(self, fact: facts.Progress) -> None:
         if self._is_training(fact.life):
@@ -241,10 +239,7 @@ class Coordinator:
         life = self._present
         if self.phase is _TRAINING and life is not None and fact.life == life.number:
             life.round_done(fact, fact.at)
-            if self._records.ruined is not None:
-                self._diverged(self._records.ruined, fact.at)
-            elif life.over:
-                self._finish()
+            self._go_on_from_reports(fact.at)
 
     def _on_round_failed(self, fact: facts.RoundFailed) -> None:
         if self._present and fact.life == self.life and fact.replica in self._present.sessions.running:
@@ -255,10 +250,18 @@ class Coordinator:
             else:
                 self._end("failed", fact.error)
 
+    def _go_on_from_reports(self, now: float) -> None:
+        """Reports were taken: go back where the center is ruined, finish where nothing is left to do."""
+        if self._records.ruined is not None:
+            self._diverged(self._records.ruined, now)
+        elif self._alive.over:
+            self._finish()
+
     def _diverged(self, error: errors.Diverged, now: float) -> None:
         """Go back to the state kept last, once; then end."""
         divergence = self._records.divergence
         if self.phase is _TRAINING and divergence.goes_back():
+            self._records.restore()
             self._out.warn(divergence.warning(error, f"the state of epoch {self.kept.epoch:.2f}"))
             self._restart(now)
         else:
@@ -394,7 +397,7 @@ class Coordinator:
             self._rescue()
         elif self.phase is _TRAINING:
             self._alive.go_on_without(now)
-            self._finish_if_over()
+            self._go_on_from_reports(now)
 
     # --- peers without a server ---
 
