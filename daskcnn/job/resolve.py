@@ -12,12 +12,9 @@ from daskcnn.errors import JobError
 from daskcnn.job.checks import contradictions
 from daskcnn.job.refusals import refusals
 from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
-from daskcnn.job.usual import usual_augment
+from daskcnn.job.usual import USUAL_INCREMENTS, usual_augment
 from daskcnn.nn.blocks import expand
 from daskcnn.partition import PARTITIONERS
-
-USUAL_INCREMENTS = 4
-"""Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
 
 MOST_ENTRIES = 20_000
 """Keys and values of a job: room for networks of thousands of layers. Each may be a problem to be told of."""

@@ -20,6 +20,8 @@ SMALLEST = 8
 BATCHES = ((200, 8), (1000, 16))
 """Most training samples, and the minibatch for so few: more steps an epoch. `BATCH` for all others."""
 BATCH, WARMUP = 32, 1.0
+USUAL_INCREMENTS = 4
+"""Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
 FAR = 3.0
 """Times an optimizer's usual rate from which a rate was perhaps meant for another one."""
 _OF_SGD = {"momentum", "nesterov"}
@@ -75,6 +77,8 @@ def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
         found["schedule"] = Schedule(warmup=min(WARMUP, train.epochs / 4))
         found |= {} if given & _OF_SGD else {"optimizer": OptimizerOptions(name="adamw")}
     update = {key: value for key, value in found.items() if key not in given}
+    if 0 < samples < (train.increments or 1) <= USUAL_INCREMENTS:  # very few samples
+        update["increments"] = samples
     optimizer = update.get("optimizer", train.optimizer).name
     if "lr" not in given and not (published and optimizer == "sgd"):
         rule = 1.0 if job.rule is None else job.rule.usual_rate

@@ -121,7 +121,8 @@ def _too_few_samples(job: Job, dataset: Dataset) -> Iterator[str]:
     samples = training_samples(job, dataset)
     if samples < 1:
         total = len(dataset.train)
-        remedy = f"lower it, such as --set data.validation={max(1, total // 10)}"
+        lower = f"lower it, such as --set data.validation={max(1, total // 10)}"
+        remedy = lower if total > 1 else "give two training samples or more"
         yield f"data.validation = {job.data.validation}: leaves nothing of {total} training samples; {remedy}"
     elif (job.train.increments or 1) > samples:
         yield f"train.increments = {job.train.increments}: more than {samples} training samples; lower it"

@@ -9,7 +9,8 @@ from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.events import EpochEnded, Event
-from daskcnn.job.resolve import USUAL_INCREMENTS, resolve
+from daskcnn.job.resolve import resolve
+from daskcnn.job.usual import USUAL_INCREMENTS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.planning.simulate import Scenario, constants_of, learner_of, simulate
 from daskcnn.ps import RULES

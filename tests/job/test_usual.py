@@ -77,6 +77,11 @@ def test_few_samples_make_small_minibatches(samples: int, batch: int) -> None:
     assert resolved({}, ("photos", (64, 64, 3), 3, samples)).train.batch_size == batch
 
 
+@pytest.mark.parametrize(("samples", "increments"), [(2, 1), (4, 3), (5, 4), (600, 4)])
+def test_few_samples_are_given_out_in_few_increments(samples: int, increments: int) -> None:
+    assert resolved({}, ("photos", (64, 64, 3), 3, samples)).train.increments == increments
+
+
 @pytest.mark.parametrize(("samples", "held_out"), [(2, 1), (14, 1), (600, 60), (20_000, 2000), (50_000, 2000)])
 def test_a_tenth_is_for_validation(samples: int, held_out: int) -> None:
     assert resolved({}, ("photos", (64, 64, 3), 3, samples)).data.validation == held_out
