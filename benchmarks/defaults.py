@@ -266,7 +266,7 @@ def page(results: Mapping[str, Any]) -> str:
         "defaults' throughout. The script says what each kind of images is.\n\nAccuracy on samples held out, percent: "
         "the mean of the seeds, with the lowest in brackets. *k* NaN: this many of them diverged, and count as 0. *k* "
         "lowered: they went back once, with a third of the rate. The last rows are the defaults less the best of the "
-        "others.",
+        "others. Below, each strategy's default beside SGD at 0.02, two seeds each.",
         _table(found, list(KINDS), ways),
     ]
     for kind in OF_RULES if of_rules else ():
