@@ -40,6 +40,8 @@ from daskcnn.store import open_dataset
 EPOCHS = 8
 RATES = {"sgd": (0.02, 0.005, 0.001), "adamw": (0.003, 0.001, 0.0003)}
 TUNED = {f"{name} {rate:g}": {"optimizer": name, "lr": rate} for name, rates in RATES.items() for rate in rates}
+TUNED["sgd 0.02 at once"] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 32, "schedule": "poly"}
+"""Without a warm-up, in minibatches of 32 whatever the number of samples: the defaults before these."""
 DEFAULTS = ("estimator", "run")
 OF_RULES = ("digits", "shapes", "spectra")
 """Data sets that every strategy is tried on."""

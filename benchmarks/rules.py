@@ -36,7 +36,7 @@ from daskcnn.show.report_tables import RunReport, tables
 
 THROTTLED = 2.3
 BY_SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.02, "batch_size": 128, "schedule": "poly"}
-"""How named networks are trained on CIFAR-10 by default."""
+"""The default training of named networks on CIFAR-10."""
 LAYERS: list[dict[str, Any]] = [
     {"layer": "conv", "kernels": 16, "size": 5, "pad": 2},
     {"layer": "maxpool", "size": 2},

@@ -124,7 +124,7 @@ class RunStarted(Event):
     batch_size: int | None = None
     """Samples in a minibatch."""
     optimizer: str | None = None
-    """What makes the steps (`train.optimizer`)."""
+    """The optimizer (`train.optimizer`)."""
     lr: float | None = None
     """The learning rate at the start (`train.lr`)."""
     seed: int | None = None

@@ -226,7 +226,7 @@ def _take(name: str, shape: tuple[int, ...], spec: ConvSpec, device: Device) -> 
 
 
 def _fits(spec: ConvSpec, device: Device) -> bool:
-    """Whether the columns of all pixels are within the device's limit."""
+    """Return True if the columns of all pixels fit the device's limit."""
     return prod(spec.y_shape[:3]) * spec.R * spec.S * spec.C * spec.itemsize <= device.workspace_limit
 
 

@@ -44,12 +44,12 @@ def find_dataset(job: Job, *, progress: Progress, warn: Warn) -> Dataset:
 
 
 def must_be_made(data: Data) -> bool:
-    """Whether the data set is written before the job begins."""
+    """Return True if the data set is written before the job begins."""
     return not data.in_place and (data.archive is not None or is_missing(data))
 
 
 def is_missing(data: Data) -> bool:
-    """Whether nothing is at the data set's path, as far as that is known: a URL has to be read first."""
+    """Return True if nothing is at the data set's path. A URL counts as present: it has to be read first."""
     return data.path is not None and "://" not in data.path and not Path(data.path).exists()
 
 
@@ -79,7 +79,7 @@ def no_data_set(data: Data) -> DataError:
 
 
 def _may_be_made(data: Data) -> bool:
-    """Whether a job may make its missing data set: not at a path that may be a slip of the pen, by a download."""
+    """Return True if a job may make its missing data set. Only the usual path is downloaded to: others may be typos."""
     if data.name not in DATASETS:
         return False
     made_without_download = data.archive or not DATASETS[data.name].takes_archive

@@ -1,4 +1,6 @@
-"""How a job trains where it does not say: a paper's network on the paper's images as ever, everything else carefully.
+"""Defaults of a job that depend on its data set.
+
+A paper's network on the images that it was described for keeps SGD. Everything else is trained by AdamW.
 
 The numbers come from a study: benchmarks/defaults.md.
 """
@@ -57,7 +59,7 @@ def usual_data(data: Data, name: str, samples: int) -> Data:
 
 
 def is_published(model: Model, name: str, shape: Shape) -> bool:
-    """Whether a paper's network is trained on a published data set, of images of the size that it was described for."""
+    """Return True for a named network on a published data set of the image size that it was described for."""
     return name in DATASETS and model.name is not None and described_for(model.name) == shape
 
 
@@ -87,7 +89,13 @@ def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
 
 
 def doubts(job: Job, found: Train) -> list[str]:
-    """What a user may not have meant. job: as it was given; found: its `[train]` on the data set."""
+    """Return warnings about values that look unintended.
+
+    Parameters
+    ----------
+    job : the job as it was given.
+    found : its `[train]` on the data set.
+    """
     usual, given = OPTIMIZERS[found.optimizer.name].usual_rate, job.train.model_fields_set
     if "lr" not in given or "optimizer" in given or found.optimizer.name == "sgd" or found.lr <= FAR * usual:
         return []

@@ -9,7 +9,7 @@ import pytest
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.job.usual import on_data
-from daskcnn.nn import MODELS, OPTIMIZERS, build_model
+from daskcnn.nn import OPTIMIZERS, build_model
 
 OWN, CIFAR10 = ("photos", (64, 64, 3), 3, 5000), ("cifar10", (32, 32, 3), 10, 50_000)
 
@@ -104,7 +104,3 @@ def test_a_kept_job_says_everything_and_stays_as_it_is() -> None:
         job = resolved({"train": {"epochs": 2}}, data)
         again = on_data(resolve(job.model_dump(mode="json")), data[0], data[1], data[2], 10 * data[3])
         assert again == job
-
-
-def test_every_named_network_says_what_images_it_is_for() -> None:
-    assert all(len(model.image) == 3 for model in MODELS.values())

@@ -31,7 +31,7 @@ def check_address(address: str, source: str = "") -> None:
 
 
 def _problem(address: str) -> tuple[str, str] | None:
-    """What is wrong with an address, and what to do about it; None where nothing is."""
+    """Return the fault of an address and its remedy; None where there is none."""
     scheme, location = parse_address(address)
     backend = _usable(scheme)
     if isinstance(backend, tuple):
@@ -46,7 +46,7 @@ def _problem(address: str) -> tuple[str, str] | None:
 
 
 def _usable(scheme: str) -> Backend | tuple[str, str]:
-    """Dask's implementation of a protocol, or what is wrong with the protocol and what to do about it."""
+    """Return Dask's implementation of a protocol, or the protocol's fault and its remedy."""
     if scheme.lower() in ("http", "https"):
         remedy = f"the scheduler's begins with tcp:// or tls://; {PRINTED}"
         return f"{scheme}:// is the dashboard's", remedy
@@ -65,7 +65,7 @@ def _usable(scheme: str) -> Backend | tuple[str, str]:
 
 
 def _misformed(address: str, location: str) -> tuple[str, str]:
-    """What is wrong with a location that is not HOST:PORT."""
+    """Return the fault of a location that is not HOST:PORT, and its remedy."""
     host, _, port = location.rpartition(":")
     if re.search("[/?#]", location):
         return "it has a path", f"leave out what follows the port; {PRINTED}"

@@ -219,7 +219,7 @@ def _unheard(where: str) -> str | None:
 
 
 class _NotYet(Exception):
-    """What is wrong with a scheduler's file that its scheduler may yet write."""
+    """A fault of a scheduler's file that the scheduler may mend when it writes the file."""
 
 
 def _address_of(settings: Cluster, patience: Patience) -> str:

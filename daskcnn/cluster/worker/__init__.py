@@ -1,1 +1,1 @@
-"""What a worker keeps and does in a run."""
+"""The worker's side of a run: its session and its tasks."""

@@ -1,1 +1,1 @@
-"""How a data set is written: from a publisher's files, from a folder, sample by sample."""
+"""Writers of data sets: from a publisher's files, from a folder, sample by sample."""

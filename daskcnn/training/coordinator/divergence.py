@@ -63,7 +63,7 @@ class Divergence:
         if self.scale == 1.0:
             return error
         remedy = (
-            "a third of the rate was tried, and diverged too; lower train.lr to a tenth, shorten gradients by "
-            "train.clip = 1, and look for pixels that are far too large (`daskcnn data show`)"
+            "a third of the rate was tried, and diverged too; lower train.lr to a tenth, and look for pixels that are "
+            "far too large (`daskcnn data show`)"
         )
         return Diverged(error.value, error.reason, remedy)

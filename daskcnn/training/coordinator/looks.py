@@ -61,9 +61,11 @@ class Looks:
     told : whether the run was told that it is no better than guessing.
     """
 
-    def __init__(self, *, patience: int | None, epoch: float, best: float, worse: int, now: float) -> None:
+    def __init__(
+        self, *, patience: int | None, epoch: float, best: float, worse: int, now: float, told: bool = False
+    ) -> None:
         self.patience, self.best, self.worse = patience, best, worse
-        self.mark, self.told = math.floor(epoch) + 1, False
+        self.mark, self.told = math.floor(epoch) + 1, told
         self._begin(now)
 
     def book(self, epochs: int) -> dict[str, Any]:
@@ -145,6 +147,5 @@ def looks_from(book: Mapping[str, Any], patience: int | None, epochs: int, epoch
     best, worse = float(book.get("best", 0.0)), int(book.get("worse", 0))
     if book.get("epochs", epochs) != epochs:
         worse = 0
-    found = Looks(patience=patience, epoch=epoch, best=best, worse=worse, now=now)
-    found.told = bool(book.get("told", False))
-    return found
+    told = bool(book.get("told", False))
+    return Looks(patience=patience, epoch=epoch, best=best, worse=worse, now=now, told=told)

@@ -12,8 +12,9 @@ with it; the replica's samples go to the others.
 Silence. A replica may take `PATIENCE` times what was expected, and the stall timeout on top. Then the coordinator asks
 which replicas wait for others, and gives up those that do not.
 
-Divergence. A loss or a push that is not finite takes the run back to the state kept last, once, with a third of the
-learning rate; the second one ends it.
+Divergence. A loss or a push that is not finite, or a center whose losses are far above those of guessing, takes the
+run back to the state that was saved last, once, with a third of the learning rate. The next loss that is not finite
+ends it.
 
 Without a server (`Settings.peers`) replicas meet each other. When one is lost the round under way is given up, and a
 new life begins from the last center that one of the others has.
