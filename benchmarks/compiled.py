@@ -20,7 +20,6 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device, Pool, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Sequential
-from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import (
     GELU,
     LRN,
@@ -36,8 +35,8 @@ from daskcnn.nn.layers import (
     SiLU,
     Tanh,
 )
-from daskcnn.ps.half import cast
-from daskcnn.ps.vectors import adagrad, add_scaled, elastic, weighted_sum
+from daskcnn.nn.scaled import channel_sum
+from daskcnn.ps.vectors import adagrad, add_scaled, cast, elastic, weighted_sum
 from daskcnn.store import Scattered
 from daskcnn.store.augmentation import NAMED, ShownSamples, first_move, with_chances
 from daskcnn.store.loader import placed

@@ -24,9 +24,8 @@ from conv_gemm import SIDE, sgemm
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.compiled import spectral
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.conv.algorithm import Work
-from daskcnn.conv.fourier import fourier
-from daskcnn.conv.tiles import Tiling
+from daskcnn.conv.fourier import Tiling, fourier
+from daskcnn.conv.spec import Work
 
 NETWORKS = ((50, 500), (150, 800), (300, 1000), (500, 1500))
 BATCHES = (64, 256)

@@ -29,7 +29,7 @@ from daskcnn.conv import ALGORITHMS, ConvPlan, ConvSpec, plan
 from daskcnn.conv.tuner import tune
 from daskcnn.job.network import convolutions
 from daskcnn.nn import build_model, sequential_from_spec
-from daskcnn.training.step_calibration import TUNING
+from daskcnn.training.worker_calibration import TUNING
 
 Calls = dict[str, Callable[[], Any]]
 """By direction."""

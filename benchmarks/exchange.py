@@ -34,9 +34,8 @@ from netns import network
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present, wait_for_members
-from daskcnn.cluster.peers.exchange import AHEAD
-from daskcnn.cluster.peers.graph import Meeting, PeerGraph
-from daskcnn.cluster.peers.tasks import Peers, RoundStart
+from daskcnn.cluster.peers.meeting_tasks import Peers, RoundStart
+from daskcnn.cluster.peers.meetings import AHEAD, Meeting, PeerGraph
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.server_hosts import host_server
 from daskcnn.job.tables import Cluster, Job, Workers
@@ -133,7 +132,7 @@ def meet_over_server(run: str, at: Any, worker: str, life: int, meetings: int) -
 
 def begin_vector(peers: Any, name: str, job: Any) -> None:
     """Begin a life of the session's vector."""
-    from daskcnn.cluster.peers.tasks import begin_life
+    from daskcnn.cluster.peers.meeting_tasks import begin_life
     from daskcnn.cluster.worker.session import session_of
 
     session = session_of(peers.run)

@@ -35,17 +35,16 @@ from torch import nn
 from daskcnn.arrays import Device, keep_freed_memory, single_threaded_blas
 from daskcnn.datasets.job_dataset import find_dataset
 from daskcnn.events import RunEnded, RunStarted
-from daskcnn.job.resolve import resolve
-from daskcnn.job.sources import read_job_file
+from daskcnn.job.network import whitened
+from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Job
-from daskcnn.job.whitening import whitened
 from daskcnn.nn import SGD, StepPace
+from daskcnn.nn.network import weighted_views
 from daskcnn.nn.optimizers import Lookahead
-from daskcnn.nn.views import weighted_views
 from daskcnn.runs.log import read_events
 from daskcnn.store import Batch, BatchPlan, Dataset, batches
 from daskcnn.training.replica import EVALUATION_BATCH, Replica
-from daskcnn.training.step_calibration import tune_convolutions
+from daskcnn.training.worker_calibration import tune_convolutions
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "fast.toml"
 WORKERS = 2

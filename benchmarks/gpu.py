@@ -34,8 +34,7 @@ from layer_scaling import BATCHES, MODELS, Sharded, alone_on, opened
 
 import daskcnn
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.cluster.layers.balance import fastest
-from daskcnn.cluster.layers.link_speeds import measure_links
+from daskcnn.cluster.layers.measurements import fastest, measure_links
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import advertised, present
 from daskcnn.cluster.worker.tasks import device_problem

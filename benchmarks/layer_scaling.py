@@ -28,11 +28,11 @@ from distributed import Client, Future, wait
 from layer_study import simulate
 
 from daskcnn.arrays import cpu_count, device_profile, single_threaded_blas
-from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
+from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.layers.task_context import TaskContext, batch_plan
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import wait_for_members
-from daskcnn.cluster.run.calibration import calibrated, calibration_row, submit_calibration
+from daskcnn.cluster.run.admission import calibrated, calibration_row, submit_calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.worker.session import Counters, session_of

@@ -30,14 +30,12 @@ from daskcnn.arrays import Device, device_profile, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvSpec
 from daskcnn.job.resolve import resolve
 from daskcnn.planning.simulate import Scenario, scenario_of
-from daskcnn.show.drawing import draw
-from daskcnn.show.figure import Figure
-from daskcnn.show.step_breakdown import stacked
+from daskcnn.show.figures import Figure, stacked
+from daskcnn.show.renderers.pictures import draw
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
-from daskcnn.sim.papers_step import Sharding, ceiling
+from daskcnn.sim.papers_costs import Sharding, ceiling
 from daskcnn.training.replica import Replica
-from daskcnn.training.stage_calibration import stage_seconds
-from daskcnn.training.step_calibration import step_seconds, tune_convolutions
+from daskcnn.training.worker_calibration import stage_seconds, step_seconds, tune_convolutions
 
 MODELS = ("50:500", "150:800", "300:1000", "500:1500")
 BATCHES = (64, 128, 256, 512, 1024)
@@ -101,7 +99,7 @@ PAPER_RATIO = {"50:500": 1.22, "150:800": 1.94, "300:1000": 2.35, "500:1500": 2.
 """How much faster one GPU was than one CPU (thesis, table 5.3)."""
 MOBILE_SLOWER = 10
 COPY = 34e9
-"""Bytes a second that a copy of large arrays moved where `conv_stages.json` was measured (`daskcnn.conv.cost`)."""
+"""Bytes a second that a copy of large arrays moved where `conv_stages.json` was measured (`daskcnn.conv.timings`)."""
 SETTLED = 0.95
 """Of the best speed-up: from so many devices on, more bring next to nothing."""
 COPIED = 1 << 26

@@ -18,7 +18,7 @@ import numpy as np
 
 from daskcnn.arrays import cpu_count, device_profile
 from daskcnn.store import BatchPlan, Dataset, batches, open_dataset, verify
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 

@@ -34,8 +34,8 @@ from netns import FRAMING, Host, Network, network
 
 from daskcnn.arrays import Device, cpu_count, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.job.resolve import resolve
-from daskcnn.store import BatchPlan, Dataset, Scattered, batches, open_dataset, read_ahead
-from daskcnn.store.cache import CACHE
+from daskcnn.store import BatchPlan, Dataset, Scattered, batches, loader, open_dataset
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.foreign.in_place import Arrays, look, outline
 from daskcnn.store.making.prepare import chunk_for
 from daskcnn.store.making.writer import write
@@ -181,11 +181,11 @@ def read(data: Dataset) -> float:
 
 def one_by_one(data: Dataset) -> float:
     """The same with one chunk read at a time."""
-    usual, read_ahead.THREADS = read_ahead.THREADS, 1
+    usual, loader.THREADS = loader.THREADS, 1
     try:
         return read(data)
     finally:
-        read_ahead.THREADS = usual
+        loader.THREADS = usual
 
 
 def download(data: Dataset) -> float:

@@ -32,12 +32,10 @@ from daskcnn.cluster.spread.spread import spread
 from daskcnn.job.network import initial_weights
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Workers
-from daskcnn.store.facts import Facts
-from daskcnn.trained.predictions.kept import KeptParts, identity
-from daskcnn.trained.predictions.rows import Columns
+from daskcnn.store.image_facts import Facts
+from daskcnn.trained.predictions.parts import Columns, KeptParts, PredictionTask, identity, predict_part
 from daskcnn.trained.predictions.sources import Part, StoreSource
 from daskcnn.trained.predictions.tables import write_table
-from daskcnn.trained.predictions.task import PredictionTask, predict_part
 from daskcnn.training.trained_network import Classifier
 
 BAR = 0.92
@@ -54,7 +52,7 @@ def task_of(path: str, model: str) -> PredictionTask:
 
 def forget() -> None:
     """Read chunks anew from here on; on a worker, whose own cache it is."""
-    from daskcnn.store.cache import CACHE
+    from daskcnn.store.chunk_source import CACHE
 
     CACHE.clear()
 

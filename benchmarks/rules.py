@@ -30,8 +30,8 @@ from daskcnn.job.tables import Cluster, Workers
 from daskcnn.launch.training import train_job
 from daskcnn.ps import RULES
 from daskcnn.runs.log import read_events
-from daskcnn.show.drawing import draw
-from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.figures import Curve, Figure
+from daskcnn.show.renderers.pictures import draw
 from daskcnn.show.report_tables import RunReport, tables
 
 THROTTLED = 2.3

@@ -21,8 +21,7 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device, Pool, device_profile, keep_freed_memory, single_threaded_blas
 from daskcnn.nn import LOSSES, SGD, Context, Layer, Layout, Sequential, build_model, init_network, loss_and_gradients
-from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Params, Residual, Shape, State
+from daskcnn.nn.layer import Initializer, Params, Residual, Shape, State, glorot_uniform
 from daskcnn.nn.local import Chain
 
 IMAGE, CLASSES = (32, 32, 3), 10

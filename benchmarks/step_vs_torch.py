@@ -45,7 +45,7 @@ from daskcnn.nn import Context, Layer, Params, Sequential, StepPace, layers, pre
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.store import Batch
 from daskcnn.training.replica import Replica
-from daskcnn.training.step_calibration import tune_convolutions
+from daskcnn.training.worker_calibration import tune_convolutions
 
 Step = Callable[[], float]
 """Train on the batch once; the loss before it."""

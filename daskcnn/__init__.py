@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from daskcnn.datasets.prepare_arrays import prepare
     from daskcnn.datasets.prepare_folder import prepare_folder
     from daskcnn.errors import Stop
-    from daskcnn.estimator.estimator import CNNClassifier
+    from daskcnn.estimator.classifier import CNNClassifier
     from daskcnn.job.tables import Job
     from daskcnn.launch.jobs import plan, train
     from daskcnn.launch.training import Result
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CNNClassifier": "daskcnn.estimator.estimator",
+    "CNNClassifier": "daskcnn.estimator.classifier",
     "Job": "daskcnn.job.tables",
     "Result": "daskcnn.launch.training",
     "Stop": "daskcnn.errors",

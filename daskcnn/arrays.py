@@ -21,6 +21,7 @@ import numpy.typing as npt
 import psutil
 from threadpoolctl import ThreadpoolController
 
+from daskcnn import compiled
 from daskcnn.compiled.given import readable
 from daskcnn.errors import ClusterError, installing
 from daskcnn.pool import Pool as Pool
@@ -201,15 +202,13 @@ class Device:
         `say` is told how many of how many there are, each time one was compiled.
         """
         if self.backend.compiled:
-            from daskcnn.compiled.products import touch_buffers
-            from daskcnn.compiled.warm import warm
 
             def told(done: int, of: int) -> None:
                 _logger.info("compiled loop %d of %d for this machine; later processes load them", done, of)
                 say(done, of)
 
-            warm(dtype, told)
-            touch_buffers(self.pool.threads, self.pool.map)
+            compiled.warm.warm(dtype, told)
+            compiled.products.touch_buffers(self.pool.threads, self.pool.map)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from weakref import finalize
 
 import numpy as np
 
+from daskcnn import compiled
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -51,11 +53,8 @@ class _Signals:
     """
 
     def __init__(self, threads: int) -> None:
-        from daskcnn.compiled import signals, warm
-        from daskcnn.compiled.loop import step_aside
-
-        warm.warm_module("signals", "float32")
-        self._functions, self.step_aside = signals, step_aside
+        compiled.warm.warm_module("signals", "float32")
+        self._functions, self.step_aside = compiled.signals, compiled.loop.step_aside
         # a line of the cache each: how many calls there were, and how many each helper has ended
         self._numbers = np.zeros((threads, 8), np.int64)
         first, apart = self._numbers.ctypes.data, self._numbers.strides[0]

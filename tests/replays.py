@@ -12,9 +12,9 @@ from daskcnn.sim.cluster import SimulatedCluster, parse_cluster
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.facts import Calibrated, Fact
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.guessing import Guessing
 
 Heard: TypeAlias = Sequence[tuple[Fact, Sequence[Order]]]
 """Facts of a run, and the orders that they led to."""

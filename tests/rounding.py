@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.conv.algorithm import LONGEST
+from daskcnn.conv.fourier import Tiling
 from daskcnn.conv.minimal import Matrix, Minimal
+from daskcnn.conv.spec import LONGEST
 from daskcnn.conv.spectral import Spectral
-from daskcnn.conv.tiles import Tiling
 from daskcnn.conv.winograd import Winograd
 
 CHANCE = 1e-9

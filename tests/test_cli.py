@@ -29,12 +29,11 @@ from daskcnn.errors import ClusterError, Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import jobs
 from daskcnn.launch import training as runner
-from daskcnn.nn.auc import area_under_curve
-from daskcnn.nn.score import Score
+from daskcnn.nn.score import Score, area_under_curve
 from daskcnn.run import main as run
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.store import open_dataset
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.trained.trained_run import load_trained
 from daskcnn.training.trained_network import to_classifier
 from tests.special_files import SPECIAL, special

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from daskcnn.cli import main as daskcnn
 from daskcnn.nn import build_model
 from daskcnn.nn.models import MODELS
-from daskcnn.show.network_drawing import HEIGHT, WIDTH, drawn
-from daskcnn.show.network_text import operations
+from daskcnn.show.renderers.network_drawing import HEIGHT, WIDTH, drawn
+from daskcnn.show.renderers.network_text import operations
 
 
 def invoke(*args: object) -> Result:

@@ -15,8 +15,8 @@ from pydantic import Field
 from daskcnn.arrays import Array
 from daskcnn.cli import main as daskcnn
 from daskcnn.conv import ALGORITHMS, Im2col
-from daskcnn.conv.algorithm import Work
 from daskcnn.conv.planner import forget_plans
+from daskcnn.conv.spec import Work
 from daskcnn.events import RunResumed
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.training import train_job
@@ -24,8 +24,7 @@ from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
 from daskcnn.nn.layers import LAYERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import RULES, Local, Merge, Push, RuleState, UpdateRule, Vector, View
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.log import read_events
 from daskcnn.store import DATASETS
 from daskcnn.store.datasets.synthetic import gratings

@@ -28,7 +28,7 @@ from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import fitted, planning_device
 from daskcnn.store import DATASETS, open_dataset
 from daskcnn.training.replica import Replica
-from daskcnn.training.step_calibration import tune_convolutions
+from daskcnn.training.worker_calibration import tune_convolutions
 from tests.tiny_runs import tiny_data, tiny_job
 from tests.toy_data import toy_dataset
 

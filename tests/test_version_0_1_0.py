@@ -14,11 +14,10 @@ from daskcnn.cli import main
 from daskcnn.events import EpochEnded, GroupsFormed, RoundEnded, RunEnded, RunStarted, WorkersCalibrated
 from daskcnn.reports.report import compare, report
 from daskcnn.runs.checkpoint import latest
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.log import read_records
 from daskcnn.runs.state import to_state
-from daskcnn.show.report_text import format_report
+from daskcnn.show.renderers.run_text import format_report
 from daskcnn.store import open_dataset, verify
 from daskcnn.trained.evaluate import evaluate
 

@@ -1,4 +1,4 @@
-"""The command line: `daskcnn …`, and the same as `dask cnn …`. A file a command."""
+"""The command line: `daskcnn …`, and the same as `dask cnn …`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,16 @@ import click
 from daskcnn import __version__
 from daskcnn.cli.command import CommandGroup
 
-COMMANDS = {
-    "compare": "compare",
-    "data": "data",
-    "doctor": "doctor",
-    "evaluate": "evaluate",
-    "export": "export",
-    "logs": "logs",
-    "model": "model",
-    "models": "models",
-    "plan": "plan",
-    "plan-conv": "plan_conv",
-    "plot": "plot",
-    "predict": "predict",
-    "report": "report",
-    "run": "run",
-    "runs": "runs",
-    "simulate": "simulate",
+_HOMES = {
+    "data": ["data"],
+    "doctor": ["doctor"],
+    "model": ["evaluate", "export", "model", "models", "predict"],
+    "plan": ["plan", "plan-conv", "simulate"],
+    "run": ["run"],
+    "runs": ["compare", "logs", "plot", "report", "runs"],
 }
-"""Every command by its name: its file in this folder, and the function in that file."""
+COMMANDS = {command: home for home, commands in _HOMES.items() for command in commands}
+"""Every command by its name, with its file in this folder. The function there has the command's name."""
 
 MEANT = {"train": "run", "fit": "run", "test": "evaluate", "prepare": "data", "ls": "runs"}
 """Commands by words that other programs have for them."""
@@ -42,9 +33,9 @@ class Commands(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name."""
-        if (name := COMMANDS.get(cmd_name)) is None:
+        if (home := COMMANDS.get(cmd_name)) is None:
             return None
-        command: click.Command = getattr(import_module(f"daskcnn.cli.{name}"), name)
+        command: click.Command = getattr(import_module(f"daskcnn.cli.{home}"), cmd_name.replace("-", "_"))
         return command
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import click
 
 from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.doctor.examine import asked_for, examine
+from daskcnn.doctor.examine import asked_for, compile_loops, examine
 from daskcnn.doctor.findings import readable_findings, would_start
-from daskcnn.doctor.loops import compile_loops
-from daskcnn.runs.files import dumps
-from daskcnn.show.stderr import say
+from daskcnn.documents import dumps
+from daskcnn.show.renderers.terminal import say
 
 
 @click.command(cls=Command)

@@ -1,4 +1,4 @@
-"""`daskcnn model`."""
+"""Commands on networks: `daskcnn model`, `models`, `evaluate`, `predict`, `export`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ from typing import Any
 
 import click
 
-from daskcnn.cli.command import Command, as_json, tell, verbose
-from daskcnn.planning.show_model import show_model
-from daskcnn.show.network_text import readable_model
+from daskcnn.cli.command import Command, as_json, checkpoint_option, tell, verbose, views_option
+from daskcnn.cli.data import cluster_of
+from daskcnn.cli.run import cluster_options
+from daskcnn.documents import dumps
+from daskcnn.export import FORMATS
+from daskcnn.job.tables import Cluster
+from daskcnn.nn.network import Views
+from daskcnn.planning.show_model import named_models, show_model
+from daskcnn.show.renderers.network_text import (
+    readable_evaluation,
+    readable_model,
+    readable_models,
+    readable_predictions,
+    readable_table,
+)
+from daskcnn.show.renderers.terminal import say
+from daskcnn.trained import evaluate as evaluating
+from daskcnn.trained import predict as predicting
+from daskcnn.trained import trained_run as exporting
+from daskcnn.trained.predictions.sources import Which as Part
+from daskcnn.trained.predictions.whole import predict_whole
+from daskcnn.trained.trained_run import Which
 
 
 @click.command(cls=Command)
@@ -36,3 +55,107 @@ def model(
     """Print the layers of a network, by its name or from a job file: outputs, parameters, operations, memory."""
     found = show_model(model, images=dataset, classes=classes, batch=batch, picture=picture)
     tell(json.dumps(found, indent=2) if as_json else readable_model(found))
+
+
+@click.command(cls=Command)
+@as_json
+@verbose
+def models(as_json: bool, **_: Any) -> None:
+    """List the networks that have a name: images, parameters, operations, and where they are from."""
+    found = named_models()
+    tell(json.dumps(found, indent=2) if as_json else readable_models(found))
+
+
+@click.command(cls=Command)
+@click.argument("run")
+@checkpoint_option
+@click.option("--data", "path", metavar="PATH", help="Another data set of the same shape and classes.")
+@click.option(
+    "--csv", "csv_file", metavar="FILE", help="Write the figures of each class to FILE too (-: stdout alone)."
+)
+@click.option("--picture", metavar="FILE", help="Draw the confusion matrix into FILE; its ending says SVG or PNG.")
+@click.option("--keep", is_flag=True, help="Keep the result in RUN, where report --html finds it.")
+@views_option
+@as_json
+@verbose
+def evaluate(
+    run: str,
+    checkpoint: Which,
+    path: str | None,
+    csv_file: str | None,
+    picture: str | None,
+    keep: bool,
+    views: Views | None,
+    as_json: bool,
+    **_: Any,
+) -> None:
+    """Print accuracy, loss and AUC of RUN's network on the test samples, and precision and recall of each class."""
+    if csv_file == "-" and as_json:
+        raise click.UsageError("--json and --csv -: each prints a form of its own; give one of them")
+    result = evaluating.evaluate(run, which=checkpoint, path=path, say=say, picture=picture, keep=keep, views=views)
+    if csv_file == "-":
+        tell(evaluating.evaluation_csv(result), nl=False)
+        return
+    if csv_file:
+        evaluating.write_evaluation(result, csv_file)
+    tell(dumps(result, indent=2) if as_json else readable_evaluation(result))
+
+
+@click.command(cls=Command)
+@click.argument("run")
+@click.argument("data", nargs=-1, required=True)
+@checkpoint_option
+@click.option("--top", type=click.IntRange(1), help="Number of classes to print.  [default: 3]")
+@click.option("--out", metavar="FILE", help="Write all predictions to a .csv, .parquet or .zarr, over a cluster.")
+@click.option("--part", type=click.Choice(["train", "test", "all"]), help="Of a data set.  [default: test]")
+@cluster_options
+@click.option("--skip-bad", is_flag=True, help="Pass over files that cannot be read; they have no prediction.")
+@views_option
+@as_json
+@verbose
+def predict(
+    run: str,
+    data: tuple[str, ...],
+    checkpoint: Which,
+    top: int | None,
+    out: str | None,
+    part: Part | None,
+    skip_bad: bool,
+    views: Views | None,
+    as_json: bool,
+    verbose: bool,
+    **cluster: str | None,
+) -> None:
+    """Print the likeliest classes of image files by RUN's network, or predict all of DATA into a table.
+
+    RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors. DATA are image files;
+    with --out also a prepared data set or a folder of images. The same command goes on with what an earlier one did.
+    Without a scheduler a local cluster starts.
+    """
+    if out is not None:
+        if top is not None:
+            raise click.UsageError("--top: a table has the probabilities of all classes; leave it out")
+        there = cluster_of(cluster) or Cluster()
+        how: dict[str, Any] = {"which": checkpoint, "part": part, "skip_bad": skip_bad, "views": views}
+        done = predict_whole(run, data, out, cluster=there, say=say, **how)
+        tell(json.dumps(done, indent=2) if as_json else readable_table(done))
+        return
+    if part or skip_bad or any(cluster.values()):
+        raise click.UsageError("--part, --skip-bad, --scheduler, --scheduler-file, --workers and --wait need --out")
+    result = predicting.predict(run, data, which=checkpoint, top=top or 3, say=say, views=views)
+    tell(json.dumps(result, indent=2) if as_json else readable_predictions(result))
+
+
+@click.command(cls=Command)
+@click.argument("run")
+@click.option("--to", type=click.Choice(list(FORMATS)), required=True, help="Format of the file.")
+@click.option("--out", metavar="FILE", help="File to write.  [default: model.onnx, .py or .safetensors in RUN]")
+@checkpoint_option
+@verbose
+def export(run: str, to: str, out: str | None, checkpoint: Which, **_: Any) -> None:
+    """Write RUN's network for other programs.
+
+    RUN is a run directory, one of its checkpoints, or a model that was exported to safetensors.
+    """
+    for file in exporting.export(run, to, out=out, which=checkpoint, say=say):
+        tell(file)

@@ -11,16 +11,16 @@ import click
 from daskcnn.cli.command import Command, settings, tell, terminal_width, verbose
 from daskcnn.errors import installing
 from daskcnn.job.reference import default_of, tables
-from daskcnn.job.sources import apply_settings, override, parse_value, read_job_file
+from daskcnn.job.resolve import apply_settings, override, parse_value, read_job_file
 from daskcnn.job.tables import LAYER, description_of
 from daskcnn.launch import jobs
 from daskcnn.launch.dry_run import dry_run as dry_run_of
 from daskcnn.nn import MODELS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
-from daskcnn.show.drawing import can_draw
-from daskcnn.show.keys_text import readable_keys
-from daskcnn.show.summary import format_summary
+from daskcnn.show.renderers.job_text import readable_keys
+from daskcnn.show.renderers.pictures import can_draw
+from daskcnn.show.renderers.run_text import format_summary
 from daskcnn.store import DATASETS
 
 FLAGS = {

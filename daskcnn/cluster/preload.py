@@ -6,7 +6,7 @@ import logging
 import signal
 from typing import Any
 
-from daskcnn.cluster.link.worker_log import quiet_refusals
+from daskcnn.cluster.link.own_process import quiet_refusals
 
 
 def dask_setup(worker: Any) -> None:

@@ -5,5 +5,74 @@ threads of a worker run side by side; it writes to the arrays it is given and al
 that may run on several threads takes the range it works on, and its numbers do not depend on how the range was cut.
 Products of matrices are BLAS's, through `numpy.dot`.
 
-Only what computes imports this package: Numba takes a process half a second and 140 MB. `Backend.loops` does it.
+A module here is imported when something of it is used first, as `compiled.winograd.forward`: Numba takes a process half
+a second and 140 MB, and planners need none of it. `Backend.loops` does it ahead.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daskcnn.compiled import (
+        activations,
+        batchnorm,
+        chain,
+        depthwise,
+        direct,
+        given,
+        im2col,
+        loop,
+        lrn,
+        minibatch,
+        minimal,
+        pool,
+        pooled,
+        products,
+        program,
+        runs,
+        scaled,
+        signals,
+        sizes,
+        spectral,
+        updates,
+        warm,
+        winograd,
+        winograd_gradients,
+    )
+
+__all__ = [
+    "activations",
+    "batchnorm",
+    "chain",
+    "depthwise",
+    "direct",
+    "given",
+    "im2col",
+    "loop",
+    "lrn",
+    "minibatch",
+    "minimal",
+    "pool",
+    "pooled",
+    "products",
+    "program",
+    "runs",
+    "scaled",
+    "signals",
+    "sizes",
+    "spectral",
+    "updates",
+    "warm",
+    "winograd",
+    "winograd_gradients",
+]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a module when it is first used."""
+    if name in __all__:
+        return import_module(f"daskcnn.compiled.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

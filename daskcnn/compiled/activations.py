@@ -1,6 +1,13 @@
-"""Activations of runs of numbers, in place.
+"""Exponentials that compile to vectors: no library of vector functions is at hand.
+
+Cephes' and every library's way: x = n·ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r - 1, and n goes to the
+exponent's bits. A few units in the last place, in float32 and float64.
+
+Activations of runs of numbers, in place.
 
 With one array for both sides of an assignment, loops compile to vectors: two might overlap.
+
+The softmax's loss and its gradient, sample by sample.
 """
 
 from __future__ import annotations
@@ -8,9 +15,50 @@ from __future__ import annotations
 from math import erfc
 from typing import Any
 
-from daskcnn.compiled.exponential import exp, expm1
-from daskcnn.compiled.loop import Array, inner, inner_in_order
+import numpy as np
+
+from daskcnn.compiled.loop import Array, float64, inner, inner_in_order, int64, loop
 from daskcnn.compiled.program import GELU, LEAKY_RELU, RELU, SIGMOID
+
+
+@inner_in_order
+def _power_of_two(n: Any, T: Any) -> Any:
+    """2ⁿ."""
+    if T(1) + T(1e-10) == T(1):  # float32
+        return T(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32))
+    return T(np.int64((np.int64(n) + 1023) << 52).view(np.float64))
+
+
+@inner_in_order
+def exp(x: Any, T: Any) -> Any:
+    """e^x for x <= 0, a number of type T; 0 where its exponent does not fit."""
+    power, p = _factors(x, T)
+    return power * p + power
+
+
+@inner_in_order
+def expm1(x: Any, T: Any) -> Any:
+    """e^x - 1, likewise, exact near 0."""
+    power, p = _factors(x, T)
+    return power * p + (power - T(1))
+
+
+@inner_in_order
+def _factors(x: Any, T: Any) -> tuple[Any, Any]:
+    """2ⁿ and e^r - 1."""
+    double = T(1) + T(1e-10) > T(1)
+    lowest = T(-709) if double else T(-88)  # where the exponent's bits become 0
+    x = lowest if x < lowest else x
+    n = np.floor(x * T(1.4426950408889634) + T(0.5))
+    r = x - n * T(0.693359375) - n * T(-2.121944400546905827679e-4)
+    high = T(0)
+    if double:
+        high = T(1 / 479001600) + r * T(1 / 6227020800)
+        high = T(1 / 362880) + r * (T(1 / 3628800) + r * (T(1 / 39916800) + r * high))
+        high = T(1 / 40320) + r * high
+    p = T(1 / 24) + r * (T(1 / 120) + r * (T(1 / 720) + r * (T(1 / 5040) + r * high)))
+    p = r + r * r * (T(1 / 2) + r * (T(1 / 6) + r * p))
+    return _power_of_two(n, T), p
 
 
 @inner
@@ -134,3 +182,50 @@ def _normal(x: Any, T: Any) -> Any:
     p = T(0.51079136) + u * (T(0.34358031) + u * p)
     tail = T(0.5) * t * p * exp(T(-0.5) * x * x, T)
     return tail if x < T(0) else T(1) - tail
+
+
+@loop(lambda T: (T[:, ::1], int64[::1], T[::1], float64, T[:, ::1]))
+def cross_entropy(scores: Array, labels: Array, weights: Array, smoothing: float, dscores: Array) -> float:
+    """Mean of each sample's -log probability of its label times its weight; dscores: its gradient by the scores.
+
+    weights: (N,), or (0,) where all are 1. smoothing: the part of each label that all classes share.
+    """
+    T = scores.dtype.type
+    N, loss, mine, shared = len(scores), 0.0, T(1 - smoothing), T(smoothing / scores.shape[1])
+    for n in range(N):
+        weight = weights[n] if len(weights) else T(1)
+        row, out, label = scores[n], dscores[n], labels[n]
+        highest = row[0]
+        for k in range(1, len(row)):
+            highest = max(highest, row[k])
+        total = _exponentials(row, highest, out)
+        loss += weight * (np.log(total) - mine * (row[label] - highest))
+        if shared > T(0):
+            loss -= weight * shared * _distance(row, highest)
+        each = weight / T(N)
+        factor = each / total
+        for k in range(len(row)):
+            out[k] = out[k] * factor - each * shared
+        out[label] -= each * mine
+    return loss / N
+
+
+@inner
+def _exponentials(row: Array, highest: float, out: Array) -> float:
+    """out = e^(row - highest); returns their sum."""
+    T = row.dtype.type
+    total = T(0)
+    for k in range(len(row)):
+        power = exp(row[k] - highest, T)
+        out[k] = power
+        total += power
+    return total
+
+
+@inner
+def _distance(row: Array, highest: float) -> float:
+    """Sum of row - highest."""
+    total = row.dtype.type(0)
+    for k in range(len(row)):
+        total += row[k] - highest
+    return total

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskcnn.compiled.copies import copy
 from daskcnn.compiled.im2col import TAPS
 from daskcnn.compiled.loop import boolean, float64, inner, intp, loop, uintp
+from daskcnn.compiled.runs import copy_at
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, :, ::1], TAPS, boolean, intp, intp, T[:, :, ::1], intp[::1]))
@@ -37,7 +37,7 @@ def correlate(
         if row == 0:
             which[:] = -1
         for column in range(columns):
-            copy(factors, factors.size - run, target, (row * columns + column) * size + start, n)
+            copy_at(factors, factors.size - run, target, (row * columns + column) * size + start, n)
         for r in range(step.height):
             i = _met(row, r, step.down, step.top, step.rows_apart, H, back)
             if i < 0:
@@ -63,7 +63,7 @@ def _row_of(source: Any, row: int, columns: int, size: int, start: int, n: int, 
     if which[slot] != row:
         which[slot] = row
         for column in range(columns):
-            copy(source, (row * columns + column) * size + start, numbers, begin + column * run, n)
+            copy_at(source, (row * columns + column) * size + start, numbers, begin + column * run, n)
     return begin
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.copies import copy
 from daskcnn.compiled.loop import inner, integers, intp, loop
 from daskcnn.compiled.products import Matrix, multiply
+from daskcnn.compiled.runs import copy_at
 
 
 class Taps(NamedTuple):
@@ -146,7 +146,7 @@ def _expand(planes: Any, across: int, start: int, taps: Any, columns: Any) -> No
                 plane = (below * C * phases + beside % phases) * width + beside // phases
                 at = plane * N + pixel - row * across
                 for c in range(C):
-                    copy(source, at + c * phases * width * N, target, to + c * count, n)
+                    copy_at(source, at + c * phases * width * N, target, to + c * count, n)
                 to += C * count
         pixel += n
     for row in range(taps.height * taps.width * C, len(columns)):
@@ -171,7 +171,7 @@ def _collect(x: Any, across: int, start: int, taps: Any, columns: Any) -> None:
                 at = ((above * W + left) * N + sample) * C
                 for i in range(n):
                     if inside:
-                        copy(source, at + i * C, target, to + i * size, C)
+                        copy_at(source, at + i * C, target, to + i * size, C)
                     else:
                         target[to + i * size : to + i * size + C] = 0
                 to += C

@@ -1,8 +1,30 @@
-"""Runs of numbers: sums of channels over pixels and samples, in parts that do not depend on the number of threads."""
+"""Runs of numbers, copied and added from one array of one axis to another.
+
+Runs of numbers: sums of channels over pixels and samples, in parts that do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
-from daskcnn.compiled.loop import Array, float64, inner, intp, loop
+from typing import Any
+
+from daskcnn.compiled.loop import Array, float64, inner, intp, loop, uintp
+
+
+@inner
+def copy_at(source: Any, at: int, target: Any, to: int, n: int) -> None:
+    """Copy n numbers. Numba tests signed places for less than zero at each use, and compiles no vectors."""
+    here, there = uintp(at), uintp(to)
+    for i in range(uintp(n)):
+        target[there + i] = source[here + i]
+
+
+@inner
+def add_at(source: Any, at: int, target: Any, to: int, n: int) -> None:
+    """Add n numbers."""
+    here, there = uintp(at), uintp(to)
+    for i in range(uintp(n)):
+        target[there + i] += source[here + i]
+
 
 RUNS = 64
 """Runs added up in the network's dtype; their sums are added in float64."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.copies import add as add_run
-from daskcnn.compiled.copies import copy
 from daskcnn.compiled.loop import inner, integers, intp, loop, uintp
 from daskcnn.compiled.products import Matrix, multiply
+from daskcnn.compiled.runs import add_at as add_run
+from daskcnn.compiled.runs import copy_at
 
 
 class Cut(NamedTuple):
@@ -162,7 +162,7 @@ def _gather(source: Any, cut: Cut, tile: int, o: int, n: int, piece: Any) -> Non
             if 0 <= i < H and 0 <= j < W:
                 at = ((i * W + j) * source.shape[2] + cut.start + o) * every + cut.begin
                 for run in range(runs):
-                    copy(numbers, at + run * every, piece, to + run * length, length)
+                    copy_at(numbers, at + run * every, piece, to + run * length, length)
             else:
                 piece[to : to + n * cut.size] = 0
             to += n * cut.size
@@ -183,7 +183,7 @@ def _scatter(piece: Any, cut: Cut, tile: int, o: int, n: int, target: Any, add: 
                 if add:
                     add_run(piece, here + run * length, numbers, at + run * every, length)
                 else:
-                    copy(piece, here + run * length, numbers, at + run * every, length)
+                    copy_at(piece, here + run * length, numbers, at + run * every, length)
 
 
 # --- products of rows ---
@@ -313,7 +313,7 @@ def _conjugate(
     if add:
         add_run(scratch, 0, target, to, size)
     else:
-        copy(scratch, 0, target, to, size)
+        copy_at(scratch, 0, target, to, size)
 
 
 @inner

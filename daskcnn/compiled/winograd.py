@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from daskcnn.compiled.copies import add, copy
 from daskcnn.compiled.loop import boolean, inner, integers, intp, loop
 from daskcnn.compiled.minimal import from_points, to_points
 from daskcnn.compiled.products import Matrix, multiply
-from daskcnn.compiled.winograd_scratch import MOST_POINTS, RUN, STEP, STEPS, Tile, apart
+from daskcnn.compiled.runs import add_at, copy_at
+from daskcnn.compiled.sizes import MOST_POINTS, RUN, STEP, STEPS, Tile, apart
 
 
 class Map(NamedTuple):
@@ -157,8 +157,8 @@ def correlate_filter(
             for j in range(f.points):
                 p, kernels = (i - begin) * f.points + j, kernels_of(f, i, j)
                 a, b = Matrix(v.numbers, p * v.apart, C, True), Matrix(z.numbers, p * z.apart, K, False)
-                add = number > first or i >= f.kernels or j >= f.kernels
-                multiply(a, b, Matrix(sums, kernels * C * K, K, False), C, K, count, add, small)
+                add_at = number > first or i >= f.kernels or j >= f.kernels
+                multiply(a, b, Matrix(sums, kernels * C * K, K, False), C, K, count, add_at, small)
 
 
 @loop(lambda T: (T[:, :, :, ::1], T[:, ::1], T[:, :, ::1], intp, intp, intp, intp, T[::1]))
@@ -303,7 +303,7 @@ def _out_of(
             from_points(scratch, i * points * STEP, STEP, points, numbers, here, step, outputs, n)
             if inside < outputs:
                 for j in range(inside):
-                    copy(edge, j * STEP, target.numbers, to + j * target.size, n)
+                    copy_at(edge, j * STEP, target.numbers, to + j * target.size, n)
 
 
 @inner
@@ -311,7 +311,7 @@ def _copy_column(source: Map, row: int, col: int, taps: int, start: int, edge: A
     """Copy a column of a tile, with zeros beyond the map."""
     for i in range(taps):
         if 0 <= row + i < source.height and 0 <= col < source.width:
-            copy(source.numbers, ((row + i) * source.width + col) * source.size + start, edge, i * STEP, n)
+            copy_at(source.numbers, ((row + i) * source.width + col) * source.size + start, edge, i * STEP, n)
         else:
             edge[i * STEP : i * STEP + n] = 0
 
@@ -336,6 +336,6 @@ def _combine(source: Any, at: int, step: int, factors: Any, row: int, count: int
 @inner
 def _total(source: Any, at: int, step: int, count: int, target: Any, to: int, n: int) -> None:
     """Write the sum of `count` runs."""
-    copy(source, at, target, to, n)
+    copy_at(source, at, target, to, n)
     for k in range(1, count):
-        add(source, at + k * step, target, to, n)
+        add_at(source, at + k * step, target, to, n)

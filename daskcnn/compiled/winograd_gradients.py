@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from daskcnn.compiled.copies import add, copy
 from daskcnn.compiled.loop import inner, intp, loop
 from daskcnn.compiled.minimal import to_inputs
 from daskcnn.compiled.products import Matrix, multiply
+from daskcnn.compiled.runs import add_at, copy_at
+from daskcnn.compiled.sizes import MOST_POINTS, RUN, STEP, STEPS
 from daskcnn.compiled.winograd import TILE, Map, Rows, TileGroup, gather, kernels_of, points_apart
-from daskcnn.compiled.winograd_scratch import MOST_POINTS, RUN, STEP, STEPS
 
 
 @loop(
@@ -119,6 +119,6 @@ def _onto(
             for j in range(max(0, -col), min(f.inputs, target.width - col)):
                 to = ((row + i) * target.width + col + j) * target.size + start + first
                 if (below and i < overlap) or (beside and j < overlap):
-                    add(edge, j * STEP, target.numbers, to, n)
+                    add_at(edge, j * STEP, target.numbers, to, n)
                 else:
-                    copy(edge, j * STEP, target.numbers, to, n)
+                    copy_at(edge, j * STEP, target.numbers, to, n)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from daskcnn.conv.algorithm import ConvAlgorithm
 from daskcnn.conv.depthwise import Depthwise
 from daskcnn.conv.dilated import Dilated
 from daskcnn.conv.direct import DirectSums
@@ -10,6 +9,7 @@ from daskcnn.conv.grouped import Grouped
 from daskcnn.conv.im2col import Im2col
 from daskcnn.conv.minimal import Minimal
 from daskcnn.conv.pointwise import Pointwise
+from daskcnn.conv.spec import ConvAlgorithm
 from daskcnn.conv.spectral import Spectral
 from daskcnn.conv.winograd import Winograd
 

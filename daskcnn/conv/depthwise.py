@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.algorithm import Direction, Prepared, Work
-from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import padded, taps, unpadded, windows
+from daskcnn.conv.im2col import padded, taps, unpadded, windows
+from daskcnn.conv.spec import ConvSpec, Direction, Prepared, Work
 
 RUN = 1024
 """Numbers that a tap multiplies at once: enough for vectors, few enough that those of all taps stay in cache."""
@@ -173,8 +173,6 @@ def _correlate(
     spec: ConvSpec, source: Array, w: Array, bias: Array | None, target: Array, device: Device, *, back: bool
 ) -> None:
     """Write y = x ⋆ w + bias, or dx from dy if `back`."""
-    from daskcnn.compiled import depthwise
-
     runs = _Runs.of(spec)
     count = runs.count * len(target)
     numbers = (runs.taps + 1) * runs.length
@@ -188,7 +186,7 @@ def _correlate(
 
     def some(i: int) -> None:
         first, last = count * i // threads, count * (i + 1) // threads
-        depthwise.correlate(source, kernels, target, step, back, first, last, *held[i])
+        compiled.depthwise.correlate(source, kernels, target, step, back, first, last, *held[i])
 
     device.pool.map(some, range(threads))
 
@@ -202,8 +200,6 @@ def _held(name: str, runs: _Runs, spec: ConvSpec, device: Device, *, rows: int |
 
 def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Array:
     """Return dw (R, S, C), the sum of parts."""
-    from daskcnn.compiled import depthwise
-
     runs, step = _Runs.of(spec), taps(spec)
     threads = _threads(spec, runs.parts, device)
     own, sums = runs.filter_bytes(spec), runs.parts * runs.taps * spec.C
@@ -222,7 +218,7 @@ def _correlate_filter(spec: ConvSpec, x: Array, dy: Array, device: Device) -> Ar
 
     def some(i: int) -> None:
         first, last = runs.parts * i // threads, runs.parts * (i + 1) // threads
-        depthwise.correlate_filter(x, dy, totals, step, first, last, *scratch[i])
+        compiled.depthwise.correlate_filter(x, dy, totals, step, first, last, *scratch[i])
 
     device.pool.map(some, range(threads))
     return totals.sum(axis=0).reshape(spec.R, spec.S, spec.C)

@@ -14,8 +14,7 @@ from itertools import product
 from math import prod
 
 from daskcnn.arrays import Array, Device
-from daskcnn.conv.algorithm import ConvAlgorithm, Direction, Prepared, Work
-from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Direction, Prepared, Work
 
 Rows = tuple[slice, slice]
 """Where the rows of a phase lie: in the map of the phase, and in the whole map."""

@@ -10,12 +10,11 @@ from math import prod
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.compiled.register_size import LANES, ROWS
-from daskcnn.conv.algorithm import Direction, Prepared, Work
-from daskcnn.conv.im2col import Im2col
-from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import taps
+from daskcnn.compiled.sizes import LANES, ROWS
+from daskcnn.conv.im2col import Im2col, taps
+from daskcnn.conv.spec import ConvSpec, Direction, Prepared, Work
 
 CHANNELS = 8
 """Most channels. More were not measured; their products are deeper, which suits BLAS better."""
@@ -64,8 +63,6 @@ class DirectSums:
         """Return y (out_H, out_W, N, K)."""
         if not device.backend.compiled:
             return self._columns.forward(spec, x, prepared, device, bias=bias)
-        from daskcnn.compiled import direct
-
         x, y, step = device.backend.contiguous(x), np.empty(spec.y_shape, spec.dtype), taps(spec)
         w, shift = prepared.reshape(-1, spec.K), np.zeros(spec.K, spec.dtype)
         if bias is not None:
@@ -75,7 +72,7 @@ class DirectSums:
         def some(i: int) -> None:
             met, samples = _integers(f"met{i}", 2, len(w), device), _integers(f"samples{i}", 3, spec.N, device)
             first, last = spec.out_H * i // threads, spec.out_H * (i + 1) // threads
-            direct.correlate(x, w, shift, y, step, first, last, met, samples)
+            compiled.direct.correlate(x, w, shift, y, step, first, last, met, samples)
 
         device.pool.map(some, range(threads))
         return y
@@ -88,8 +85,6 @@ class DirectSums:
         """Return dw (R, S, C, K), a sum of parts in an order that does not depend on the threads."""
         if not device.backend.compiled:
             return self._columns.backward_filter(spec, x, dy, device)
-        from daskcnn.compiled import direct
-
         x, dy, parts, step = device.backend.contiguous(x), device.backend.contiguous(dy), _parts(spec), taps(spec)
         threads, size = _begin(spec, _sum_bytes(spec), parts, device), spec.R * spec.S * spec.C
         sums = device.workspace.take("direct.sums", (parts, size, spec.K), spec.dtype)
@@ -100,7 +95,7 @@ class DirectSums:
             samples = device.workspace.take(f"direct.samples{i}", (2, together), np.intp)
             own = device.workspace.take(f"direct.own{i}", (size, spec.K), spec.dtype)
             first, last = parts * i // threads, parts * (i + 1) // threads
-            direct.correlate_filter(x, dy, sums, step, together, first, last, met, samples, own)
+            compiled.direct.correlate_filter(x, dy, sums, step, together, first, last, met, samples, own)
 
         device.pool.map(some, range(threads))
         return sums.sum(axis=0).reshape(spec.w_shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from daskcnn.arrays import Array
-from daskcnn.conv.tiles import Tiling
+from daskcnn.conv.fourier import Tiling
 
 AXES = (0, 1)
 

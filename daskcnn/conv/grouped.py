@@ -10,8 +10,7 @@ from dataclasses import replace
 from math import prod
 
 from daskcnn.arrays import Array, Device
-from daskcnn.conv.algorithm import ConvAlgorithm, Direction, Prepared, Work
-from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Direction, Prepared, Work
 
 
 class Grouped:

@@ -1,4 +1,6 @@
-"""Convolution as matrix products over columns: on processors block by block, elsewhere all at once or tap by tap.
+"""What each tap of a convolution meets: for loops, and as views of the padded map for expressions over whole arrays.
+
+Convolution as matrix products over columns: on processors block by block, elsewhere all at once or tap by tap.
 
 backward_data is a correlation too: of dy with the kernels flipped, one for each phase of the stride (Dumoulin &
 Visin, A guide to convolution arithmetic for deep learning, section 4, without the zeros they insert). Taps that meet
@@ -7,17 +9,72 @@ the same phase are stride / gcd(stride, dilation) apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import gcd, prod
 from typing import Any
 
+from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.algorithm import Direction, Prepared, Work
-from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.windows import columns, padded, taps, unpadded, windows
+from daskcnn.conv.spec import ConvSpec, Direction, Prepared, Work
+
+
+def taps(spec: ConvSpec, origin: tuple[int, int] | None = None) -> Any:
+    """Return what loops are told of the taps. origin: where the first kernel begins; None: where the padding does."""
+    top, left = (-spec.pad[0], -spec.pad[1]) if origin is None else origin
+    return compiled.im2col.Taps(spec.R, spec.S, *spec.stride, top, left, *spec.dilation)
+
+
+def padded(spec: ConvSpec, x: Array | None, xp: Any) -> Array:
+    """Return the map x (H, W, N, C) with its padding; zeros alone without x."""
+    (top, left), (H, W, N, C) = spec.pad, spec.x_shape
+    whole = xp.zeros((*spec.padded, N, C), spec.dtype)
+    if x is not None:
+        whole[top : top + H, left : left + W] = x
+    return whole
+
+
+def unpadded(spec: ConvSpec, whole: Array, xp: Any) -> Array:
+    """Invert `padded`: return the map (H, W, N, C) alone."""
+    top, left = spec.pad
+    return xp.ascontiguousarray(whole[top : top + spec.H, left : left + spec.W])
+
+
+def windows(spec: ConvSpec, whole: Array) -> Iterator[tuple[int, int, Array]]:
+    """Yield each tap (r, s) and what it meets: (out_H, out_W, N, C), views of the padded map."""
+    for r, s in product(range(spec.R), range(spec.S)):
+        axes = zip((r, s), spec.dilation, spec.y_shape, spec.stride, strict=False)
+        firsts = [(tap * apart, size, stride) for tap, apart, size, stride in axes]
+        rows, cols = (slice(first, first + (size - 1) * stride + 1, stride) for first, size, stride in firsts)
+        yield r, s, whole[rows, cols]
+
+
+def columns(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
+    """Return (out_H·out_W·N, R·S·C): what the kernels meet at each output, the first one at `origin` of the source.
+
+    Outside of the source there are zeros.
+    """
+    whole = _extended(spec, source, origin, xp)
+    rows, cols, samples, channels = whole.strides
+    (down, right), (apart, beside) = spec.stride, spec.dilation
+    shape = (*spec.y_shape[:3], spec.R, spec.S, spec.C)
+    strides = (rows * down, cols * right, samples, rows * apart, cols * beside, channels)
+    return xp.lib.stride_tricks.as_strided(whole, shape, strides).reshape(-1, spec.R * spec.S * spec.C)
+
+
+def _extended(spec: ConvSpec, source: Array, origin: tuple[int, int], xp: Any) -> Array:
+    """Return the part of the source that kernels meet, and zeros where they reach over it."""
+    axes = zip(spec.y_shape, spec.stride, (spec.R, spec.S), spec.dilation, strict=False)
+    met = [(outputs - 1) * stride + (taps - 1) * apart + 1 for outputs, stride, taps, apart in axes]
+    whole, sizes = xp.zeros((*met, spec.N, spec.C), spec.dtype), source.shape[:2]
+    firsts = [max(0, -first) for first in origin]
+    ends = [max(lo, min(size, n - first)) for lo, size, n, first in zip(firsts, met, sizes, origin, strict=True)]
+    inside = tuple(map(slice, firsts, ends))
+    whole[inside] = source[tuple(slice(lo + o, hi + o) for lo, hi, o in zip(firsts, ends, origin, strict=True))]
+    return whole
+
 
 FEWEST_PIXELS, PIXELS = 32, 256
 """Pixels of the smallest block, below which products do not pay, and of the largest, whose columns stay in cache."""
@@ -108,9 +165,6 @@ class Im2col:
         if not device.backend.compiled:
             backward_filter = _backward_filter_at_once if _fits(spec, device) else _backward_filter_by_taps
             return backward_filter(spec, x, dy, device.xp)
-        from daskcnn.compiled import im2col
-        from daskcnn.compiled.products import small_products
-
         kernel_bytes, room = _kernel_bytes(spec), device.workspace_limit - ROUNDING - _least(spec)
         parts = max(1, min(STRIPS, spec.out_H, room // kernel_bytes))
         strips = _begin(spec, device, held=parts * kernel_bytes)
@@ -118,8 +172,8 @@ class Im2col:
         x, dy, step = device.backend.contiguous(x), device.backend.contiguous(dy), taps(spec)
 
         def add_up(first: int, last: int, scratch: Array) -> None:
-            im2col.correlate_filter(
-                x, dy, sums, step, strips.rows, strips.pixels, small_products(), first, last, scratch
+            compiled.im2col.correlate_filter(
+                x, dy, sums, step, strips.rows, strips.pixels, compiled.products.small_products(), first, last, scratch
             )
 
         _share(add_up, parts, strips, spec, device)
@@ -174,13 +228,12 @@ def _correlate(
 
     Each thread copies what it made of it to `into`, if given, whose pixels may lie apart.
     """
-    from daskcnn.compiled import im2col
-    from daskcnn.compiled.products import small_products
-
     source, step = device.backend.contiguous(source), taps(spec, origin)
 
     def correlate(first: int, last: int, scratch: Array) -> None:
-        im2col.correlate(source, w, out, step, strips.rows, strips.pixels, small_products(), first, last, scratch)
+        compiled.im2col.correlate(
+            source, w, out, step, strips.rows, strips.pixels, compiled.products.small_products(), first, last, scratch
+        )
         if into is not None:
             rows = slice(first * strips.rows, last * strips.rows)
             into[rows] = out[rows]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Device
-from daskcnn.compiled.winograd_scratch import Tile
+from daskcnn.compiled.sizes import Tile
 from daskcnn.conv.spec import ConvSpec, Shape4
 
 Matrix = npt.NDArray[np.float64]

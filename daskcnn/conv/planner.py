@@ -8,11 +8,9 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from daskcnn.arrays import Array, Backend, Device
-from daskcnn.conv.algorithm import ConvAlgorithm, Prepared
 from daskcnn.conv.algorithms import ALGORITHMS
-from daskcnn.conv.cost import CPU, RATES, Seconds, predict
-from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.timings import believed, key, memory_of
+from daskcnn.conv.spec import ConvAlgorithm, ConvSpec, Prepared
+from daskcnn.conv.timings import CPU, RATES, Seconds, believed, key, memory_of, predict
 
 EXACT = 2e-6
 """The most rounding of an algorithm that is as exact as products of matrices."""

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.conv.algorithm import LONGEST, Direction, Prepared, Work
-from daskcnn.conv.ranges import ranges_of
-from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.spec import LONGEST, ConvSpec, Direction, Prepared, Work, ranges_of
 
 BLOCK = 1 << 18
 """Numbers of a block's pixels and outputs: about what the second-level cache holds."""

@@ -17,13 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Device
 from daskcnn.conv import fft
-from daskcnn.conv.algorithm import Direction, Work
-from daskcnn.conv.fourier import Fourier, Side, fourier
-from daskcnn.conv.ranges import nearly_equal, ranges_of
-from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.tiles import Tiling
+from daskcnn.conv.fourier import Fourier, Side, Tiling, fourier
+from daskcnn.conv.spec import ConvSpec, Direction, Work, nearly_equal, ranges_of
 from daskcnn.pool import Task
 
 LEAST_ROWS, LEAST_KERNELS = 32, 64
@@ -187,9 +185,6 @@ class _Pass:
 
     def forward(self, x: Array, prepared: Kernels, y: Array, bias: Array | None) -> None:
         """Fill y. The bias is added to the products at frequency 0, from which every output receives it."""
-        from daskcnn.compiled import spectral
-        from daskcnn.compiled.products import small_products
-
         constant = np.zeros(0, y.dtype) if bias is None else bias * prod(axis.length for axis in self.tiling.axes)
         products: list[Task] = []
         back: list[Task] = []
@@ -198,7 +193,16 @@ class _Pass:
             for kernels in ranges_of(self.tiling.spec.K, self.blocks.kernels):
                 W, begin, of_kernels = self._of_kernels(prepared, kernels, products)
                 Y, own = self._take("output", X.shape[1], _size(kernels)), constant[kernels]
-                multiply = partial(spectral.multiply_rows, self.f.units, X, W, begin, own, Y, small_products())
+                multiply = partial(
+                    compiled.spectral.multiply_rows,
+                    self.f.units,
+                    X,
+                    W,
+                    begin,
+                    own,
+                    Y,
+                    compiled.products.small_products(),
+                )
                 products = self._products(multiply, _size(samples) * _size(kernels), [*of_map, *of_kernels, *back])
                 back = self._back(self.f.output, Y, y, self._output_cut(samples, kernels), products)
         self._run()
@@ -207,9 +211,6 @@ class _Pass:
         self, x: Array | None, dy: Array, prepared: Kernels | None, dx: Array | None, dw: Array | None
     ) -> None:
         """Fill dx, which needs the kernels, and dw, which needs x, as far as they are given."""
-        from daskcnn.compiled import spectral
-        from daskcnn.compiled.products import small_products
-
         products: list[Task] = []
         back: list[Task] = []  # of the kernels' gradient, which lies where the kernels do
         none = np.zeros((0, 0, 0), dy.dtype)
@@ -222,7 +223,16 @@ class _Pass:
                 dW = none if dw is None else self._take("kernels", self.tiling.spec.C, _size(kernels))
                 add = int(kernels.start > 0)
                 differentiate = partial(
-                    spectral.differentiate_rows, self.f.units, X, W, begin, dY, dX, dW, add, small_products()
+                    compiled.spectral.differentiate_rows,
+                    self.f.units,
+                    X,
+                    W,
+                    begin,
+                    dY,
+                    dX,
+                    dW,
+                    add,
+                    compiled.products.small_products(),
                 )
                 before = [*of_map, *of_kernels, *of_output, *back]
                 products = self._products(differentiate, _size(samples) * _size(kernels), before)
@@ -275,24 +285,28 @@ class _Pass:
 
     def _forth(self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task]) -> list[Task]:
         """Return tasks that transform columns of a map (h, w, …, …) to rows (rows, …, …)."""
-        from daskcnn.compiled import spectral
-        from daskcnn.compiled.products import small_products
-
         outer = _outer(cut.size)
-        own = source, side.height, side.real, side.pairs, cut, target, outer, small_products()
-        forth = partial(spectral.forth, *own)
+        own = source, side.height, side.real, side.pairs, cut, target, outer, compiled.products.small_products()
+        forth = partial(compiled.spectral.forth, *own)
         return self._tasks(forth, -(-cut.length // outer), self._flops(cut), after)
 
     def _back(
         self, side: Side, source: Array, target: Array, cut: Any, after: Sequence[Task], *, add: bool = False
     ) -> list[Task]:
         """Return tasks that transform rows to columns of a map, set or added: the transpose of `_forth`."""
-        from daskcnn.compiled import spectral
-        from daskcnn.compiled.products import small_products
-
         outer = _outer(cut.size)
-        own = source, side.height, side.real, side.pairs, cut, target, int(add), outer, small_products()
-        back = partial(spectral.back, *own)
+        own = (
+            source,
+            side.height,
+            side.real,
+            side.pairs,
+            cut,
+            target,
+            int(add),
+            outer,
+            compiled.products.small_products(),
+        )
+        back = partial(compiled.spectral.back, *own)
         return self._tasks(back, -(-cut.length // outer), self._flops(cut), after)
 
     def _products(self, loop: Loop, size: int, after: Sequence[Task]) -> list[Task]:
@@ -333,18 +347,14 @@ class _Pass:
         return self._cut(samples, kernels, height.out, width.out, h, w, 0, 0)
 
     def _cut(self, outer: slice, inner: slice, height: int, width: int, *places: int) -> Any:
-        from daskcnn.compiled.spectral import Cut
-
         down, right, top, left = places
         across, tiles = self.tiling.grid[1], self.tiling.tiles
         columns = outer.start, _size(outer), inner.start, _size(inner)
-        return Cut(*columns, height, width, across, tiles, down, right, top, left)
+        return compiled.spectral.Cut(*columns, height, width, across, tiles, down, right, top, left)
 
     def _kernel_cut(self, kernels: slice) -> Any:
-        from daskcnn.compiled.spectral import Cut
-
         s = self.tiling.spec
-        return Cut(0, s.C, kernels.start, _size(kernels), s.R, s.S, 1, 1, 0, 0, 0, 0)
+        return compiled.spectral.Cut(0, s.C, kernels.start, _size(kernels), s.R, s.S, 1, 1, 0, 0, 0, 0)
 
     def _take(self, name: str, *shape: int) -> Array:
         """Return scratch memory for rows of this shape."""

@@ -11,10 +11,9 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device, Workspace
 from daskcnn.conv.algorithms import ALGORITHMS
-from daskcnn.conv.cost import Seconds
 from daskcnn.conv.planner import Candidate, candidates, forget_plans, versions
 from daskcnn.conv.spec import ConvSpec
-from daskcnn.conv.timings import Entry, believed, key, memory_of
+from daskcnn.conv.timings import Entry, Seconds, believed, key, memory_of
 
 CLOSE = 2.5
 """A candidate is not run if it is predicted to take more than this many times the best one's seconds."""

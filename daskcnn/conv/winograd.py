@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import ROUNDING, Array, Device
-from daskcnn.compiled.winograd_scratch import STEPS, apart
-from daskcnn.conv.algorithm import LONGEST, Direction, Work
+from daskcnn.compiled.sizes import STEPS, apart
 from daskcnn.conv.minimal import Correlation, Minimal, correlate, correlate_filter, transform_kernels
-from daskcnn.conv.ranges import nearly_equal, ranges_of
-from daskcnn.conv.spec import ConvSpec
+from daskcnn.conv.spec import LONGEST, ConvSpec, Direction, Work, nearly_equal, ranges_of
 
 GROUP_BYTES = 1 << 20
 """Bytes of a group at all points, before and after the products: what stays in a core's cache."""
@@ -181,9 +180,6 @@ class _LoopPass:
 
     def by_groups(self, device: Device) -> Array:
         """Return y, made group by group, each of which stays in cache from its transform to its outputs."""
-        from daskcnn.compiled import winograd
-        from daskcnn.compiled.products import small_products
-
         f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
         shape = (f.tile.kernels**2, *self.w.shape[2:])
         held = prod(shape) + c.y_shape[3]
@@ -198,16 +194,15 @@ class _LoopPass:
         def some(part: slice, own: Array) -> None:
             inputs, products = own[:cut], own[cut:]
             numbers = (*c.pad, groups.tiles, groups.samples, part.start, part.stop, 0, f.points)
-            winograd.correlate(self.x, u, self.turned, bias, y, products, f.tile, *numbers, small_products(), inputs)
+            compiled.winograd.correlate(
+                self.x, u, self.turned, bias, y, products, f.tile, *numbers, compiled.products.small_products(), inputs
+            )
 
         scratch.map(some, _parts(groups.count, TASKS * scratch.threads))
         return y
 
     def by_lines(self, device: Device) -> Array:
         """Return y, made line of points by line, whose kernels stay in cache from their transform to the products."""
-        from daskcnn.compiled import winograd
-        from daskcnn.compiled.products import small_products
-
         f, c, y = self.f, self.c, np.empty(self.c.y_shape, self.c.dtype)
         shape, tiles, samples = (f.tile.kernels, *self.w.shape[2:]), prod(c.tiles(f)), c.x_shape[2]
         held, own = _of_lines(f, c)
@@ -219,14 +214,16 @@ class _LoopPass:
             kernels, inputs = own[: prod(shape)], own[prod(shape) :]
             if self.u is None:
                 u = kernels.reshape(shape)
-                winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
+                compiled.winograd.transform_kernels(self.w, g, u, i, i + 1, 0, u[0].size, inputs)
             else:
                 u = self.u[i * shape[0] : (i + 1) * shape[0]]
             numbers = (*c.pad, tiles, samples, 0, 1, *_points_of(f, slice(i, i + 1)))
-            winograd.correlate(self.x, u, self.turned, bias, y, products, f.tile, *numbers, small_products(), inputs)
+            compiled.winograd.correlate(
+                self.x, u, self.turned, bias, y, products, f.tile, *numbers, compiled.products.small_products(), inputs
+            )
 
         def outputs(part: slice, own: Array) -> None:
-            winograd.write_outputs(products, y, f.tile, part.start, part.stop, own)
+            compiled.winograd.write_outputs(products, y, f.tile, part.start, part.stop, own)
 
         scratch.map(line, reversed(range(f.tile.kernels)))  # the last kernels may be of several lines
         scratch.map(outputs, _parts(tiles * samples, scratch.threads))
@@ -241,9 +238,6 @@ class _LoopPass:
 
 def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: Device) -> Array:
     """Return dw (R, S, C, K). A partial sum is of the same groups for any number of threads."""
-    from daskcnn.compiled import winograd
-    from daskcnn.compiled.products import small_products
-
     C, K, kernels = x.shape[3], dy.shape[3], f.tile.kernels
     sums, room = kernels**2 * C * K, _room(device, c.dtype)
     fit = (room - _sum_groups(f, c, 0).numbers) // sums
@@ -257,7 +251,7 @@ def _correlate_filter(f: Minimal, c: Correlation, x: Array, dy: Array, device: D
     def some(task: tuple[int, slice, slice], own: Array) -> None:
         part, of_part, line = task
         numbers = (*c.pad, groups.tiles, groups.samples, of_part.start, of_part.stop, *_points_of(f, line))
-        winograd.correlate_filter(x, dy, du[part], f.tile, *numbers, small_products(), own)
+        compiled.winograd.correlate_filter(x, dy, du[part], f.tile, *numbers, compiled.products.small_products(), own)
 
     scratch.map(some, [(i, part, line) for i, part in enumerate(_parts(groups.count, len(du))) for line in lines])
     return _folded(f, c, du, scratch)
@@ -306,9 +300,6 @@ def _gradients(
     f: Minimal, c: Correlation, x: Array, dy: Array, prepared: PointKernels, portions: Portions, device: Device
 ) -> tuple[Array, Array]:
     """Return dx (H, W, N, C) and dw (R, S, C, K)."""
-    from daskcnn.compiled import winograd_gradients
-    from daskcnn.compiled.products import small_products
-
     shape = f.tile.kernels**2, x.shape[3], dy.shape[3]
     scratch = _Scratch(device, c.dtype, (1 + len(portions.samples)) * prod(shape), portions.numbers)
     u = prepared.transformed
@@ -319,8 +310,15 @@ def _gradients(
 
     def some(portion: tuple[int, slice], own: Array) -> None:
         part, samples = portion
-        numbers = (*c.pad, portions.tiles, portions.together, samples.start, samples.stop, small_products())
-        winograd_gradients.gradients(x, dy, u, dx, du[part], f.tile, *numbers, own)
+        numbers = (
+            *c.pad,
+            portions.tiles,
+            portions.together,
+            samples.start,
+            samples.stop,
+            compiled.products.small_products(),
+        )
+        compiled.winograd_gradients.gradients(x, dy, u, dx, du[part], f.tile, *numbers, own)
 
     scratch.map(some, enumerate(portions.samples))
     return dx, _folded(f, c, du, scratch)
@@ -328,13 +326,11 @@ def _gradients(
 
 def _folded(f: Minimal, c: Correlation, du: Array, scratch: _Scratch) -> Array:
     """Return dw (R, S, C, K) of partial sums (parts, kernels², C, K) at their points."""
-    from daskcnn.compiled import winograd
-
     C, K = du.shape[2:]
     dw, gt = np.empty((f.taps, f.taps, C, K), c.dtype), np.ascontiguousarray(f.g.T, c.dtype)
 
     def fold(part: slice, own: Array) -> None:
-        winograd.fold_kernels(du, gt, dw, part.start, part.stop, own)
+        compiled.winograd.fold_kernels(du, gt, dw, part.start, part.stop, own)
 
     scratch.map(fold, scratch.device.pool.slices(C * K, at_least=THREAD_NUMBERS))
     return dw
@@ -347,12 +343,10 @@ def _points_of(f: Minimal, kernels: slice) -> tuple[int, int]:
 
 def _transformed(f: Minimal, w: Array, u: Array, scratch: _Scratch, turned: bool) -> Array:
     """Return u (kernels², C, K), filled with the kernels w at their points."""
-    from daskcnn.compiled import winograd
-
     g = np.ascontiguousarray(f.kernel_matrix(turned), w.dtype)
 
     def some(part: slice, own: Array) -> None:
-        winograd.transform_kernels(w, g, u, 0, f.tile.kernels, part.start, part.stop, own)
+        compiled.winograd.transform_kernels(w, g, u, 0, f.tile.kernels, part.start, part.stop, own)
 
     scratch.map(some, scratch.device.pool.slices(w[0, 0].size, at_least=THREAD_NUMBERS))
     return u

@@ -24,8 +24,8 @@ from daskcnn.dashboard.site import HANDLER, NAME, add_page
 from daskcnn.errors import told
 from daskcnn.events import Event, RunStarted
 from daskcnn.nn.summary import LayerSummary
-from daskcnn.show.network_text import times
-from daskcnn.show.progress import Progress
+from daskcnn.show.renderers.network_text import times
+from daskcnn.show.renderers.terminal import Progress
 from daskcnn.show.text import clean
 
 EVERY = 0.5

@@ -2,21 +2,29 @@
 
 No Dask, no clock: when a message came is an argument. The folds are those of the terminal's display (`Board`) and of
 the report (`History`), so the page, the display and the report cannot differ.
+
+What there is to see of a run that goes on: figures, lanes, the network, lines. Functions of a `LiveRun`.
+
+Curves of accuracy and loss, lanes and shares are those of the report (`show`). A round is known when it has ended, so
+what is drawn over time ends where the slowest worker's last round has.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
 from daskcnn.events import DamagedEvent, Event, RunStarted, StepsEnded, UnknownEvent, parse
 from daskcnn.show.board import Board
-from daskcnn.show.history import History
+from daskcnn.show.figures import MEGA, Curve, Figure, run_figures, thinned
+from daskcnn.show.history import SPENT, History, RoundRow
 from daskcnn.show.lines import describe
-from daskcnn.show.text import clean
+from daskcnn.show.report_tables import RunReport, report_of
+from daskcnn.show.text import clean, clock, count, number, percent, plural, spread
+from daskcnn.show.timeline import Stretch, divided, timeline
 
 MOST_ROUNDS = 1_000
 """Rounds, looks at the center, troubles, and reports of steps of a run that are kept; at times up to twice as many."""
@@ -150,3 +158,242 @@ class Runs:
         names = Counter(run.name for run in self.runs.values())
         for key, run in self.runs.items():
             yield key, run.name if names[run.name] == 1 else f"{run.name} ({clean(key)})"
+
+
+MOST_PARTS, MOST_LANES = 1_500, 32
+"""Parts of all lanes together, and workers that have a lane."""
+MOST_COLOURS = 7
+"""Workers that stand in a figure of pushes, each with its colour."""
+MOST_BOXES = 60
+"""Layers that are drawn."""
+BINS, LEAST_BIN = 120, 0.25
+"""Points of a curve of speed, and the least seconds of one."""
+SILENT = 15.0
+"""Seconds without a message after which a run that has not ended is shown as silent. It may be in a long round."""
+TITLES = {
+    "accuracy": ("Accuracy", "seconds", "accuracy, %"),
+    "loss": ("Loss", "epoch", "mean loss per sample"),
+    "throughput": ("Throughput", "seconds", "images/s"),
+    "traffic": ("Traffic of all workers", "seconds", "MB/s"),
+    "staleness": ("Staleness of pushes", "seconds", "merges between pull and push"),
+    "gamma": ("Attenuation γ of pushes", "seconds", "γ"),
+}
+"""Every figure of the page in its order: title, and what its axes measure."""
+
+
+@dataclass(frozen=True, slots=True)
+class LanePart:
+    """A part of a lane: the lane's label, what the worker did, and from when to when, in seconds of the run."""
+
+    lane: str
+    kind: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBox:
+    """A worker's part of a layer, from left to right, 0 to 1. worker: empty where the layer is not divided."""
+
+    layer: str
+    worker: str
+    left: float
+    right: float
+    text: str
+
+
+@dataclass(frozen=True)
+class ShownRun:
+    """All that a page shows of a run. lanes, layers: labels from the top down. table: a row a layer, and who has it."""
+
+    figures: Mapping[str, Figure]
+    lanes: tuple[str, ...]
+    parts: tuple[LanePart, ...]
+    layers: tuple[str, ...]
+    boxes: tuple[LayerBox, ...]
+    table: tuple[tuple[str, ...], ...]
+    lines: tuple[tuple[str, str], ...]
+
+
+def shown(run: LiveRun) -> ShownRun:
+    """What there is to see now."""
+    report = report_of(run.history)
+    lanes, parts = _lanes(run, report)
+    layers, boxes = _network(run)
+    return ShownRun(
+        figures={name: figure for name, figure in _figures(run, report) if figure.curves or figure.points},
+        lanes=tuple(lanes),
+        parts=tuple(parts),
+        layers=tuple(layers),
+        boxes=tuple(boxes),
+        table=tuple(_layer_cells(run, row) for row in run.layers),
+        lines=tuple((clock(max(0.0, at)), line) for at, line in reversed(run.lines)),
+    )
+
+
+def heading(run: LiveRun, now: float) -> str:
+    """The run in a few lines. now: seconds of the clock by which it is heard."""
+    board, start = run.board, run.history.start
+    epochs = f"{board.epoch:.4g} of {board.epochs:g}" if board.epochs else f"{board.epoch:.4g}"
+    facts = [f"{board.status}: epoch {epochs}", *([f"step {count(board.step)}"] if board.step is not None else [])]
+    facts += [f"loss {number(board.loss)}"] if board.loss is not None else []
+    facts += [f"accuracy {percent(board.accuracy)}"] if board.accuracy is not None else []
+    if board.validation_accuracy is not None:
+        facts.append(f"validation {percent(board.validation_accuracy)} (best {percent(board.best_validation)})")
+    if run.history.end is not None and run.history.end.test is not None:
+        facts.append(f"test {percent(run.history.end.test.accuracy)}")
+    left = None if run.ended else board.remaining(run.at)
+    facts += [f"{clock(left)} left"] if left is not None else []
+    silent = now - run.heard
+    if silent > SILENT and not run.ended:
+        facts.append(f"nothing heard for {clock(silent)}")
+    partition = f" + {start.partition}" if start.partition else ""
+    what = f"{board.strategy}{partition}, {start.model or 'a network'} on {start.dataset or 'a data set'}"
+    return f"{clean(what)}\n{clean(', '.join(facts))}"
+
+
+# --- figures ---
+
+
+def _figures(run: LiveRun, report: RunReport) -> Iterator[tuple[str, Figure]]:
+    reported = {figure.name: figure for figure in run_figures({run.name: report})}
+    losses = dict(reported["loss-by-epoch"].curves) if "loss-by-epoch" in reported else {}
+    if steps := [(row.epoch, row.loss) for row in run.steps if row.loss is not None]:
+        losses["steps"] = thinned(steps)
+    accuracy = reported.get("accuracy-by-time")
+    yield "accuracy", replace(_figure("accuracy", accuracy.curves if accuracy else {}), levels=_tested(accuracy))
+    yield "loss", _figure("loss", losses)
+    speeds = _speeds(run)
+    yield "throughput", _figure("throughput", {k: v for k, v in speeds.items() if k == "images"})
+    yield "traffic", _figure("traffic", {k: v for k, v in speeds.items() if k != "images"})
+    for name, usual in (("staleness", None), ("gamma", 1.0)):
+        points = _pushes(report, name)
+        told = any(y != usual for _, ys in points.values() for y in ys)  # a rule without γ has 1 throughout
+        yield name, replace(_figure(name, {}), points=points if told else {})
+
+
+def _figure(name: str, curves: Mapping[str, Curve]) -> Figure:
+    title, x, y = TITLES[name]
+    return Figure(name, title, "", x, y, curves)
+
+
+def _tested(figure: Figure | None) -> Mapping[str, float]:
+    return figure.levels if figure else {}
+
+
+def _pushes(report: RunReport, name: str) -> dict[str, Curve]:
+    """Points by worker; none where the rule has no stale pushes, or no γ."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in report.rounds:
+        if (value := row.value(name)) is not None:
+            found.setdefault(row.worker, []).append((row.at, float(value)))
+    if not any(value for points in found.values() for _, value in points):
+        return {}
+    return {clean(worker): thinned(found[worker]) for worker in spread(list(found), MOST_COLOURS)}
+
+
+def _speeds(run: LiveRun) -> dict[str, Curve]:
+    """Images, and bytes up and down in MB, per second: each round's are shared out over its time."""
+    rows = run.history.rows
+    until = _until(run.history)
+    if not rows or until is None:
+        return _of_steps(run)
+    begin = max(0.0, min(row.at - sum(row.spent) for row in rows))
+    width = max(LEAST_BIN, (until - begin) / BINS)
+    bins = [each for each in divided(list(_moved(rows)), width) if begin <= each.begin and each.end <= until]
+    middles = [(each.begin + each.end) / 2 for each in bins]
+    names = {"images": 1.0, "up": MEGA, "down": MEGA}
+    curves = {
+        name: (middles, [each.spent[i] / width / unit for each in bins]) for i, (name, unit) in enumerate(names.items())
+    }
+    return {name: curve for name, curve in curves.items() if any(curve[1])} | _of_steps(run)
+
+
+def _of_steps(run: LiveRun) -> dict[str, Curve]:
+    """The images of a layer-sharded run, which says more often how fast its steps are."""
+    points = [(row.at, row.images_per_second) for row in run.steps if row.images_per_second is not None]
+    return {"images": thinned(points)} if points else {}
+
+
+def _until(history: History) -> float | None:
+    """When the last round of the worker that is behind all others has ended; None before each had one."""
+    last = {row.worker: row.at for row in history.rows if row.worker in history.present or not history.present}
+    return min(last.values(), default=None)
+
+
+def _moved(rows: Iterable[RoundRow]) -> Iterator[Stretch]:
+    """A stretch a round with its images and its bytes up and down. An epoch that workers share counts once."""
+    counted = set[tuple[int, int]]()
+    for row in rows:
+        n, key = row.numbers, (row.life, row.number)
+        images = 0 if not row.apart and key in counted else n.samples
+        counted.add(key)
+        begin = max(0.0, row.at - sum(row.spent))
+        yield Stretch(begin, max(begin, row.at), (float(images), float(n.bytes_up), float(n.bytes_down)))
+
+
+# --- lanes ---
+
+
+def _lanes(run: LiveRun, report: RunReport) -> tuple[list[str], list[LanePart]]:
+    """Labels, and parts one after the other. A worker that is not calibrated yet has a label only."""
+    drawn = timeline(report, most=MOST_PARTS, lanes=MOST_LANES)
+    labels = {lane.worker: _label(run, lane.worker) for lane in drawn.lanes}
+    waiting = [name for name, line in run.board.workers.items() if line.doing and name not in labels]
+    parts = [part for lane in drawn.lanes for part in _parts(labels[lane.worker], lane.stretches)]
+    return [*labels.values(), *(_label(run, name) for name in waiting[:MOST_LANES])], parts
+
+
+def _label(run: LiveRun, name: str) -> str:
+    """The worker, and its samples or kernels; before it trains, what it is doing."""
+    line, kernels = run.board.workers.get(name), sum(run.history.kernels.get(name, {}).values())
+    facts = [plural(count(kernels), "kernel")] if kernels else []
+    if line is not None:
+        facts += [plural(count(line.samples), "sample")] if line.samples is not None and not kernels else []
+        facts += [each for each in (line.doing, line.state) if each]
+    return clean(", ".join([name, *facts]))
+
+
+def _parts(label: str, stretches: Sequence[Stretch]) -> Iterator[LanePart]:
+    for each in stretches:
+        begin = each.begin
+        for kind, seconds in zip(SPENT, each.spent, strict=True):
+            if seconds > 0:
+                yield LanePart(label, kind, begin, begin + seconds)
+                begin += seconds
+
+
+# --- the network ---
+
+
+def _network(run: LiveRun) -> tuple[list[str], list[LayerBox]]:
+    """The layers, and who has how much of each. Nothing where the kernels are not divided."""
+    kernels = run.history.kernels
+    if not any(kernels.values()):
+        return [], []
+    rows = spread(run.layers, MOST_BOXES)
+    return [_layer_label(row) for row in rows], [box for row in rows for box in _boxes(run, row)]
+
+
+def _layer_label(row: LayerRow) -> str:
+    return clean(f"{row.name}  {row.layer.partition('(')[0]}  {row.output}")
+
+
+def _boxes(run: LiveRun, row: LayerRow) -> Iterator[LayerBox]:
+    """Side by side, in proportion to the shards."""
+    label, left = _layer_label(row), 0.0
+    own = {worker: shards[row.name] for worker, shards in run.history.kernels.items() if shards.get(row.name)}
+    if not own:
+        yield LayerBox(label, "", 0.0, 1.0, "")
+    for worker, kernels in own.items():
+        right = left + kernels / sum(own.values())
+        yield LayerBox(label, clean(worker), left, min(1.0, right), run.history.shards[worker][row.name])
+        left = right
+
+
+def _layer_cells(run: LiveRun, row: LayerRow) -> tuple[str, ...]:
+    """Name, kind, output, parameters, and who has how much of it."""
+    having = [worker for worker, own in run.history.kernels.items() if own.get(row.name)]
+    whose = ", ".join(f"{worker} {run.history.shards[worker][row.name]}" for worker in having)
+    cells = (row.name, row.layer, row.output, count(row.parameters) if row.parameters else "", whose)
+    return tuple(clean(cell) for cell in cells)

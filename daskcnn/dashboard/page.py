@@ -19,11 +19,9 @@ from distributed.dashboard.components import DashboardComponent, add_periodic_ca
 from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 from distributed.dashboard.utils import update
 
-from daskcnn.dashboard.live_figures import TITLES, LanePart, LayerBox, ShownRun, heading, shown
-from daskcnn.dashboard.live_run import Runs
-from daskcnn.show.drawing import COLOURS
-from daskcnn.show.figure import Figure
-from daskcnn.show.run_figures import COLOUR_OF
+from daskcnn.dashboard.live_run import TITLES, LanePart, LayerBox, Runs, ShownRun, heading, shown
+from daskcnn.show.figures import COLOUR_OF, Figure
+from daskcnn.show.renderers.pictures import COLOURS
 
 EVERY = 1000
 """Milliseconds between two looks at whether there is news."""

@@ -11,22 +11,10 @@ import numpy.typing as npt
 
 from daskcnn.datasets.array_sources import ImageSource, Layout, labels_of
 from daskcnn.errors import DataError
-from daskcnn.store.labels import Labelled, numbered
-from daskcnn.store.making.buckets import Places
+from daskcnn.store import manifest
+from daskcnn.store.foreign.labels import Labelled, numbered
 from daskcnn.store.making.prepare import chunk_for
-from daskcnn.store.manifest import (
-    MAX_CHUNK_BYTES,
-    PARTS,
-    Manifest,
-    Order,
-    PartManifest,
-    chunks,
-    draft_of,
-    sha256,
-    strangers,
-    unlearnable,
-    unseen_classes,
-)
+from daskcnn.store.making.writer import Places
 from daskcnn.store.split import shuffled_order, stratified
 
 
@@ -166,7 +154,7 @@ class Arrangement:
     """
 
     common: dict[str, Any]
-    draft: Manifest
+    draft: manifest.Manifest
     places: tuple[Places, ...]
     chunk: int
     nodata: float | None
@@ -174,22 +162,24 @@ class Arrangement:
     def ranges(self, name: str) -> Iterator[tuple[int, int]]:
         """The places (lo, hi) of the part's chunks, in order."""
         begin = 0 if name == "train" else self.draft.train.samples
-        for lo, hi in chunks(self.draft.part(name).samples, self.chunk):
+        for lo, hi in manifest.chunks(self.draft.part(name).samples, self.chunk):
             yield begin + lo, begin + hi
 
 
 def arranged(
-    samples: ArraySamples, name: str, order: Order, seed: int, nodata: float | None, chunk: int | None
+    samples: ArraySamples, name: str, order: manifest.Order, seed: int, nodata: float | None, chunk: int | None
 ) -> Arrangement:
     """Return where every sample goes, in chunks of this size or of the usual one.
 
     Raises DataError where nothing could be learnt from the labels, and for chunks that are too large.
     """
     source = samples.given[0].images
-    counts = {part: samples.count(part) for part in PARTS}
+    counts = {part: samples.count(part) for part in manifest.PARTS}
     chunk = chunk or chunk_for(counts["train"], source.sample_bytes)
-    if chunk * source.sample_bytes > MAX_CHUNK_BYTES:
-        raise DataError(f"chunk={chunk}", f"a chunk has at most {MAX_CHUNK_BYTES:,} bytes", "give fewer samples")
+    if chunk * source.sample_bytes > manifest.MAX_CHUNK_BYTES:
+        raise DataError(
+            f"chunk={chunk}", f"a chunk has at most {manifest.MAX_CHUNK_BYTES:,} bytes", "give fewer samples"
+        )
     several = samples.given[0].labels.ndim == 2
     common: dict[str, Any] = {
         "name": name,
@@ -201,36 +191,38 @@ def arranged(
         "nodata": nodata,
         "order": order,
         "seed": seed,
-        "sources": {"labels": sha256(np.concatenate([part.labels for part in samples.given]))},
+        "sources": {"labels": manifest.sha256(np.concatenate([part.labels for part in samples.given]))},
     }
     weights = ("",) if samples.weights is not None else ()
     unknown: dict[str, Any] = {"images": (), "labels": ()}
-    train = PartManifest.model_construct(
+    train = manifest.PartManifest.model_construct(
         samples=counts["train"], class_counts=samples.class_counts("train"), weights=weights, **unknown
     )
-    test = PartManifest.model_construct(samples=counts["test"], class_counts=samples.class_counts("test"), **unknown)
-    draft = draft_of(common, {"train": train, "test": test})
+    test = manifest.PartManifest.model_construct(
+        samples=counts["test"], class_counts=samples.class_counts("test"), **unknown
+    )
+    draft = manifest.draft_of(common, {"train": train, "test": test})
     _check_labels(draft)
     return Arrangement(common, draft, _places(samples, counts, order, seed), chunk, nodata)
 
 
-def _check_labels(draft: Manifest) -> None:
+def _check_labels(draft: manifest.Manifest) -> None:
     """Raise DataError where nothing could be learnt from the labels, before any image is read."""
-    for problem in unlearnable(draft):
+    for problem in manifest.unlearnable(draft):
         raise DataError("labels", problem, "give training samples of two classes or more")
-    if unseen := unseen_classes(draft):
-        raise strangers(draft.name, unseen)
+    if unseen := manifest.unseen_classes(draft):
+        raise manifest.strangers(draft.name, unseen)
 
 
-def _places(samples: ArraySamples, counts: dict[str, int], order: Order, seed: int) -> tuple[Places, ...]:
+def _places(samples: ArraySamples, counts: dict[str, int], order: manifest.Order, seed: int) -> tuple[Places, ...]:
     """Where each sample of each array is stored: its number in its part, in the part's order."""
     parts = {}
-    for salt, part in enumerate(PARTS):
+    for salt, part in enumerate(manifest.PARTS):
         places = np.arange(counts[part])
         if order == "shuffled":
             places[shuffled_order(counts[part], seed, salt)] = np.arange(counts[part])
         parts[part] = places
-    found, taken = [], dict.fromkeys(PARTS, 0)
+    found, taken = [], dict.fromkeys(manifest.PARTS, 0)
     for given in samples.given:
         places = np.empty(len(given.mask), np.int64)
         for part, mine, begin in (("train", ~given.mask, 0), ("test", given.mask, counts["train"])):

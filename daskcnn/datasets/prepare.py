@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from daskcnn.datasets.array_files import opened
+from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare_arrays import prepare as prepare_arrays
 from daskcnn.datasets.prepare_folder import Request
@@ -14,12 +14,11 @@ from daskcnn.datasets.prepare_folder import prepare as prepare_images
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.job.tables import Cluster
-from daskcnn.show.progress import shown
-from daskcnn.show.stderr import warnings_by
+from daskcnn.show.renderers.terminal import shown, warnings_by
 from daskcnn.store import open_dataset
 from daskcnn.store import prepare as prepare_dataset
 from daskcnn.store import verify as verify_dataset
-from daskcnn.store.making.folder_pieces import Appearance
+from daskcnn.store.making.folder_plan import Appearance
 from daskcnn.store.making.images import Fit
 from daskcnn.store.making.prepare import summary_of
 from daskcnn.store.manifest import Order

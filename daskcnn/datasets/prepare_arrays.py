@@ -16,20 +16,29 @@ import numpy.typing as npt
 from distributed import Client, Future
 
 from daskcnn.cluster.link.calls import Check, no_check
-from daskcnn.cluster.link.given_client import given_or_default
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.spread.spread import spread, submit_part
 from daskcnn.datasets.array_samples import Arrangement, ArraySamples, arranged, samples_of
 from daskcnn.datasets.array_sources import ImageSource, Layout, SampleBlock, channels_elsewhere
 from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError
 from daskcnn.files import local_path
-from daskcnn.show import stderr
+from daskcnn.show.renderers import terminal
 from daskcnn.store.chunk_facts import ChunkFacts, check_finite, chunk_facts, missing_pixels
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
-from daskcnn.store.making.buckets import Bucket, Places, buckets, read_bucket, remove_blocks, write_block
 from daskcnn.store.making.prepare import refuse_occupied
-from daskcnn.store.making.writer import Draft, Occupied, drafted
+from daskcnn.store.making.writer import (
+    Bucket,
+    Draft,
+    Occupied,
+    Places,
+    buckets,
+    drafted,
+    read_bucket,
+    remove_blocks,
+    write_block,
+)
 from daskcnn.store.manifest import PARTS, Order, assemble
 
 BUCKET_BYTES = 64 << 20
@@ -57,7 +66,7 @@ def prepare(
     chunk: int | None = None,
     client: Client | None = None,
     progress: Progress = _silent,
-    warn: Warn = stderr.warn,
+    warn: Warn = terminal.warn,
     check: Check = no_check,
 ) -> Dataset:
     """Write images and labels as a data set that a job can train on, and return it.

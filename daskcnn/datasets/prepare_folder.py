@@ -13,31 +13,21 @@ import numpy as np
 import numpy.typing as npt
 from distributed import Client
 
-from daskcnn.cluster.link.calls import Check, no_check
+from daskcnn.cluster.link.calls import Check, Signals, no_check
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler, connect
-from daskcnn.cluster.link.given_client import given_or_default
-from daskcnn.cluster.link.signals import Signals
-from daskcnn.cluster.run.sight import require_sight
+from daskcnn.cluster.run.admission import require_sight
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.datasets.names import check_name, name_of
 from daskcnn.errors import DataError, Interrupted, escaped
 from daskcnn.job.tables import Cluster
-from daskcnn.show import stderr
-from daskcnn.show.counter import Counter
+from daskcnn.show.renderers import terminal
+from daskcnn.show.renderers.terminal import Counter
 from daskcnn.store.chunk_facts import ChunkFacts
 from daskcnn.store.dataset import Dataset, open_dataset
 from daskcnn.store.files import is_url
+from daskcnn.store.making import folder_plan
 from daskcnn.store.making.folder import Listing, list_folder
-from daskcnn.store.making.folder_pieces import (
-    Appearance,
-    Decoded,
-    PieceWork,
-    Repacked,
-    decode_piece,
-    jobs,
-    repack_piece,
-)
-from daskcnn.store.making.folder_plan import Plan, digest_of, plan_folder
 from daskcnn.store.making.images import Fit
 from daskcnn.store.making.prepare import refuse_occupied
 from daskcnn.store.making.writer import Draft, Occupied, drafted
@@ -65,7 +55,7 @@ class Request:
 
     path: str
     out: str
-    look: Appearance
+    look: folder_plan.Appearance
     test: float | None = None
     order: Order = "shuffled"
     seed: int = 0
@@ -86,7 +76,7 @@ def prepare_folder(
     skip_bad: bool = False,
     name: str | None = None,
     client: Client | None = None,
-    warn: Say = stderr.warn,
+    warn: Say = terminal.warn,
 ) -> Dataset:
     """Write the images of a folder with a sub-folder for each class as a data set, and open it.
 
@@ -115,7 +105,7 @@ def prepare_folder(
     --------
     >>> daskcnn.prepare_folder("flowers", "data/flowers.zarr", size=(64, 64))  # doctest: +SKIP
     """
-    request = Request(str(path), str(store), Appearance(size, fit, grey), test, order, seed, skip_bad, name)
+    request = Request(str(path), str(store), folder_plan.Appearance(size, fit, grey), test, order, seed, skip_bad, name)
     return prepare(request, client=given_or_default(client), say=lambda _: None, warn=warn, quiet=True)
 
 
@@ -221,7 +211,7 @@ class _Found:
     facts: dict[tuple[str, int], ChunkFacts] = field(default_factory=dict)
     bad: dict[int, str] = field(default_factory=dict)
 
-    def take(self, job: PieceWork, decoded: Decoded) -> None:
+    def take(self, job: folder_plan.PieceWork, decoded: folder_plan.Decoded) -> None:
         piece = job.piece
         self.facts[piece.part, piece.index] = decoded.facts
         self.digests[piece.samples] = decoded.digests
@@ -250,29 +240,33 @@ def _write(request: Request, listing: Listing, workers: _Workers) -> None:
 _REMEDY = "mend or remove them, or leave them out with --skip-bad (skip_bad=True)"
 
 
-def _planned(request: Request, listing: Listing) -> tuple[Plan, dict[str, Any]]:
+def _planned(request: Request, listing: Listing) -> tuple[folder_plan.Plan, dict[str, Any]]:
     shape = request.look.shape
     test = TEST if request.test is None else request.test
     size = int(np.prod(shape))
-    plan = plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
+    plan = folder_plan.plan_folder(listing, test=test, order=request.order, seed=request.seed, sample_bytes=size)
     name = request.name or name_of(request.out)
     return plan, plan.common(name=name, shape=shape, order=request.order, seed=request.seed, fit=request.look.fit)
 
 
-def _decoded(request: Request, plan: Plan, draft: Draft, workers: _Workers, client: Client | None) -> _Found:
+def _decoded(
+    request: Request, plan: folder_plan.Plan, draft: Draft, workers: _Workers, client: Client | None
+) -> _Found:
     """Decode all images into a draft."""
     listing = plan.listing
     if client is not None:
         require_sight(client, listing.root, draft.path, workers.check)
     found = _Found(np.zeros((len(listing.files), 32), np.uint8))
-    decode = partial(decode_piece, root=listing.root, look=request.look, draft=draft)
-    for job, decoded in workers.over(client, decode, jobs(list(plan.pieces()), listing.files), "decode images"):
+    decode = partial(folder_plan.decode_piece, root=listing.root, look=request.look, draft=draft)
+    for job, decoded in workers.over(
+        client, decode, folder_plan.jobs(list(plan.pieces()), listing.files), "decode images"
+    ):
         found.take(job, decoded)
     return found
 
 
 def _write_good(
-    request: Request, plan: Plan, draft: Draft, found: _Found, workers: _Workers, client: Client | None
+    request: Request, plan: folder_plan.Plan, draft: Draft, found: _Found, workers: _Workers, client: Client | None
 ) -> None:
     """Write a data set without the bad images: it is the one that a folder without them would give."""
     listing = plan.listing.without(list(found.bad))
@@ -284,24 +278,24 @@ def _write_good(
                 raise DataError(listing.root, _count(listing, again.bad), f"{_REMEDY}:\n{_told(listing, again.bad)}")
         else:
             again = _Found(np.delete(found.digests, list(found.bad), axis=0))
-            repack = partial(repack_piece, source=draft, target=target)
+            repack = partial(folder_plan.repack_piece, source=draft, target=target)
             for job, facts in workers.over(client, repack, list(_moved(plan, good, found.bad)), "put together"):
                 again.facts[job.piece.part, job.piece.index] = facts
         _finish(target, common, listing, again)
 
 
-def _moved(plan: Plan, good: Plan, bad: Mapping[int, str]) -> Iterator[Repacked]:
+def _moved(plan: folder_plan.Plan, good: folder_plan.Plan, bad: Mapping[int, str]) -> Iterator[folder_plan.Repacked]:
     """Each chunk of the good images, and where in the first draft they are."""
     test, rows = plan.positions()
     before = np.delete(np.arange(len(plan.listing.files)), list(bad))
     for piece in good.pieces():
         old = before[piece.samples]
-        yield Repacked(piece, test[old], rows[old])
+        yield folder_plan.Repacked(piece, test[old], rows[old])
 
 
 def _finish(draft: Draft, common: Mapping[str, Any], listing: Listing, found: _Found) -> None:
     facts = {part: [found.facts[key] for key in sorted(found.facts) if key[0] == part] for part in PARTS}
-    sources = {"images": digest_of(listing.files, found.digests)}
+    sources = {"images": folder_plan.digest_of(listing.files, found.digests)}
     draft.finish(assemble({**common, "sources": sources}, facts))
 
 

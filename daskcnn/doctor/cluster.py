@@ -10,12 +10,19 @@ from typing import Any
 from distributed import Client
 
 from daskcnn.cluster.link.calls import ANSWER, ask_workers
-from daskcnn.cluster.link.members import RESOURCES, Member, advertised, chosen, missing_members, present, taken_as_cpu
-from daskcnn.cluster.link.worker_names import given_name
+from daskcnn.cluster.link.members import (
+    RESOURCES,
+    Member,
+    advertised,
+    chosen,
+    given_name,
+    missing_members,
+    present,
+    taken_as_cpu,
+)
 from daskcnn.cluster.run.admission import check_scheduler, require_same, versions_by_value
 from daskcnn.doctor.findings import GIB, Finding, failed, gib
-from daskcnn.doctor.links import Way, clock_offsets, measure_ways
-from daskcnn.doctor.worker import Seen, look
+from daskcnn.doctor.worker import Seen, Way, clock_offsets, look, measure_ways
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.job.tables import Workers
 from daskcnn.show.text import plural

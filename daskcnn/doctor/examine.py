@@ -1,10 +1,13 @@
-"""`daskcnn doctor`: what a job needs of this machine and of a cluster, with a remedy for whatever is missing."""
+"""The compiled loops of this machine: whether they are there, and compiling them ahead of the first run.
+
+`daskcnn doctor`: what a job needs of this machine and of a cluster, with a remedy for whatever is missing.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,17 +15,35 @@ from typing import Any
 import psutil
 from threadpoolctl import threadpool_info
 
+from daskcnn import compiled
 from daskcnn.arrays import backend, cpu_count, device_profile
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import wait_for_members
 from daskcnn.cluster.run.admission import MISSING, PACKAGES, version_of, versions
 from daskcnn.doctor.cluster import Wanted, data_here, examine_cluster
 from daskcnn.doctor.findings import GIB, Finding, failed
-from daskcnn.doctor.loops import compiled_loops
 from daskcnn.doctor.worker import blas_names
 from daskcnn.errors import ClusterError, installing
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster
+
+
+def compiled_loops() -> Finding:
+    """Tell whether they are in the cache. A worker without them compiles them before it is calibrated."""
+    if compiled.loop.UNCACHED:
+        remedy = "set DASKCNN_CACHE_DIR to a folder that can be written, or every worker spends a minute on them"
+        return Finding("compiled loops", True, f"they cannot be kept in {compiled.loop.cache_path()}", remedy)
+    if not compiled.warm.is_ready("float32"):
+        remedy = "the first worker here takes a minute for it; to do it now: daskcnn doctor --warm"
+        return Finding("compiled loops", True, "not compiled on this machine yet", remedy)
+    return Finding("compiled loops", True, f"ready, in {compiled.loop.cache_path()}")
+
+
+def compile_loops(say: Callable[[str], None]) -> None:
+    """Compile them for float32, which most networks have; `say` is told how far it is."""
+    new = compiled.warm.warm_in_processes("float32", lambda done, of: say(f"compiled loop {done} of {of}"), cpu_count())
+    say(f"compiled {new} loops anew" if new else "all loops were compiled before")
+
 
 DASHBOARD = {"bokeh": "dashboard (/status)", "prometheus-client": "figures for Prometheus (/metrics)"}
 """Packages that Dask's pages need, and the pages."""

@@ -34,8 +34,8 @@ from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.nn import leaves
 from daskcnn.nn.spec import spec_of
-from daskcnn.runs.arrays_file import Header, read_arrays, read_header
-from daskcnn.store.facts import Facts
+from daskcnn.runs.checkpoint import Header, read_arrays, read_header
+from daskcnn.store.image_facts import Facts
 from daskcnn.training.trained_network import Classifier
 
 FORMAT = "daskcnn 1"

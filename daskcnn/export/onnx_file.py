@@ -1,21 +1,310 @@
-"""A trained network as an ONNX model: from images as they are at rest to probabilities, or to images."""
+"""Each kind of layer as nodes of an ONNX graph. Maps are (N, C, H, W) there, vectors (N, F).
+
+A trained network as an ONNX model: from images as they are at rest to probabilities, or to images.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnx import ModelProto, checker, helper
+import numpy.typing as npt
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
 from daskcnn.errors import UserError
-from daskcnn.export.onnx_layers import Graph, add_layer
-from daskcnn.export.trained_layers import trained_layers, version
+from daskcnn.export.trained_layers import (
+    TrainedLayer,
+    hwc_to_chw,
+    problem_of,
+    scale_and_shift,
+    trained_layers,
+    version,
+    without_converter,
+)
 from daskcnn.files import replace_file
+from daskcnn.nn.layer import Layer
+from daskcnn.nn.layers import (
+    GELU,
+    LRN,
+    Add,
+    Auxiliary,
+    AveragePool,
+    BatchNorm,
+    Branches,
+    Conv,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalPool,
+    L2Pool,
+    LeakyReLU,
+    MaxPool,
+    Multiply,
+    Pad,
+    ReLU,
+    Reshape,
+    Residual,
+    Sigmoid,
+    SiLU,
+    Tanh,
+    Upsample,
+)
+from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
 from daskcnn.training.trained_network import Classifier
+
+
+class Graph:
+    """The nodes and constants of a graph that is being built. Values are known by name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def constant(self, name: str, value: npt.ArrayLike, dtype: npt.DTypeLike = np.float32) -> str:
+        """Add a constant; returns its name."""
+        array = np.ascontiguousarray(np.asarray(value), dtype).reshape(np.shape(value))
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def add(self, kind: str, name: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node with one output, which has the node's name; returns it."""
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
+        return name
+
+
+Converter: TypeAlias = Callable[[Graph, TrainedLayer, str], str]
+"""(graph, layer, name of its input) -> name of its output."""
+
+
+def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    """Add a layer behind the value x; returns the name of its output. Raises UserError for one without converter."""
+    converter = CONVERTERS.get(type(trained.layer))
+    if converter is None:
+        raise without_converter(trained, "ONNX", "CONVERTERS in daskcnn/export/onnx_file.py")
+    return converter(graph, trained, x)
+
+
+def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Conv)
+    inputs = [x, graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1))]
+    if layer.bias:
+        inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
+    s = problem_of(trained)
+    pads = [*s.pad, s.pad[0] + s.pad_end[0], s.pad[1] + s.pad_end[1]]
+    window = {"kernel_shape": [s.R, s.S], "strides": s.stride, "pads": pads, "dilations": s.dilation}
+    return graph.add("Conv", name, *inputs, group=s.groups, **window)
+
+
+def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Dense)
+    if trained.owner is not None:
+        return _tied(graph, trained, trained.owner, x)
+    if len(trained.in_shape) == 3:
+        x = graph.add("Flatten", f"{name}.flat", x)
+    inputs = [x, graph.constant(f"{name}.w", hwc_to_chw(trained.values["w"], trained.in_shape))]
+    if layer.bias:
+        inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
+    return graph.add("Gemm", name, *inputs)
+
+
+def _tied(graph: Graph, trained: TrainedLayer, owner: TrainedLayer, x: str) -> str:
+    """Add a product with the owner's constant, transposed. That of a map comes in the order of channels-first maps."""
+    name, of_map = trained.name, len(owner.in_shape) == 3
+    y = graph.add(
+        "Gemm", f"{name}.product" if of_map or "b" in trained.values else name, x, f"{owner.name}.w", transB=1
+    )
+    if of_map:
+        H, W, C = owner.in_shape
+        y = graph.add("Reshape", f"{name}.map", y, graph.constant(f"{name}.shape", [-1, C, H, W], int))
+        y = graph.add("Transpose", f"{name}.nhwc", y, perm=[0, 2, 3, 1])
+        y = graph.add("Flatten", f"{name}.vector" if "b" in trained.values else name, y)
+    if "b" not in trained.values:
+        return y
+    return graph.add("Add", name, y, graph.constant(f"{name}.b", trained.values["b"]))
+
+
+def _flatten(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    rows = graph.add("Transpose", f"{trained.name}.nhwc", x, perm=[0, 2, 3, 1])
+    return graph.add("Flatten", trained.name, rows)
+
+
+def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, LRN)
+    if len(trained.in_shape) == 3 and layer.size % 2:
+        numbers = {
+            "alpha": float(layer.alpha),
+            "beta": float(layer.beta),
+            "bias": float(layer.k),
+        }  # a job may say 2 for 2.0
+        return graph.add("LRN", trained.name, x, size=layer.size, **numbers)
+    return _lrn_by_parts(graph, trained, layer, x)
+
+
+def _lrn_by_parts(graph: Graph, trained: TrainedLayer, layer: LRN, x: str) -> str:
+    """ONNX puts an even window one channel further than ours, runtimes refuse it, and vectors too.
+
+    The mean of the squares over the window is an average pool along the channels, edges counted as zeros.
+    """
+    name, C = trained.name, trained.in_shape[-1]
+    before, after = layer.size // 2, (layer.size - 1) // 2
+    squares = graph.add("Mul", f"{name}.squares", x, x)
+    column = graph.add(
+        "Reshape", f"{name}.column", squares, graph.constant(f"{name}.column_shape", [-1, 1, C, _pixels(trained)], int)
+    )
+    pads = {"pads": [before, 0, after, 0], "count_include_pad": 1}
+    means = graph.add("AveragePool", f"{name}.window", column, kernel_shape=[layer.size, 1], strides=[1, 1], **pads)
+    shape = [-1, C, *trained.in_shape[:-1]]
+    means = graph.add("Reshape", f"{name}.means", means, graph.constant(f"{name}.shape", shape, int))
+    scaled = graph.add("Mul", f"{name}.scaled", means, graph.constant(f"{name}.alpha", layer.alpha))
+    scale = graph.add("Add", f"{name}.scale", scaled, graph.constant(f"{name}.k", layer.k))
+    power = graph.add("Pow", f"{name}.power", scale, graph.constant(f"{name}.beta", layer.beta))
+    return graph.add("Div", name, x, power)
+
+
+def _pixels(trained: TrainedLayer) -> int:
+    return int(np.prod(trained.in_shape[:-1], dtype=np.int64))
+
+
+def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name, values = trained.layer, trained.name, dict(trained.values)
+    assert isinstance(layer, BatchNorm)
+    values["scale"], values["shift"] = scale_and_shift(trained)
+    values["variance"] = np.maximum(values["variance"], 0)  # as the layer itself does
+    constants = [graph.constant(f"{name}.{key}", values[key]) for key in ("scale", "shift", "mean", "variance")]
+    return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))
+
+
+def _pool(kind: str, **more: Any) -> Converter:
+    def convert(graph: Graph, trained: TrainedLayer, x: str) -> str:
+        layer = trained.layer
+        assert isinstance(layer, MaxPool | AveragePool | L2Pool)
+        return graph.add(kind, trained.name, x, kernel_shape=[layer.size] * 2, strides=[layer.step] * 2, **more)
+
+    return convert
+
+
+def _globalpool(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    pixel = graph.add("GlobalAveragePool", f"{trained.name}.pixel", x)
+    return graph.add("Flatten", trained.name, pixel)
+
+
+def _number_by_number(kind: str) -> Converter:
+    return lambda graph, trained, x: graph.add(kind, trained.name, x)
+
+
+def _leaky_relu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, LeakyReLU)
+    return graph.add("LeakyRelu", trained.name, x, alpha=float(layer.slope))
+
+
+def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    """Return x · (1 + erf(x / √2)) / 2: the operator of this name came with a later version than runtimes have."""
+    name = trained.name
+    scaled = graph.add("Mul", f"{name}.scaled", x, graph.constant(f"{name}.scale", 0.5**0.5))
+    error = graph.add("Erf", f"{name}.error", scaled)
+    twice = graph.add("Add", f"{name}.twice", error, graph.constant(f"{name}.one", 1.0))
+    share = graph.add("Mul", f"{name}.share", twice, graph.constant(f"{name}.half", 0.5))
+    return graph.add("Mul", name, x, share)
+
+
+def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    share = graph.add("Sigmoid", f"{trained.name}.share", x)
+    return graph.add("Mul", trained.name, x, share)
+
+
+def _reshape(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Reshape)
+    rows = graph.add("Reshape", f"{name}.nhwc", x, graph.constant(f"{name}.shape", [-1, *layer.shape], int))
+    return graph.add("Transpose", name, rows, perm=[0, 3, 1, 2])
+
+
+def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer, name = trained.layer, trained.name
+    assert isinstance(layer, Upsample)
+    factors = graph.constant(f"{name}.factors", [1, 1, layer.factor, layer.factor])
+    if layer.mode == "bilinear":
+        how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
+    else:
+        how = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return graph.add("Resize", name, x, "", factors, **how)
+
+
+def _scale(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    assert isinstance(trained.layer, Multiply)
+    return graph.add("Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor))
+
+
+def _paths(graph: Graph, trained: TrainedLayer, x: str) -> list[str]:
+    """Return the outputs of the paths, in order; an empty one's is x."""
+    assert isinstance(trained.layer, Parallel)
+    inner = {child.name.rpartition(".")[2]: child for child in trained.children}
+    return [x if path is None else _in_turn(graph, inner[name], x) for name, path in trained.layer.paths]
+
+
+def _in_turn(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    for child in trained.children:
+        x = add_layer(graph, child, x)
+    return x
+
+
+def _sum(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return graph.add("Sum", trained.name, *_paths(graph, trained, x))
+
+
+def _side_by_side(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return graph.add("Concat", trained.name, *_paths(graph, trained, x), axis=1)
+
+
+def _pad(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    layer = trained.layer
+    assert isinstance(layer, Pad)
+    around = [0, 0, layer.size, layer.size, 0, layer.channels, layer.size, layer.size]
+    return graph.add("Pad", trained.name, x, graph.constant(f"{trained.name}.pads", around, int))
+
+
+def _passed_on(graph: Graph, trained: TrainedLayer, x: str) -> str:
+    return x
+
+
+CONVERTERS: Mapping[type[Layer], Converter] = {
+    Conv: _conv,
+    ReLU: _number_by_number("Relu"),
+    Sigmoid: _number_by_number("Sigmoid"),
+    Tanh: _number_by_number("Tanh"),
+    LeakyReLU: _leaky_relu,
+    GELU: _gelu,
+    SiLU: _silu,
+    LRN: _lrn,
+    BatchNorm: _batchnorm,
+    MaxPool: _pool("MaxPool"),
+    AveragePool: _pool("AveragePool"),
+    L2Pool: _pool("LpPool", p=2),
+    GlobalPool: _globalpool,
+    Dense: _dense,
+    Dropout: _passed_on,
+    Auxiliary: _passed_on,
+    Flatten: _flatten,
+    Reshape: _reshape,
+    Upsample: _upsample,
+    Multiply: _scale,
+    Pad: _pad,
+    Residual: _sum,
+    Add: _sum,
+    Branches: _side_by_side,
+}
+"""A new layer is a new entry."""
+
 
 OPSET, IR_VERSION = 17, 8
 """Versions of 2022, which every runtime in use reads."""

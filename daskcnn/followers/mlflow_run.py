@@ -14,11 +14,10 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from daskcnn.events import Event, RunEnded, RunStarted
-from daskcnn.followers.curves import Curves, parameters
-from daskcnn.followers.tool import FollowedRun, Tool
+from daskcnn.followers.tool import Curves, FollowedRun, Tool, parameters
 from daskcnn.runs.log import read_events
+from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_tables import tables
-from daskcnn.show.report_text import format_report
 from daskcnn.trained.trained_model import TrainedModel, load
 
 if TYPE_CHECKING:

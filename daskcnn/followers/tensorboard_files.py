@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from daskcnn.events import Event, RunEnded, RunResumed
-from daskcnn.followers.curves import Curves, parameters
-from daskcnn.followers.tool import FollowedRun, Tool
+from daskcnn.followers.tool import Curves, FollowedRun, Tool, parameters
 
 FOLDER = "tensorboard"
 """Folder of the event files in the run directory."""

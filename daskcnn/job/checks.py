@@ -11,7 +11,7 @@ from dataclasses import fields
 from daskcnn.errors import nearest
 from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, Options, Train
 from daskcnn.nn import LOSSES, OPTIMIZERS, SCHEDULES, SpecError, model_problem, sequential_from_spec
-from daskcnn.nn.blocks import expand
+from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store import DATASETS

@@ -1,11 +1,25 @@
-"""The data set that a job names: a prepared one, or arrays that are used in place."""
+"""The data set that a job names: a prepared one, or arrays that are used in place.
+
+Defaults of a job that depend on its data set.
+
+A paper's network on the images that it was described for keeps SGD. Everything else is trained by AdamW.
+
+The numbers come from a study: benchmarks/defaults.md.
+"""
 
 from __future__ import annotations
 
-from daskcnn.job.tables import Data
-from daskcnn.store import Dataset, open_dataset
+from typing import Any
+
+from daskcnn.job.tables import Data, Job, Model, OptimizerOptions, Schedule, Train
+from daskcnn.nn import OPTIMIZERS
+from daskcnn.nn.layer import Shape
+from daskcnn.nn.models import described_for
+from daskcnn.store import DATASETS, Dataset, open_dataset
 from daskcnn.store.array_index import ArrayIndex
+from daskcnn.store.augmentation import AugmentName
 from daskcnn.store.foreign.in_place import Arrays, outline
+from daskcnn.store.split import held_out
 
 
 def arrays_of(data: Data) -> Arrays:
@@ -46,3 +60,105 @@ def opened(data: Data, index: ArrayIndex | None = None) -> Dataset:
 def scaled(data: Data, dataset: Dataset) -> Dataset:
     """The data set with the job's own mean and deviation, if it has any. Raises DataError where they do not fit."""
     return dataset if data.scale is None else dataset.scaled(data.scale.mean, data.scale.deviation)
+
+
+SMALLEST = 8
+"""Rows or columns of the smallest images that `quick` is for: it halves them three times."""
+BATCHES = ((200, 8), (1000, 16))
+"""Most training samples, and the minibatch for so few: more steps an epoch. `BATCH` for all others."""
+BATCH, WARMUP = 32, 1.0
+USUAL_INCREMENTS = 4
+"""Increments where the job names none, if the epochs, the partitioner and the rule allow them."""
+FAR = 3.0
+"""Times an optimizer's usual rate from which a rate was perhaps meant for another one."""
+_OF_SGD = {"momentum", "nesterov"}
+
+
+def usual_model(model: Model, shape: Shape, classes: int) -> Model:
+    """The same with a network, unless it is that of the run to start from: `quick`, or one for smaller images."""
+    if model.name or model.layers or model.from_ is not None:
+        return model
+    if min(shape[:2]) >= SMALLEST:
+        return model.model_copy(update={"name": "quick"})
+    return model.model_copy(update={"layers": small_network(classes)})
+
+
+def small_network(classes: int) -> list[dict[str, Any]]:
+    """One convolution, for images that are too small for `quick`."""
+    conv = {"layer": "conv", "kernels": 32, "size": 3, "pad": 1}
+    return [conv, {"layer": "relu"}, {"layer": "dense", "units": classes}]
+
+
+def usual_augment(name: str) -> AugmentName:
+    """The augmentation that suits a data set. For one that is not known by its name there is none."""
+    return DATASETS[name].augment if name in DATASETS else "none"
+
+
+def usual_data(data: Data, name: str, samples: int) -> Data:
+    """The same with the data set's name, augmentation, and validation samples out of those of the training part."""
+    augment = data.augment if data.augment is not None else usual_augment(name)
+    update: dict[str, Any] = {"name": name, "augment": augment}
+    if "validation" not in data.model_fields_set:
+        update["validation"] = held_out(samples)
+    return data.model_copy(update=update)
+
+
+def is_published(model: Model, name: str, shape: Shape) -> bool:
+    """Return True for a named network on a published data set of the image size that it was described for."""
+    return name in DATASETS and model.name is not None and described_for(model.name) == shape
+
+
+def usual_training(job: Job, name: str, shape: Shape, samples: int) -> Train:
+    """The job's `[train]` on this data set with everything that is not given.
+
+    A paper's network on a published data set of its size keeps what the keys say by themselves. Everything else is
+    trained by AdamW, in small minibatches, behind a warm-up; keys that only SGD has make the optimizer SGD. The
+    learning rate is the optimizer's usual one.
+    """
+    train, given = job.train, job.train.model_fields_set
+    published = is_published(job.model, name, shape)
+    found: dict[str, Any] = {}
+    if not published:
+        usual = next((batch for most, batch in BATCHES if samples <= most), BATCH)
+        found["batch_size"] = max(usual, train.sub_batches)
+        found["schedule"] = Schedule(warmup=min(WARMUP, train.epochs / 4))
+        found |= {} if given & _OF_SGD else {"optimizer": OptimizerOptions(name="adamw")}
+    update = {key: value for key, value in found.items() if key not in given}
+    if 0 < samples < (train.increments or 1) <= USUAL_INCREMENTS:  # very few samples
+        update["increments"] = samples
+    optimizer = update.get("optimizer", train.optimizer).name
+    if "lr" not in given and not (published and optimizer == "sgd"):
+        rule = 1.0 if job.rule is None else job.rule.usual_rate
+        update["lr"] = OPTIMIZERS[optimizer].usual_rate * rule
+    return train.model_copy(update=update)
+
+
+def doubts(job: Job, found: Train) -> list[str]:
+    """Return warnings about values that look unintended.
+
+    Parameters
+    ----------
+    job : the job as it was given.
+    found : its `[train]` on the data set.
+    """
+    usual, given = OPTIMIZERS[found.optimizer.name].usual_rate, job.train.model_fields_set
+    if "lr" not in given or "optimizer" in given or found.optimizer.name == "sgd" or found.lr <= FAR * usual:
+        return []
+    name = found.optimizer.name
+    return [
+        f"train.lr = {found.lr:g}: large for {name}, which is the default here; {usual:g} is usual, or set optimizer"
+    ]
+
+
+def on_data(job: Job, name: str, shape: Shape, classes: int, samples: int) -> Job:
+    """The job on this data set, with every default filled in.
+
+    Parameters
+    ----------
+    name : of the data set, which lies at the job's path.
+    shape : (H, W, C) of its images.
+    samples : of its training part, those for validation included.
+    """
+    data = usual_data(job.data, name, samples)
+    job = job.model_copy(update={"data": data, "model": usual_model(job.model, shape, classes)})
+    return job.model_copy(update={"train": usual_training(job, name, shape, samples - data.validation)})

@@ -1,4 +1,7 @@
-"""A job's network for a data set: its layers, its first weights, its convolutions, its optimiser."""
+"""A job's network for a data set: its layers, its first weights, its convolutions, its optimiser.
+
+Initial weights that depend on the training images: those of a first convolution that whitens.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,8 @@ from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.losses import USUAL, SoftmaxCrossEntropy
 from daskcnn.nn.optimizers import Averaged, Lookahead
 from daskcnn.nn.schedule import RateSchedule, WarmUp
-from daskcnn.store import Dataset, Described
+from daskcnn.nn.whitening import SAMPLES, patch_moments, whitened_layer, whitening_kernels
+from daskcnn.store import BatchPlan, Dataset, Described, batches
 
 VECTORS = 5
 """Vectors as long as the weights that a replica holds besides its optimizer's: gradients, and what it exchanges."""
@@ -176,3 +180,34 @@ def replica_bytes(job: Job, dataset: Dataset) -> int:
     """Memory that a worker needs for one replica: its vectors, samples and a layer's workspace."""
     H, W, C = dataset.shape
     return vector_bytes(job, dataset) + len(dataset.train) * H * W * C + (job.train.workspace_mib << 20)
+
+
+_PATCH_NUMBERS = 1 << 24
+"""Numbers of patches that are held at once."""
+
+
+def whitened(job: Job, dataset: Dataset, weights: Array | None = None) -> Array | None:
+    """Return the initial weights, or these, with a first convolution that whitens; None if the job asks for none.
+
+    Its kernels are made of the first images, normalised and not augmented, that a single replica would be shown: up to
+    5000 training samples. They depend on job and data set alone. One process, the driver, makes them for all workers.
+    Raises DataError where the images cannot be read.
+    """
+    found = whitened_layer(network_of(job, dataset))
+    if found is None:
+        return None
+    name, size = found[0], found[1].size
+    assert isinstance(size, int), "checked where the network was made"
+    layout, initial = initial_weights(job, dataset)
+    vector = initial if weights is None else weights.copy()
+    H, W, C = dataset.shape
+    several = max(1, _PATCH_NUMBERS // (H * W * size**2 * C))
+    plan = BatchPlan(((0, training_samples(job, dataset)),), several, job.train.seed, limit=SAMPLES)
+    total, count = np.zeros((size**2 * C, size**2 * C)), 0
+    with batches(dataset, dataset.train, plan, job.model.dtype) as stream:
+        for batch in stream:
+            moments, patches = patch_moments(batch.x, size)
+            total += moments
+            count += patches
+    layout.views(vector)[0][name]["w"][...] = whitening_kernels(total / count, size)
+    return vector

@@ -1,20 +1,143 @@
-"""From raw tables to a job that is right by itself and says everything."""
+"""Where a job's tables come from: TOML files, flags and `--set section.key=value`.
+
+What the models refuse, in words: `key = value: reason; because`, or `unknown key` with the nearest right one.
+
+From raw tables to a job that is right by itself and says everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from daskcnn.errors import JobError
+from daskcnn.documents import parse_toml
+from daskcnn.errors import DataError, JobError, all_known, similar
+from daskcnn.files import read_regular
 from daskcnn.job.checks import contradictions
-from daskcnn.job.refusals import refusals
-from daskcnn.job.tables import BUILT_IN, Data, Job, Model, Train
-from daskcnn.job.usual import USUAL_INCREMENTS, usual_augment
-from daskcnn.nn.blocks import expand
+from daskcnn.job.dataset import USUAL_INCREMENTS, usual_augment
+from daskcnn.job.tables import BUILT_IN, LAYER, Data, Job, Model, NoRule, Train, keys_of
+from daskcnn.nn.spec import expand
 from daskcnn.partition import PARTITIONERS
+from daskcnn.ps import RULES
+
+_MOST_BYTES = 128 << 10
+
+
+def read_job_file(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML job file. Raises JobError where it cannot be read or parsed."""
+    try:
+        return parse_toml(read_regular(path, _MOST_BYTES))
+    except DataError as error:
+        raise JobError([str(error)]) from error
+    except OSError as error:
+        raise JobError([f"{path}: {error.strerror}; give the path of a job file"]) from error
+    except ValueError as error:
+        raise JobError([f"{path}: not a TOML file: {error}"]) from error
+
+
+def parse_value(text: str) -> Any:
+    """A flag's value as TOML would read it: numbers, booleans, arrays, tables; anything else is a string."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+    return text if isinstance(value, date | time) else value  # 2026-11-20 is a name, as no key is a date
+
+
+def override(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set `section.key` in the raw tables. Raises JobError where `key` has no section, or lies in what is no table."""
+    *tables, name = key.split(".")
+    if not tables or "" in (*tables, name):
+        raise JobError([f"--set {key}: write section.key=value, for example train.epochs=5"])
+    table = raw
+    for i, part in enumerate(tables, 1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            above = ".".join(tables[:i])
+            raise JobError([f"{key} = {value!r}: {above} is {table!r}, which has no keys to set; set {above} instead"])
+    table[name] = value
+
+
+def apply_settings(raw: dict[str, Any], settings: Iterable[str]) -> None:
+    """Set keys of the raw tables, each written "section.key=value". Raises JobError as `override` does."""
+    for setting in settings:
+        key, given, text = setting.partition("=")
+        if not given:
+            raise JobError([f"--set {setting}: write section.key=value, for example train.epochs=5"])
+        override(raw, key.strip(), parse_value(text.strip()))
+
+
+def refusals(error: ValidationError, strategy: str | None) -> Iterator[str]:
+    """A line for each problem that the models found in a job. strategy: whose rule `[rule]` belongs to.
+
+    All keys of a table are told once, however many unknown ones it has.
+    """
+    listed: set[tuple[str, ...]] = set()
+    for item in error.errors():
+        loc = [str(part) for part in item["loc"]]
+        key, value = ".".join(loc), f"{item['input']!r:.80}"
+        if item["type"] == "extra_forbidden":
+            yield f"{key}: {_unknown(loc, strategy, listed)}"
+        elif item["type"] in ("model_type", "dict_type"):
+            yield f"{key} = {value}: write a table of keys"
+        else:
+            reason = item["msg"].removeprefix("Value error, ")
+            yield f"{key} = {value}: {reason[0].lower()}{reason[1:]}{_because(loc, strategy)}"
+
+
+def _unknown(loc: list[str], strategy: str | None, listed: set[tuple[str, ...]]) -> str:
+    """Why there is no such key, and what is meant. listed: the tables whose keys were told; this one comes to them."""
+    if loc[0] == "rule" and strategy == LAYER:
+        return f"strategy {LAYER!r} has no rule; remove it"
+    hint, table = _meant(loc, strategy), tuple(loc[:-1])
+    if not hint and table not in listed:
+        hint = all_known(_keys(_table(loc[:-1], strategy)))
+        listed.add(table)
+    return f"unknown {'key' if table else 'section'}{hint}"
+
+
+def _meant(loc: list[str], strategy: str | None) -> str:
+    """The one section that has this key, or else the nearest key of its own table; empty where there is none."""
+    name = loc[-1]
+    homes = [f"{s}.{name}" for s, f in Job.model_fields.items() if name in _keys(f.annotation)]
+    if len(homes) == 1:
+        return f"; did you mean {homes[0]!r}?"
+    return similar(name, _keys(_table(loc[:-1], strategy)))
+
+
+def _keys(table: Any) -> dict[str, FieldInfo]:
+    """The keys of a table; none of what is no table."""
+    return keys_of(table) if isinstance(table, type) and issubclass(table, BaseModel) else {}
+
+
+def _because(loc: list[str], strategy: str | None) -> str:
+    """Why the key's value may not be another, where its field says so (`json_schema_extra={"because": …}`)."""
+    table = _table(loc[:-1], strategy)
+    field = _keys(table).get(loc[-1])
+    extra = field.json_schema_extra if field else None
+    return f"; {extra['because']}" if isinstance(extra, dict) and "because" in extra else ""
+
+
+def _table(names: list[str], strategy: str | None) -> type[BaseModel] | None:
+    """The model of the table at this place; None for what has no model."""
+    model: Any = Job
+    for i, name in enumerate(names):
+        if i == 0 and name == "rule":
+            model = RULES.get(strategy or "", NoRule)
+            continue
+        field = _keys(model).get(name)
+        model = field.annotation if field else None
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+    found: type[BaseModel] = model
+    return found
+
 
 MOST_ENTRIES = 20_000
 """Keys and values of a job: room for networks of thousands of layers. Each may be a problem to be told of."""
@@ -23,7 +146,7 @@ Keys = set[tuple[int | str, ...]]
 
 
 def resolve(raw: Mapping[str, Any]) -> Job:
-    """The job with every default that needs no data set (`job.usual.on_data`). Raises JobError with all problems."""
+    """The job with every default that needs no data set (`job.dataset.on_data`). Raises JobError with all problems."""
     job = parse_job(raw)
     update = {"data": resolved_data(job.data), "model": _resolved_model(job.model), "train": _resolved_train(job)}
     return job.model_copy(update=update)

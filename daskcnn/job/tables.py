@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from daskcnn.markup import as_table
-from daskcnn.nn.views import Views
+from daskcnn.nn.network import Views
 from daskcnn.ps import RULES, UpdateRule
 from daskcnn.store.augmentation import Augment, read_augment
 

@@ -13,10 +13,9 @@ from daskcnn.job.tables import LAYER, Job
 from daskcnn.launch.prepared_job import Prepared, conv_specs, planning_device, prepare_job
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.nn import describe, walk
-from daskcnn.partition.proportional import kernel_shards
+from daskcnn.partition.proportions import kernel_shards
 from daskcnn.sharded import StepPlan, explained, stages_of
-from daskcnn.show.progress import shown
-from daskcnn.show.stderr import say, warn
+from daskcnn.show.renderers.terminal import say, shown, warn
 from daskcnn.show.text import plural
 from daskcnn.store import Dataset
 from daskcnn.store.augmentation import described

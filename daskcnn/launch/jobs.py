@@ -10,26 +10,24 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from daskcnn.cluster.link.client import given_or_default
 from daskcnn.cluster.link.connect import check_scheduler
-from daskcnn.cluster.link.given_client import given_or_default
 from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.own_data import arrays_gone, was_given, with_own_data, without_reading
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import EpochEnded, Event, Warned
-from daskcnn.job.resolve import parse_job, resolve
-from daskcnn.job.sources import read_job_file
+from daskcnn.job.resolve import parse_job, read_job_file, resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch.dry_run import readable_plan
-from daskcnn.launch.listener import OnEvent, check_listener
 from daskcnn.launch.prepared_job import prepare_job
+from daskcnn.launch.recorder import OnEvent, check_listener
 from daskcnn.launch.resume import epochs_of, job_to_run, run_to_resume
 from daskcnn.launch.training import Result, Silent, display, train_job
 from daskcnn.markup import as_lines
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.summary import checked_summary
-from daskcnn.show.notebook import in_notebook
-from daskcnn.show.progress import Progress, shown
-from daskcnn.show.stderr import say, say_warnings, warn
+from daskcnn.show.renderers.notebook import in_notebook
+from daskcnn.show.renderers.terminal import Progress, say, say_warnings, shown, warn
 from daskcnn.trained.trained_model import load
 
 JobTables = Job | Mapping[str, Any] | str | Path

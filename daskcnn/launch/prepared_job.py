@@ -9,17 +9,16 @@ import numpy as np
 
 from daskcnn.arrays import Device, Pool
 from daskcnn.conv import ConvSpec, plan
-from daskcnn.datasets.indexing import outlined
-from daskcnn.datasets.job_dataset import find_dataset
+from daskcnn.datasets.job_dataset import find_dataset, outlined
 from daskcnn.errors import JobError
+from daskcnn.job.dataset import doubts, on_data
 from daskcnn.job.network import convolutions, initial_weights, loss_of, network_of, reconstructs, training_samples
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.job.usual import doubts, on_data
 from daskcnn.nn import Layout, walk
 from daskcnn.nn.layers import Auxiliary, BatchNorm, Sigmoid
 from daskcnn.nn.losses import USUAL
+from daskcnn.nn.network import views_problem
 from daskcnn.nn.optimizers.descent import layers_of, unmet
-from daskcnn.nn.views import views_problem
 from daskcnn.sharded import samples_first, stages_of
 from daskcnn.store import Dataset, verify
 from daskcnn.store.augmentation import image_problems

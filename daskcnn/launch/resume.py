@@ -12,11 +12,9 @@ from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Cluster, Job
 from daskcnn.runs.checkpoint import latest
-from daskcnn.runs.directory import RunDirectory, find_latest, near
-from daskcnn.runs.kept_job import kept_job
-from daskcnn.runs.record import parse_record
-from daskcnn.runs.state import check_of
-from daskcnn.show.stderr import say
+from daskcnn.runs.directory import RunDirectory, find_latest, kept_job, near
+from daskcnn.runs.state import check_of, parse_record
+from daskcnn.show.renderers.terminal import say
 
 _PLACES = ("path", "images", "labels", "test_images", "test_labels")
 """Keys of `[data]` that may change when a run is resumed."""

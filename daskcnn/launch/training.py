@@ -15,40 +15,36 @@ from typing import Any, Self
 import numpy as np
 from distributed import Client
 
+from daskcnn.cluster.link.calls import Signals
+from daskcnn.cluster.link.client import lend_client
 from daskcnn.cluster.link.connect import await_scheduler, check_scheduler, connect
-from daskcnn.cluster.link.lent_client import lend_client
-from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import admit
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.cluster.shell.shell import Heard
 from daskcnn.dashboard.feed import fed
-from daskcnn.datasets.indexing import forget, indexed, outlined
-from daskcnn.datasets.job_dataset import find_dataset, must_be_made
+from daskcnn.datasets.job_dataset import find_dataset, forget, indexed, must_be_made, outlined
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import EpochEnded, Event, RunEnded, RunResumed, RunStarted
 from daskcnn.followers import Feeds, FollowedRun, check_tools, check_tools_there
 from daskcnn.job.network import at_rest, network_of
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.launch.listener import Listener, OnEvent
 from daskcnn.launch.prepared_job import Prepared, checked_job
-from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.recorder import Listener, OnEvent, Recorder
 from daskcnn.launch.resume import epochs_of, has_checkpoint
 from daskcnn.markup import as_lines
 from daskcnn.nn.score import Score
 from daskcnn.nn.summary import LayerSummary, summarise
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.record import parse_record
-from daskcnn.runs.state import TrainingState, check_of, facts_of, replicas_of, to_state
+from daskcnn.runs.state import TrainingState, check_of, facts_of, parse_record, replicas_of, to_state
 from daskcnn.runs.summary import build_summary, worker_totals
-from daskcnn.show.progress import Progress, choose, shown
-from daskcnn.show.stderr import warnings_by
-from daskcnn.show.summary import format_summary
+from daskcnn.show.renderers.run_text import format_summary
+from daskcnn.show.renderers.terminal import Progress, choose, shown, warnings_by
 from daskcnn.store import Dataset
 from daskcnn.store.array_index import INDEX, ArrayChanged, write_index
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import first_weights
 from daskcnn.trained.trained_model import TrainedModel
 from daskcnn.training.coordinator.layer_records import REPLICA

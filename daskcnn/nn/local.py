@@ -1,4 +1,6 @@
-"""Layers whose output depends only on nearby input, run together on processors.
+"""Maps of whose windows of 2×2 pixels one number is left, on processors: one loop over a map's numbers, both ways.
+
+Layers whose output depends only on nearby input, run together on processors.
 
 A chain of such layers is one compiled loop over blocks (`daskcnn.compiled.chain`), which keeps only the chain's input
 for the backward pass. Frequent chains have loops of their own, over whole maps (`scaled`, `pooled`). On GPUs each layer
@@ -15,11 +17,134 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from daskcnn.arrays import Array
-from daskcnn.compiled.program import RELU, SCALE, Operation, Program
+from daskcnn import compiled
+from daskcnn.arrays import Array, Device
+from daskcnn.compiled.program import AVERAGE, LEAST_PART, MAX, PARTS, RELU, RUN, SCALE, TANH, Operation, Program
 from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State
-from daskcnn.nn.pooled import PooledPass
-from daskcnn.nn.scaled import THREAD_PARTS, ScaledPass, Scaling, rows_of
+from daskcnn.nn.scaled import THREAD_NUMBERS, THREAD_PARTS, ScaledPass, Scaling, rows_of
+
+NONE = -1
+"""No activation."""
+_KINDS = {
+    (MAX,): (MAX, NONE),
+    (RELU, MAX): (MAX, RELU),
+    (MAX, RELU): (MAX, RELU),
+    (AVERAGE,): (AVERAGE, NONE),
+    (RELU, AVERAGE): (AVERAGE, RELU),
+    (TANH, AVERAGE): (AVERAGE, TANH),
+}
+"""Pool and activation of a chain's operations. A ReLU and a greatest number may change places."""
+
+
+@dataclass(frozen=True)
+class PooledPass:
+    """A pass of a map x (H, W, N, C) through batch normalising, an activation and a pool, or a part of these."""
+
+    x: Array
+    device: Device
+    pool: int
+    activation: int
+
+    @classmethod
+    def of(cls, operations: Sequence[Operation], x: Array, device: Device, *, scaled: bool) -> PooledPass | None:
+        """Return the pass of these operations behind batch normalising, if it is `scaled`; None if there is none."""
+        kind = _KINDS.get(tuple(operation.code for operation in operations))
+        if kind is None or x.ndim != 4 or min(x.shape[:2]) < 2:
+            return None
+        if not all((o.size, o.step) == (2, 2) for o in operations if o.code in (MAX, AVERAGE)):
+            return None
+        pixels_left_out = x.shape[0] % 2 or x.shape[1] % 2
+        if scaled and (kind[0] == AVERAGE or pixels_left_out):
+            return None
+        return cls(device.backend.contiguous(x), device, *kind)
+
+    def forward(self, scaling: Scaling | None) -> Array:
+        """Return y."""
+        y, tiled = np.empty(self._out_shape, self.x.dtype), self._tiled(scaling, None)
+        x, out = _runs_of(self.x), _runs_of(y)
+        self._each(lambda lo, hi: compiled.pooled.forward(self.pool, self.activation, x, tiled, out, lo, hi))
+        return y
+
+    def sums(self, dy: Array, scaling: Scaling) -> tuple[Array, Array, Array]:
+        """Return the sums over pixels and samples of d and of d·(x - mean), each (C,), and dy.
+
+        d is dy where x is the greatest of its window and, behind a ReLU, above 0; elsewhere 0.
+        """
+        tiled, parts = self._tiled(scaling, None), np.empty((-(-self._runs // self._size), 2, self.x.shape[-1]))
+        x, change = _runs_of(self.x), self._map(dy)
+
+        def add_up(part: slice) -> None:
+            scratch = self.device.workspace.take(f"sums {self.device.pool.thread}", (2, self._run), self.x.dtype)
+            compiled.pooled.sums(self.activation, x, tiled, change, parts, self._size, part.start, part.stop, scratch)
+
+        self.device.pool.map(add_up, self._slices)
+        total, product = parts.sum(axis=0)
+        return total, product, dy
+
+    def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
+        """Return dx; with a scaling d·factor + (x - mean)·by_x + by_all, by_x being back's factor, by_all its shift."""
+        H, W = self.x.shape[:2]
+        dx = (np.zeros if H % 2 or W % 2 else np.empty)(self.x.shape, self.x.dtype)
+        kind = self.pool, self.activation, scaling is not None
+        own = _runs_of(self.x), self._tiled(scaling, back), self._map(dy), _runs_of(dx)
+        self._each(lambda lo, hi: compiled.pooled.backward(*kind, *own, lo, hi))
+        return dx
+
+    @property
+    def _out_shape(self) -> tuple[int, ...]:
+        H, W, *rest = self.x.shape
+        return H // 2, W // 2, *rest
+
+    def _map(self, dy: Array) -> Array:
+        return _runs_of(self.device.backend.contiguous(dy))
+
+    @cached_property
+    def _run(self) -> int:
+        """Numbers of a run: of whole samples."""
+        N, C = self.x.shape[2:]
+        return int(C * min(N, max(1, RUN // C)))
+
+    @property
+    def _runs(self) -> int:
+        H, W, N, C = self._out_shape
+        return H * W * -(-N * C // self._run)
+
+    @cached_property
+    def _size(self) -> int:
+        """Runs of a part, the same for any number of threads: sums are taken part by part."""
+        return -(-self._runs // max(1, min(PARTS, self.x.size // LEAST_PART)))
+
+    @property
+    def _slices(self) -> list[slice]:
+        parts = -(-self._runs // self._size)
+        return self.device.pool.slices(parts, at_least=-(-THREAD_NUMBERS * parts // self.x.size))
+
+    def _tiled(self, scaling: Scaling | None, back: Scaling | None) -> Array:
+        if scaling is None:
+            return _unscaled(self._run, self.x.dtype)
+        return np.tile(rows_of(scaling, back), self._run // self.x.shape[-1])
+
+    def _each(self, call: Callable[[int, int], None]) -> None:
+        """Call the loop for ranges of runs, on threads."""
+
+        def work(part: slice) -> None:
+            call(part.start * self._size, min(self._runs, part.stop * self._size))
+
+        self.device.pool.map(work, self._slices)
+
+
+def _runs_of(a: Array) -> Array:
+    """Return a map with samples and channels as one axis."""
+    return a.reshape(*a.shape[:2], -1)
+
+
+@lru_cache
+def _unscaled(run: int, dtype: np.dtype[Any]) -> Array:
+    """Return the rows by which nothing is scaled."""
+    rows = np.zeros((5, run), dtype)
+    rows[1] = 1
+    return rows
+
 
 ALL = slice(None)
 """Every channel."""
@@ -204,36 +329,32 @@ class _ChainPass:
         return self._as_given(self._forward(self._program, _rows(scaling, None, self._x)))
 
     def _forward(self, program: Program, by_channel: Array) -> Array:
-        from daskcnn.compiled import chain
-
         y = np.empty(program.out_shape, self._x.dtype)
-        self._each(program, lambda *own: chain.forward(self._x, y, by_channel, *own))
+        self._each(program, lambda *own: compiled.chain.forward(self._x, y, by_channel, *own))
         return y
 
     def sums(self, dy: Array, scaling: Scaling, given: slice) -> tuple[Array, Array]:
         """Return the sums over pixels and samples of the gradient behind the head, and of it times (x - mean)."""
-        from daskcnn.compiled import chain
-
         dy_map, x = self._map(dy), self._x
         parts, none = np.empty((len(self._program.parts), 2, x.shape[-1])), np.empty((0, 0, 0, 0), x.dtype)
         by_channel, start = _rows(scaling, None, x), given.start or 0
         self._each(
             self._program,
-            lambda *own: chain.backward(x, dy_map, none, parts, start, 0, False, by_channel, *own),
+            lambda *own: compiled.chain.backward(x, dy_map, none, parts, start, 0, False, by_channel, *own),
         )
         total, product = parts.sum(axis=0)
         return total, product
 
     def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None, given: slice, wanted: slice) -> Array:
         """Return dx of the wanted channels; back: what else than the scaled gradient it is made of."""
-        from daskcnn.compiled import chain
-
         x, dy_map = self._x, self._map(dy)
         adds = not self._program.tiles
         by_channel = _rows(scaling, None if adds else back, x)
         dx, parts = self._start(scaling, back, wanted, adds=adds), np.empty((0, 0, 0))
         starts = given.start or 0, wanted.start or 0
-        self._each(self._program, lambda *own: chain.backward(x, dy_map, dx, parts, *starts, adds, by_channel, *own))
+        self._each(
+            self._program, lambda *own: compiled.chain.backward(x, dy_map, dx, parts, *starts, adds, by_channel, *own)
+        )
         return self._as_given(dx)
 
     def _start(self, scaling: Scaling | None, back: Scaling | None, wanted: slice, *, adds: bool) -> Array:

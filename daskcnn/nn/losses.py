@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import NUMPY, Array
 
 LabelKind = Literal["classes", "several"]
@@ -209,12 +210,10 @@ def _mean_of_sample(values: Array) -> Array:
 
 def _softmax_cross_entropy(scores: Array, labels: Array, weights: Array | None, smoothing: float) -> tuple[Any, Array]:
     """Return the mean loss and its gradient from the compiled loop."""
-    from daskcnn.compiled import softmax
-
     dscores = np.empty_like(scores)
     own = np.empty(0, scores.dtype) if weights is None else weights.astype(scores.dtype, copy=False)
     given, classes, own = (NUMPY.contiguous(a) for a in (scores, labels.astype(np.int64, copy=False), own))
-    return scores.dtype.type(softmax.cross_entropy(given, classes, own, smoothing, dscores)), dscores
+    return scores.dtype.type(compiled.activations.cross_entropy(given, classes, own, smoothing, dscores)), dscores
 
 
 def labels_for(loss: Loss, x: Array, labels: Array) -> Array:

@@ -1,18 +1,28 @@
-"""A network as training uses it: initial values, the gradients of a step, and prediction."""
+"""A network as training uses it: initial values, the gradients of a step, and prediction.
+
+Layers that training leaves as they are.
+
+Scores of an image from several views of it: mirrored, and shifted by a pixel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from fnmatch import fnmatchcase
+from functools import reduce
+from operator import add
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from daskcnn.arrays import Array, Backend
-from daskcnn.nn.layer import Context, Layer, Params, Shape, State
+from daskcnn.nn.layer import Context, Layer, Params, Shape, State, walk
+from daskcnn.nn.layers.normalise import BatchNorm
 from daskcnn.nn.losses import Loss, Targets, correct, labels_for, mixed_loss
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.tree import leaves, map_leaves
+from daskcnn.nn.vector import leaves, map_leaves
 
 
 def init_network(model: Layer, seed: int, in_shape: Shape, dtype: str) -> tuple[Params, State]:
@@ -84,3 +94,92 @@ def predict(model: Layer, params: Params, state: State, x: Array, ctx: Context) 
     """Return the scores, (N, classes) of a classifier, on the device, of a host batch x (H, W, N, C)."""
     scores, _, _ = model.forward(params, state, ctx.device.backend.from_host(x), replace(ctx, training=False))
     return scores
+
+
+def freeze(model: Sequential, patterns: Sequence[str], in_shape: Shape) -> Sequential:
+    """Return the network with the layers frozen whose paths match one of the patterns, such as `conv*`.
+
+    A pattern of a composite layer's path freezes what is inside it.
+
+    Frozen layers keep their parameters. Batch normalising among them is fixed: it goes by its running mean and
+    variance, and keeps them. Raises ValueError for a pattern that matches no layer with weights, or if all are frozen.
+    """
+    if not patterns:
+        return model
+    weighted = [path for path, layer, shape in walk(model, in_shape) if layer.numbers(shape)]
+    for pattern in patterns:
+        if not any(_matches(name, pattern) for name in weighted):
+            known = ", ".join(weighted) or "none"
+            raise ValueError(f"freeze = {pattern!r}: matches no layer with weights; there are {known}")
+    frozen = frozenset(name for name in weighted if any(_matches(name, pattern) for pattern in patterns))
+    if len(frozen) == len(weighted):
+        raise ValueError(f"freeze = {list(patterns)!r}: leaves no layer to train; there are {', '.join(weighted)}")
+    changed = _frozen(model, frozen)
+    assert isinstance(changed, Sequential)
+    return changed
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Return whether the pattern is of this layer's path, or of that of a layer around it."""
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*")
+
+
+def _frozen(layer: Layer, paths: frozenset[str]) -> Layer:
+    """Return the layer with the layers of these paths inside it frozen; "" is the layer itself."""
+    if isinstance(layer, BatchNorm):
+        return replace(layer, fixed=True) if "" in paths else layer
+    changed = layer.mapped(lambda name, child: _frozen(child, _inside(paths, name)))
+    return replace(changed, frozen=paths) if isinstance(changed, Sequential) else changed
+
+
+def _inside(paths: frozenset[str], name: str) -> frozenset[str]:
+    """Return the paths that lead into the child of this name, from there on."""
+    parts = (path.partition("/") for path in paths)
+    return frozenset(rest for first, _, rest in parts if first == name)
+
+
+Views: TypeAlias = Literal["none", "mirror", "mirror-translate"]
+
+
+def predict_views(model: Layer, params: Params, state: State, x: Array, ctx: Context, views: Views) -> Array:
+    """Return the mean scores (N, classes), on the device, over the views of a host batch x (H, W, N, C).
+
+    `mirror` is the mean of the image and its mirror image. `mirror-translate` gives half of the weight to these two and
+    half to both after a shift by one pixel to the upper left and to the lower right, where pixels at the edges are
+    mirrored: 2 views of weight 1/4 and 4 of 1/8 (airbench94, Jordan 2024). Scores are averaged, not probabilities.
+    """
+    if views == "none":
+        return predict(model, params, state, x, ctx)
+    weighed = (predict(model, params, state, view, ctx) * x.dtype.type(part) for view, part in weighted_views(x, views))
+    return reduce(add, weighed)
+
+
+def weighted_views(x: Array, views: Views) -> Iterator[tuple[Array, float]]:
+    """Yield each view of a host batch x (H, W, N, C) with its weight; the weights add up to 1."""
+    if views == "none":
+        yield x, 1.0
+        return
+    part = 1 / 2 if views == "mirror" else 1 / 4
+    yield from _both_ways(x, part)
+    if views == "mirror-translate":
+        padded = np.pad(x, ((1, 1), (1, 1), (0, 0), (0, 0)), "reflect")
+        for shifted in (padded[:-2, :-2], padded[2:, 2:]):
+            yield from _both_ways(shifted, part / 2)
+
+
+def _both_ways(x: Array, weight: float) -> Iterator[tuple[Array, float]]:
+    yield np.ascontiguousarray(x), weight
+    yield np.ascontiguousarray(x[:, ::-1]), weight
+
+
+def views_problem(views: Views, in_shape: Shape, *, reconstructs: bool = False) -> str | None:
+    """Return why a network for images (H, W, C) cannot look at these views of them, None if it can.
+
+    reconstructs: whether it answers an image with an image; the answers to two views show different things.
+    """
+    H, W = in_shape[:2]
+    if reconstructs and views != "none":
+        return f"{views!r}: views average scores of classes, and this network reconstructs images; use 'none'"
+    if views == "mirror-translate" and min(H, W) < 2:
+        return f"{views!r}: images of {H}x{W} have no pixel beside the outermost one to shift by; use 'mirror'"
+    return None

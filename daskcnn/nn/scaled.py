@@ -1,13 +1,20 @@
-"""Maps that are shifted and scaled by channel, on processors: with a map added to them, and a ReLU behind."""
+"""Maps that are shifted and scaled by channel, on processors: with a map added to them, and a ReLU behind.
+
+Sums over the pixels and samples of maps and vectors, channel by channel (the last axis).
+
+On processors they are compiled loops over fixed parts, so that sums do not depend on the number of threads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.program import LEAST_PART, PARTS, RUN
 
@@ -48,12 +55,10 @@ class ScaledPass:
 
     def forward(self, scaling: Scaling, other: Array | None = None) -> Array:
         """Return y = (x - mean)·factor + shift + other, rectified or not."""
-        from daskcnn.compiled import scaled
-
         y, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(rows_of(scaling, None))
         added = self._none if other is None else self._flat(other)
         out = y.reshape(-1)
-        self._each(lambda lo, hi: scaled.forward(self._numbers, tiled, added, self.rectified, out, lo, hi))
+        self._each(lambda lo, hi: compiled.scaled.forward(self._numbers, tiled, added, self.rectified, out, lo, hi))
         return y
 
     def sums(self, dy: Array, scaling: Scaling, y: Array | None = None) -> tuple[Array, Array, Array]:
@@ -61,8 +66,6 @@ class ScaledPass:
 
         d is dy, and 0 where a ReLU's output is 0. y: the output, if something was added to it; else dy is returned.
         """
-        from daskcnn.compiled import scaled
-
         keeps = self.rectified and y is not None
         change = np.empty_like(dy, order="C") if keeps else dy
         tiled, parts = self._tiled(rows_of(scaling, None)), np.empty((self._parts, 2, self.x.shape[-1]))
@@ -71,7 +74,7 @@ class ScaledPass:
 
         def add_up(part: slice) -> None:
             scratch = self.device.workspace.take(f"sums {self.device.pool.thread}", (2, self._run), self.x.dtype)
-            scaled.sums(*own, parts, self._size, part.start, part.stop, scratch)
+            compiled.scaled.sums(*own, parts, self._size, part.start, part.stop, scratch)
 
         self.device.pool.map(add_up, self._slices)
         total, product = parts.sum(axis=0)
@@ -79,11 +82,9 @@ class ScaledPass:
 
     def backward(self, dy: Array, scaling: Scaling, back: Scaling) -> Array:
         """Return dx = d·factor + (x - mean)·by_x + by_all; back: its factor is by_x, its shift by_all."""
-        from daskcnn.compiled import scaled
-
         dx, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(rows_of(scaling, back))
         change, out = self._flat(dy), dx.reshape(-1)
-        self._each(lambda lo, hi: scaled.backward(self._numbers, tiled, change, self.rectified, out, lo, hi))
+        self._each(lambda lo, hi: compiled.scaled.backward(self._numbers, tiled, change, self.rectified, out, lo, hi))
         return dx
 
     @cached_property
@@ -127,3 +128,54 @@ class ScaledPass:
             call(part.start * self._size, min(self.x.size, part.stop * self._size))
 
         self.device.pool.map(work, self._slices)
+
+
+CHANNEL_RUN = 1024
+"""About how many numbers are added to as many sums at once: enough for vectors, few enough for the first cache."""
+
+
+def channel_sum(x: Array, device: Device) -> Array:
+    """Return the sum of x (..., N, C) over all axes but the last: (C,)."""
+    if not device.backend.compiled:
+        return x.sum(axis=tuple(range(x.ndim - 1)))
+    C = x.shape[-1]
+    run = _run(C)
+    flat = device.backend.contiguous(x).reshape(-1)
+    parts = np.empty((-(-x.size // (compiled.runs.RUNS * run)), C))
+
+    def work(part: slice) -> None:
+        scratch = device.workspace.take(f"sums {device.pool.thread}", (run,), x.dtype)
+        compiled.runs.channel_sums(flat, C, run, part.start, part.stop, parts, scratch)
+
+    device.pool.map(work, device.pool.slices(len(parts)))
+    return parts.sum(axis=0).astype(x.dtype)
+
+
+def moments(x: Array, device: Device) -> tuple[Array, Array, Array]:
+    """Return mean, what rounding leaves of it, and variance of each channel of x (..., N, C): (C,) each.
+
+    Squares are taken about the mean, so they are exact however far it lies from 0.
+    """
+    if not device.backend.compiled:
+        axes = tuple(range(x.ndim - 1))
+        mean = x.mean(axis=axes)
+        rest = (x - mean).mean(axis=axes)
+        return mean, rest, ((x - mean - rest) ** 2).mean(axis=axes)
+    C, count = x.shape[-1], prod(x.shape[:-1])
+    run = _run(C)
+    flat = device.backend.contiguous(x).reshape(-1)
+    parts, whole = np.empty((compiled.batchnorm.part_count(x.size, run), 2, C)), np.empty((2, C))
+
+    def work(part: slice) -> None:
+        scratch = device.workspace.take(f"moments {device.pool.thread}", (3, run), x.dtype)
+        compiled.batchnorm.moments(flat, C, run, part.start, part.stop, parts, scratch)
+
+    device.pool.map(work, device.pool.slices(len(parts), at_least=-(-THREAD_NUMBERS // compiled.batchnorm.PART)))
+    compiled.batchnorm.joined(parts, C, run, count, whole)
+    mean = whole[0].astype(x.dtype)
+    return mean, (whole[0] - mean).astype(x.dtype), whole[1].astype(x.dtype)
+
+
+def _run(C: int) -> int:
+    """Return a multiple of C."""
+    return max(1, CHANNEL_RUN // C) * C

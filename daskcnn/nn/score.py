@@ -1,4 +1,14 @@
-"""The result of judging a network on some samples."""
+"""AUC: how well a classifier's scores tell the classes apart, whatever the threshold.
+
+AUC does not add up over parts of a split: it compares samples of one part with those of another. What adds up is the
+class scores themselves (`ClassScores`), so the workers that judge parts return those, and their sum has the AUC of the
+whole, to the last bit. Their size is bounded: of a split with more than `MOST` numbers (samples × classes) every n-th
+sample is kept, and the AUC is that of these samples.
+
+The result of judging a network on some samples.
+
+Counts of a network's right and wrong answers by class, taken in batch by batch: what precision and recall are of.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +16,109 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from daskcnn.events import Judged
-from daskcnn.nn.auc import ClassScores
+
+MOST = 1 << 20
+"""Class scores kept of a whole split: 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassScores:
+    """The class scores of samples, (N, classes) float32, and their labels; adds up over parts of a split.
+
+    Labels are (N,), or (N, classes) of 0 and 1 where a sample has several.
+    """
+
+    scores: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.integer]
+
+    def __add__(self, other: ClassScores) -> ClassScores:
+        both = (self.scores, other.scores), (self.labels, other.labels)
+        return ClassScores(np.concatenate(both[0]), np.concatenate(both[1]))
+
+    @property
+    def auc(self) -> float | None:
+        """Macro AUC of these samples, the same in whatever order the parts were added; None where a score is NaN."""
+        return _mean(self.areas)
+
+    @property
+    def areas(self) -> list[float | None]:
+        """AUC of each class by itself; None where there is none, and everywhere where a score is NaN."""
+        if np.isnan(self.scores).any():
+            return [None] * self.scores.shape[1]
+        return areas_under_curves(self.scores, self.labels)
+
+
+class Collected:
+    """Takes in the class scores of a part of a split, batch by batch.
+
+    Parameters
+    ----------
+    begin : the part's first sample in the split
+    whole : samples of the split that are judged, all parts together
+    """
+
+    def __init__(self, begin: int, whole: int) -> None:
+        self._next, self._whole = begin, whole
+        self._kept: list[ClassScores] = []
+
+    def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
+        """The next batch: scores (N, classes), labels (N,) or (N, classes), on the host. They are copied."""
+        every = -(-self._whole * scores.shape[1] // MOST)
+        first = -self._next % every
+        self._next += len(labels)
+        self._kept.append(ClassScores(np.array(scores[first::every], np.float32), np.array(labels[first::every])))
+
+    def done(self) -> ClassScores | None:
+        """All that was kept; None where there was no batch."""
+        if not self._kept:
+            return None
+        scores, labels = ([getattr(kept, name) for kept in self._kept] for name in ("scores", "labels"))
+        return ClassScores(np.concatenate(scores), np.concatenate(labels))
+
+
+def area_under_curve(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> float | None:
+    """Return the macro AUC of scores (N, classes) for labels (N,) or (N, classes): the mean over the classes.
+
+    A class without samples, or without other samples, is left out. Returns None if all are left out.
+    """
+    return _mean(areas_under_curves(scores, labels))
+
+
+def areas_under_curves(scores: npt.NDArray[np.floating], labels: npt.NDArray[np.integer]) -> list[float | None]:
+    """Return the AUC of each class of scores (N, classes) for labels (N,), or (N, classes) of 0 and 1.
+
+    Higher scores mean likelier.
+
+    The AUC of one class against the rest is the chance that a sample of the class scores higher than one of the rest;
+    ties count half. A class without samples, or without other samples, has None.
+    """
+    classes = range(scores.shape[1])
+    return [_one_against_rest(scores[:, c], labels[:, c] > 0 if labels.ndim == 2 else labels == c) for c in classes]
+
+
+def _mean(each: list[float | None]) -> float | None:
+    known = [area for area in each if area is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _one_against_rest(scores: npt.NDArray[np.floating], positive: npt.NDArray[np.bool_]) -> float | None:
+    """Return the AUC from the sum of the positives' ranks (Mann and Whitney's U), in the time of sorting."""
+    n = int(positive.sum())
+    others = len(positive) - n
+    if not n or not others:
+        return None
+    return float((_ranks(scores)[positive].sum() - n * (n + 1) / 2) / (n * others))
+
+
+def _ranks(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Return each score's place in ascending order, from 1. Equal scores share the mean of their places."""
+    _, which, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[which]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +181,80 @@ class Score:
         if not self.samples:
             return Judged(accuracy=None, loss=None, auc=None)
         return Judged(accuracy=self.accuracy, loss=self.loss, auc=self.classes and self.classes.auc)
+
+
+Counts = npt.NDArray[np.int64]
+
+TOP = 5
+"""The right class counts if it is among this number of highest scores. Needs twice as many classes."""
+MOST_CONFUSED = 1000
+"""Classes up to which a confusion matrix is counted: 8 MB."""
+
+
+class ClassAnswers:
+    """Counts of samples that have one class each.
+
+    Parameters
+    ----------
+    classes : how many there are
+
+    Attributes
+    ----------
+    present, answered, hits
+        Samples of each class; that were answered with it; both.
+    confusion
+        Samples (classes, classes): of the class of the row, answered with the class of the column. None of more than
+        `MOST_CONFUSED` classes.
+    in_top
+        Samples whose class is among the `TOP` highest scores; of equal scores the first ones count as higher.
+    """
+
+    def __init__(self, classes: int) -> None:
+        self.present: Counts = np.zeros(classes, np.int64)
+        self.answered: Counts = np.zeros(classes, np.int64)
+        self.hits: Counts = np.zeros(classes, np.int64)
+        self.confusion: Counts | None = np.zeros((classes, classes), np.int64) if classes <= MOST_CONFUSED else None
+        self.in_top = 0
+
+    def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
+        """Count a batch: scores (N, classes), labels (N,)."""
+        answers, classes = scores.argmax(axis=1), scores.shape[1]
+        for counts, found in ((self.present, labels), (self.answered, answers), (self.hits, labels[answers == labels])):
+            counts += np.bincount(found, minlength=classes)
+        if self.confusion is not None:
+            np.add.at(self.confusion, (labels, answers), 1)
+        own = scores[np.arange(len(labels)), labels][:, None]
+        before = np.arange(classes) < labels[:, None]
+        higher = ((scores > own) | (before & (scores == own))).sum(axis=1)
+        self.in_top += int(((higher < TOP) & np.isfinite(own[:, 0])).sum())
+
+
+class LabelAnswers:
+    """Counts of samples that have several labels each.
+
+    Parameters
+    ----------
+    labels : how many there are
+
+    Attributes
+    ----------
+    present, answered, hits
+        Samples that have each label; that were answered with it, by a score above 0; both.
+    """
+
+    def __init__(self, labels: int) -> None:
+        self.present: Counts = np.zeros(labels, np.int64)
+        self.answered: Counts = np.zeros(labels, np.int64)
+        self.hits: Counts = np.zeros(labels, np.int64)
+
+    def add(self, scores: npt.NDArray[Any], labels: npt.NDArray[np.integer]) -> None:
+        """Count a batch: scores (N, labels), labels (N, labels) of 0 and 1."""
+        yes, has = scores > 0, labels > 0
+        self.present += has.sum(axis=0)
+        self.answered += yes.sum(axis=0)
+        self.hits += (yes & has).sum(axis=0)
+
+
+def shares(of: Counts, among: Counts) -> list[float | None]:
+    """Return each count as a share of another; None where that is 0."""
+    return [int(a) / int(b) if b else None for a, b in zip(of, among, strict=True)]

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Context, Layer, LayerError, Params, Residual, Shape, State
+from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Residual, Shape, State, glorot_uniform
 from daskcnn.nn.local import Chain, rectifies
-from daskcnn.nn.tree import map_leaves
 from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
+from daskcnn.nn.vector import map_leaves
 
 
 @dataclass(frozen=True)

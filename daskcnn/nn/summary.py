@@ -11,7 +11,7 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.nn.layer import Layer, Shape, walk
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.tree import leaves
+from daskcnn.nn.vector import leaves
 
 
 @dataclass(frozen=True)

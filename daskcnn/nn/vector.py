@@ -1,8 +1,11 @@
-"""Parameters and state as one flat vector: what replicas push, optimisers update and checkpoints hold."""
+"""Nested dicts of arrays: params, state and gradients.
+
+Parameters and state as one flat vector: what replicas push, optimisers update and checkpoints hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +16,31 @@ import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn.layer import Params, Shape, State
-from daskcnn.nn.tree import leaves
+
+
+def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
+    """Yield every array with its path ("conv1/w"), in the order of the dicts."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
+def inside(tree: dict[str, Any], path: str) -> dict[str, Any]:
+    """Return the part of a tree that belongs to the layer of this path; empty where it has none."""
+    for name in path.split("/"):
+        tree = tree.get(name, {})
+    return tree
+
+
+def map_leaves(function: Callable[[Array], Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the same nesting with `function` of every array."""
+    return {
+        name: map_leaves(function, value) if isinstance(value, dict) else function(value)
+        for name, value in tree.items()
+    }
+
 
 _LARGE = 1 << 20
 """From this size in bytes, copying an array takes longer than handing the work to threads."""

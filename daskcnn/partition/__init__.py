@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from daskcnn.partition.allocation import Allocation
-from daskcnn.partition.budget import Budget
-from daskcnn.partition.idpa import IDPA
-from daskcnn.partition.idpa_paper import IDPAPaper
+from daskcnn.partition.idpa import IDPA, UDPA, IDPAPaper
 from daskcnn.partition.partitioner import Partitioner
-from daskcnn.partition.proportional import kernel_shards, proportional
-from daskcnn.partition.udpa import UDPA
+from daskcnn.partition.proportions import kernel_shards, proportional
+from daskcnn.partition.rounds import Budget
 
 PARTITIONERS: dict[str, type[Partitioner]] = {
     "idpa": IDPA,

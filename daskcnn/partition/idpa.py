@@ -1,4 +1,4 @@
-"""Incremental data partitioning and allocation (BPT-CNN, §3.3.1), with its two flaws corrected."""
+"""Incremental and uniform data partitioning and allocation (BPT-CNN, §3.3.1 and §5.3.3)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from daskcnn.partition.allocation import Allocation
 from daskcnn.partition.partitioner import Partitioner
-from daskcnn.partition.proportional import speeds
+from daskcnn.partition.proportions import speeds
 
 
 @dataclass(frozen=True)
@@ -23,3 +24,62 @@ class IDPA(Partitioner):
     def weights(self, seconds: Sequence[float]) -> list[float]:
         """Return speeds: samples per second, relative to the fastest."""
         return speeds(seconds)
+
+
+@dataclass(frozen=True)
+class IDPAPaper(IDPA):
+    """BPT-CNN eq. 2-5 with bounds: n'_j = floor(N/A)·a·t̄ / (m·t̄_j); the last worker takes the rest.
+
+    t̄ is the arithmetic mean of t̄_j, so the n'_j add up to more than there is, and the last worker starves. Taken to
+    the letter the formula may ask for negative counts. The paper says nothing of that; these bounds are ours. No worker
+    loses samples. No worker gets more than the increment still has. Every worker gets a sample in the first increment,
+    where that has as many as there are workers. The paper drops N mod A samples; here the last increment gives them
+    out, as in `idpa`.
+    """
+
+    laws: ClassVar[frozenset[str]] = frozenset({"complete"})
+
+    def _given_after(self, allocation: Allocation, increment: int) -> int:
+        """Return floor(N/A)·a, and all samples after the last increment."""
+        whole = increment == self.increments
+        return allocation.total if whole else allocation.total // self.increments * increment
+
+    def _sizes(self, allocation: Allocation, times: list[float], increment: int) -> list[int]:
+        sizes = list(allocation.sizes().values())
+        left = self._given_after(allocation, increment) - allocation.given
+        at_least = int(allocation.given == 0 and left >= len(sizes))
+        shares = self._shares(times)
+        for index in range(len(sizes) - 1):
+            kept = at_least * (len(sizes) - 1 - index)
+            more = self._wanted(allocation, times, shares, index, increment) - sizes[index]
+            more = max(at_least, min(more, left - kept))
+            sizes[index] += more
+            left -= more
+        sizes[-1] += left
+        return sizes
+
+    def _wanted(
+        self, allocation: Allocation, times: list[float], shares: list[float], index: int, increment: int
+    ) -> int:
+        """Return n'_j of eq. 4, or the share by nominal speed (eq. 2) in the first increment."""
+        if increment == 1:
+            return super()._wanted(allocation, times, shares, index, increment)
+        mean = sum(times) / len(times)
+        seconds = allocation.total // self.increments * increment * mean / len(times)  # T_a, eq. 3
+        return int(seconds / times[index])
+
+
+@dataclass(frozen=True)
+class UDPA(Partitioner):
+    """Equal parts, all at once: there is one increment, whatever number is asked for."""
+
+    laws: ClassVar[frozenset[str]] = frozenset({"complete", "equal", "served"})
+    at_once: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "increments", 1)
+
+    def weights(self, seconds: Sequence[float]) -> list[float]:
+        """Return equal weights, whatever the speeds."""
+        return [1.0] * len(seconds)

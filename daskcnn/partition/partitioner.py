@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from daskcnn.partition.allocation import Allocation, count
-from daskcnn.partition.proportional import level, proportional, speeds
+from daskcnn.partition.proportions import level, proportional, speeds
 
 Seconds = Mapping[str, float]
 """Seconds a sample takes each worker: calibrated at first, measured later."""

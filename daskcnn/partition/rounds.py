@@ -1,4 +1,8 @@
-"""Which worker trains on which samples next, until every sample was presented `epochs` times on average.
+"""How many samples a round may still present.
+
+Pairs of workers swap half of their samples, so that each sees more of the data (Hegde & Usmani §5.1.1).
+
+Which worker trains on which samples next, until every sample was presented `epochs` times on average.
 
 Theory of operation: a *round* is one pass of a worker over all its samples. `Rounds` is told that a round ended
 (`finished`), that its worker is `lost` or that a worker has come (`join`); `due` then returns the rounds that start
@@ -15,13 +19,87 @@ minibatches are in proportion to their samples. No clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from daskcnn.frozen import frozen
-from daskcnn.partition.allocation import Allocation, Ranges
-from daskcnn.partition.budget import Budget
+from daskcnn.partition.allocation import Allocation, Ranges, count, take, union
 from daskcnn.partition.partitioner import Partitioner
-from daskcnn.partition.swap import swap_halves
+from daskcnn.partition.proportions import proportional
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Presentations of a sample still to be made. They add up to samples · epochs exactly.
+
+    With growing allocations the early rounds present fewer than all samples, so there are more rounds than epochs.
+    BPT-CNN eq. 6 rounds their number down, which loses samples; here the last round is cut instead.
+    """
+
+    left: int
+
+    @classmethod
+    def of(cls, samples: int, epochs: int) -> Budget:
+        """Return the budget of a run. Raises ValueError if there is nothing to present."""
+        if samples < 1 or epochs < 1:
+            raise ValueError(f"samples={samples}, epochs={epochs}: nothing to train on; both must be 1 or more")
+        return cls(samples * epochs)
+
+    @property
+    def spent(self) -> bool:
+        """Whether no presentation is left."""
+        return self.left == 0
+
+    def round(self, sizes: Mapping[str, int]) -> tuple[dict[str, int], Budget]:
+        """Return the samples each worker presents in a synchronous round of all, and the budget after it.
+
+        The last round is cut in proportion. If fewer presentations are left than workers, some workers present none.
+        """
+        wanted = sum(sizes.values())
+        if wanted <= self.left:
+            return dict(sizes), Budget(self.left - wanted)
+        return dict(zip(sizes, proportional(self.left, list(sizes.values())), strict=True)), Budget(0)
+
+    def one(self, size: int) -> tuple[int, Budget]:
+        """Return the samples one worker presents in its own next round (0: it is done), and the budget after it."""
+        now = min(size, self.left)
+        return now, Budget(self.left - now)
+
+    def returned(self, number: int) -> Budget:
+        """Return the budget with presentations that a lost worker did not make; other workers make them."""
+        return Budget(self.left + number)
+
+
+def swap_halves(allocation: Allocation, number: int) -> Allocation:
+    """Return the allocation after the exchange of this number, counted from 0. No worker's number of samples changes.
+
+    Workers are the corners of a hypercube and swap along one of its edges after the other: after log2(k) exchanges the
+    samples of each come from all k. A worker without a partner keeps its own.
+    """
+    workers, ranges = allocation.workers, dict(allocation.ranges)
+    axes = max(1, (len(workers) - 1).bit_length())
+    distance = 1 << (number % axes)
+    for i, one in enumerate(workers):
+        if not i & distance and i | distance < len(workers):
+            other = workers[i | distance]
+            half = min(allocation.size(one), allocation.size(other)) // 2
+            # a worker's samples lie in runs, one of each worker that they came from: some of every run go on
+            (given, kept), (taken, left) = (_spread(ranges[w], half, 2 << axes) for w in (one, other))
+            ranges[one], ranges[other] = union(kept, taken), union(left, given)
+    return replace(allocation, ranges=ranges)
+
+
+def _spread(ranges: Ranges, number: int, pieces: int) -> tuple[Ranges, Ranges]:
+    """Return `number` samples, at most half of all, from pieces of equal size; and the rest."""
+    size, pieces = count(ranges), min(number, pieces)
+    taken: list[Ranges] = []
+    left: list[Ranges] = []
+    for i in range(pieces):
+        piece, ranges = take(ranges, size * (i + 1) // pieces - size * i // pieces)
+        some, rest = take(piece, number * (i + 1) // pieces - number * i // pieces)
+        taken.append(some)
+        left.append(rest)
+    return union(*taken), union(ranges, *left)
 
 
 @frozen

@@ -9,18 +9,17 @@ from typing import Any
 
 from daskcnn.arrays import single_threaded_blas
 from daskcnn.events import EpochEnded, Event
+from daskcnn.job.dataset import USUAL_INCREMENTS
 from daskcnn.job.resolve import resolve
-from daskcnn.job.usual import USUAL_INCREMENTS
 from daskcnn.partition import PARTITIONERS
 from daskcnn.planning.simulate import Scenario, constants_of, learner_of, simulate
 from daskcnn.ps import RULES
 from daskcnn.ps.downpour import Downpour
-from daskcnn.show.figure import Curve, Figure
+from daskcnn.show.figures import Curve, Figure, stacked
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.step_breakdown import stacked
 from daskcnn.sim.cluster import Server, SimulatedCluster, Worker, kinds
-from daskcnn.sim.papers_step import ceiling
-from daskcnn.sim.points import LAYERS, clusters_of_points
+from daskcnn.sim.learners import LAYERS, clusters_of_points
+from daskcnn.sim.papers_costs import ceiling
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 

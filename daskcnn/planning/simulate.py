@@ -12,31 +12,27 @@ import numpy as np
 
 from daskcnn.arrays import Device, cpu_count, single_threaded_blas
 from daskcnn.conv import ConvSpec
-from daskcnn.datasets.indexing import outlined
-from daskcnn.datasets.job_dataset import find_dataset, no_data_set
+from daskcnn.datasets.job_dataset import find_dataset, no_data_set, outlined
 from daskcnn.errors import ClusterError, DataError, JobError
 from daskcnn.events import Event, RunStarted
-from daskcnn.job.dataset import arrays_of
+from daskcnn.job.dataset import arrays_of, on_data
 from daskcnn.job.network import convolutions, initial_weights, network_of
-from daskcnn.job.resolve import resolve
-from daskcnn.job.sources import apply_settings, read_job_file
+from daskcnn.job.resolve import apply_settings, read_job_file, resolve
 from daskcnn.job.tables import LAYER, Job
-from daskcnn.job.usual import on_data
 from daskcnn.ps.downpour import Downpour
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.log import read_events
 from daskcnn.sharded import Stage, stages_of
 from daskcnn.show.report_tables import RunReport, tables
 from daskcnn.sim.cluster import SimulatedCluster, read_cluster, to_toml
-from daskcnn.sim.costs import Constants
 from daskcnn.sim.learners import Learner, TimingOnly, Training
 from daskcnn.sim.measured import measured_cluster, sharded_cluster, step_seconds
-from daskcnn.sim.papers_step import Sharding, sharded_events
+from daskcnn.sim.papers_costs import Constants, Sharding, sharded_events
 from daskcnn.sim.sharded_step import Direct
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.store import DATASETS, Dataset, Described, open_dataset
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.trained.fine_tuning import names_network, read_trained, start_of, with_network
 from daskcnn.training.replica import Replica
 

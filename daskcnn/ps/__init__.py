@@ -7,14 +7,25 @@ from daskcnn.ps.agwu import AGWU
 from daskcnn.ps.bsp import BSP
 from daskcnn.ps.downpour import Downpour
 from daskcnn.ps.easgd import EASGD
-from daskcnn.ps.instructions import Code, Instruction, Refuse, Reply
+from daskcnn.ps.messages import (
+    Code,
+    Instruction,
+    Join,
+    Leave,
+    Pull,
+    Push,
+    Refuse,
+    Reply,
+    Request,
+    RuleState,
+    Snapshot,
+    Vector,
+)
 from daskcnn.ps.parallel_sgd import ParallelSGD
-from daskcnn.ps.requests import Join, Leave, Pull, Push, Request, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Action, Asynchronous, Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.rule import AccuracyWeighted, Action, Asynchronous, Local, Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
 from daskcnn.ps.server import ParameterServer
 from daskcnn.ps.sgwu import SGWU
-from daskcnn.ps.snapshot import Snapshot
 
 RULES: dict[str, type[UpdateRule]] = {
     "sgwu": SGWU,

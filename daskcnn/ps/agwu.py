@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, RuleState, View
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import AccuracyWeighted, Asynchronous, Local, Merge, View
 from daskcnn.ps.vectors import add_scaled
 
 _LARGEST = 500.0  # exponent at which γ is 0 for every purpose, and a sum over many workers still finite

@@ -1,15 +1,27 @@
-"""Bulk synchronous parallel SGD (Theano-MPI §3.1, §4)."""
+"""Bulk synchronous parallel SGD (Theano-MPI §3.1, §4).
+
+Alltoall-sum-allgather: how the replicas of BSP meet without a server (Theano-MPI §3.2). No I/O.
+
+Each of k replicas is in charge of one k-th of the vector. It is given that piece of what all others have to say, merges
+them as the server would, with the rule's own `merge`, and hands the result to all.
+
+What does not travel as it is goes through a block at a time, so that no temporary is as long as the vector.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
-from daskcnn.ps.vectors import sample_weights, weighted_sum
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import Local, Merge, UpdateRule, View
+from daskcnn.ps.split import Span
+from daskcnn.ps.vectors import cast, sample_weights, weighted_sum
+from daskcnn.ps.versions import Bases
 
 
 class BSP(UpdateRule):
@@ -87,3 +99,85 @@ class BSP(UpdateRule):
             weights, payloads = [1.0, *(len(pushes) * w for w in weights)], [center, *payloads]
         merged, finite = weighted_sum(payloads, weights)
         return Merge(merged, state, finite=finite)
+
+
+SCALE = 256.0
+"""Increments are multiplied by this in float16: those of 1e-6, as they come late in training, would lose most of their
+digits. What adds more than 255 to a weight at once is infinite, and counts as diverged."""
+_BLOCK = 1 << 17  # elements
+
+
+@dataclass(frozen=True)
+class ASA:
+    """One way to exchange. Over the wire go what the rule pushes and its merge, or, in float16, increments.
+
+    In float16 the weights themselves would lose most of what a step adds to them; an increment loses a part in 2,000.
+    """
+
+    rule: BSP
+    wire: np.dtype[np.floating]
+
+    @classmethod
+    def of(cls, rule: UpdateRule | None, asked: str) -> ASA:
+        """The exchange of this rule, which has to be serverless. asked: the job's dtype on the wire."""
+        assert isinstance(rule, BSP), "no other rule is serverless"
+        return cls(rule, np.dtype(rule.wire(asked)))
+
+    @property
+    def half(self) -> bool:
+        """Whether increments travel, in float16."""
+        return self.wire == np.float16
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether an exchange needs the base; a mean of weights does not, and is spared the copy of every center."""
+        return self.half or self.rule.combine == "sum"
+
+    def contribution(self, local: Local) -> Vector:
+        """What is cut into pieces, in the wire's dtype (where the replica computes). May be the weights themselves."""
+        if not self.half:
+            whole: Vector = cast(self.rule.payload(local), self.wire)
+            return whole
+        result: Vector = np.empty_like(local.weights, dtype=self.wire)
+        for block in _blocks(len(result)):
+            gained = np.subtract(local.weights[block], local.base[block])
+            gained *= SCALE
+            result[block] = cast(gained, self.wire)
+        return result
+
+    def add_up(self, base: Vector, pieces: Sequence[Vector], samples: Sequence[int]) -> Vector:
+        """The merge of one range, from the base's and the replicas' pieces, in the wire's dtype.
+
+        samples: what each replica trained on for its piece. Replicas have to be in the same order everywhere.
+        """
+        result = np.empty(len(base), self.wire)
+        for block in _blocks(len(base)):
+            center = np.zeros_like(base[block]) if self.half else base[block]
+            result[block] = self._merge(center, [cast(piece[block], base.dtype) for piece in pieces], samples)
+        return result
+
+    def adopt(self, local: Local, span: Span, merged: Vector) -> None:
+        """Go on from the merge of one range, in the weights, and in the base where that is needed; both written to."""
+        base, weights = local.base[slice(*span)], local.weights[slice(*span)]
+        if not self.looks_back:
+            weights[...] = cast(merged, weights.dtype)
+            return
+        for block in _blocks(len(base)):
+            center = cast(merged[block], base.dtype)
+            if self.half:
+                center *= 1 / SCALE
+                center += base[block]
+            base[block] = weights[block] = center
+
+    def _merge(self, center: Vector, payloads: Sequence[Vector], samples: Sequence[int]) -> Vector:
+        """As it goes over the wire; of scaled increments it is as much scaled."""
+        pushes = [
+            Push(0, str(i), 0, 1, 0, payload, n, 1.0)
+            for i, (payload, n) in enumerate(zip(payloads, samples, strict=True))
+        ]
+        merged: Vector = cast(self.rule.merge(center, {}, pushes, View(0, len(pushes), Bases())).center, self.wire)
+        return merged
+
+
+def _blocks(size: int) -> Iterator[slice]:
+    return (slice(lo, min(lo + _BLOCK, size)) for lo in range(0, size, _BLOCK))

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, RuleState, View
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import Action, Asynchronous, Local, Merge, View
 from daskcnn.ps.vectors import adagrad, add_scaled
 
 _MARK, _ACCRUED, _SQUARES = "mark", "accrued", "squares"

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Asynchronous, Local, Merge, RuleState, View
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import Asynchronous, Local, Merge, View
 from daskcnn.ps.vectors import elastic
 
 _GENTLE = 0.5  # the published α: the bound of `overlaps` is 4/3 there, and falls to 0 at α = 1

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Local, Merge, RuleState, UpdateRule, View
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import Local, Merge, UpdateRule, View
 from daskcnn.ps.vectors import sample_weights, weighted_sum
 
 

@@ -6,17 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from daskcnn.frozen import frozen
-from daskcnn.ps.bases import Array, Bases
-from daskcnn.ps.clocks import Clocks
-from daskcnn.ps.requests import Push, Vector
-
-RuleState: TypeAlias = dict[str, Vector]
-"""What a rule keeps on the server between merges, by name (an Adagrad server's sums of squares); most keep nothing."""
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.versions import Array, Bases, Clocks
 
 
 class Action(StrEnum):

@@ -37,12 +37,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeAlias
 
-from daskcnn.ps.bases import Bases
-from daskcnn.ps.clocks import Clocks
-from daskcnn.ps.instructions import Code, Instruction, Objection, Refuse, Reply
-from daskcnn.ps.requests import Join, Leave, Pull, Push, Request, Vector
-from daskcnn.ps.rule import Merge, RuleState, UpdateRule, View
-from daskcnn.ps.snapshot import Snapshot
+from daskcnn.ps.messages import (
+    Code,
+    Instruction,
+    Join,
+    Leave,
+    Objection,
+    Pull,
+    Push,
+    Refuse,
+    Reply,
+    Request,
+    RuleState,
+    Snapshot,
+    Vector,
+)
+from daskcnn.ps.rule import Merge, UpdateRule, View
+from daskcnn.ps.versions import Bases, Clocks
 
 _Refusal: TypeAlias = tuple[Code, str] | None
 _OVERFLOW = "merge of finite pushes: would hold NaN or infinity in {dtype}; lower the learning rate"

@@ -1,14 +1,103 @@
-"""The whole parameter server: a sequencer with one range, which holds all of the center beside it."""
+"""One range of the center with the rule's state of it: it is held, merged into and handed out here.
+
+A merge makes a new array, which is marked read-only and never written again. So replies and snapshots share it without
+copies, and no reader can see a half-merged one. Memory: the center, and the arrays that readers still hold.
+
+The whole parameter server: a sequencer with one range, which holds all of the center beside it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from daskcnn.ps.center import CenterRange
-from daskcnn.ps.requests import Vector
-from daskcnn.ps.rule import RuleState, UpdateRule
+import numpy as np
+
+from daskcnn.ps.messages import Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.rule import Merge, UpdateRule, View
 from daskcnn.ps.sequencer import Sequencer
-from daskcnn.ps.snapshot import Snapshot
+from daskcnn.ps.vectors import all_finite, misfit
+
+
+class CenterRange:
+    """Holds one range of the center; the whole center is one range too. It is the `Vectors` of a whole server.
+
+    Parameters
+    ----------
+    center
+        Finite 1-D float vector. It is taken over, and never written again.
+    state
+        The rule's, of this range; taken over. None or empty: as before the first merge.
+    kept
+        Places in this range that no merge changes.
+
+    Raises
+    ------
+    ValueError
+        For a center that is not a finite 1-D float vector.
+    """
+
+    def __init__(
+        self, rule: UpdateRule, center: Vector, state: RuleState | None = None, kept: Sequence[slice] = ()
+    ) -> None:
+        if center.ndim != 1 or center.dtype.kind != "f" or not all_finite(center):
+            raise ValueError(
+                f"center={center.dtype}{center.shape}: must be a finite 1-D float vector; flatten the weights"
+            )
+        self.dtype = center.dtype.name
+        self._rule, self._center, self._unchanged = rule, _sealed(center), tuple(kept)
+        self._state = {name: _sealed(vector) for name, vector in state.items()} if state else rule.init(center)
+
+    def objection(self, push: Push) -> Objection | None:
+        """Why the payload cannot be merged into the center."""
+        return misfit(push.payload, self._center)
+
+    def proposed(self, pushes: Sequence[Push], view: View) -> Merge | None:
+        """The merge of the pushes, which is not made yet. None: center or state would not be finite."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            merge = self._rule.merge(self._center, self._state, pushes, view)
+        for place in self._unchanged:  # a mean of equal numbers may differ from them in the last bit
+            merge.center[place] = self._center[place]
+        finite = merge.finite or all(map(all_finite, (merge.center, *merge.state.values())))
+        return merge if finite else None
+
+    def adopt(self, merge: Merge) -> None:
+        """Make the proposed merge."""
+        self._center, self._state = _sealed(merge.center), merge.state
+        if merge.replies:
+            for reply in merge.replies.values():
+                _sealed(reply)
+
+    def merge(self, pushes: Sequence[Push], view: View) -> Merge | None:
+        """Merge the pushes by the rule. None: the result would not be finite, and nothing has changed."""
+        merge = self.proposed(pushes, view)
+        if merge is not None:
+            self.adopt(merge)
+        return merge
+
+    def given(self, worker: str, session: int) -> Vector:
+        """The center as it is now."""
+        return self._center
+
+    def forget(self, push: Push) -> None:
+        """Nothing is kept of a push that was not merged."""
+
+    def drop(self, worker: str, session: int) -> None:
+        """Nothing is kept for a session."""
+
+    def kept(self) -> tuple[Vector, RuleState]:
+        """Center and rule state as they are now."""
+        return self._center, self._state
+
+    def validate(self) -> None:
+        """Assert every invariant that holds between two calls."""
+        assert all_finite(self._center)
+        assert not self._center.flags.writeable
+        assert all(all_finite(vector) for vector in self._state.values())
+
+
+def _sealed(vector: Vector) -> Vector:
+    vector.flags.writeable = False
+    return vector
 
 
 class ParameterServer(Sequencer):

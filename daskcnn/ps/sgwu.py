@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, RuleState, View
+from daskcnn.ps.messages import Push, RuleState, Vector
+from daskcnn.ps.rule import AccuracyWeighted, Local, Merge, View
 from daskcnn.ps.vectors import weighted_sum
 
 

@@ -27,11 +27,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from daskcnn.ps.center import CenterRange
-from daskcnn.ps.instructions import Code, Objection
-from daskcnn.ps.requests import Push, Vector
-from daskcnn.ps.rule import Merge, RuleState, UpdateRule, View
-from daskcnn.ps.snapshot import Snapshot
+from daskcnn.ps.messages import Code, Objection, Push, RuleState, Snapshot, Vector
+from daskcnn.ps.rule import Merge, UpdateRule, View
+from daskcnn.ps.server import CenterRange
 from daskcnn.ps.vectors import wrong_shape
 
 Span: TypeAlias = tuple[int, int]

@@ -1,4 +1,9 @@
-"""Sums over long vectors at memory speed, with no temporaries of their length.
+"""Between float32 and float16, the very numbers of NumPy's own casts, at the speed of memory.
+
+NumPy casts one number after the other and raises a flag for each that is too small: a vector of increments takes it
+tens of times longer than sending it.
+
+Sums over long vectors at memory speed, with no temporaries of their length.
 
 The loops are imported where they are first needed: the driver reads this module, and does without Numba.
 """
@@ -7,12 +12,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from daskcnn import compiled
 from daskcnn.compiled.given import addresses, readable
-from daskcnn.ps.instructions import Code, Objection
-from daskcnn.ps.requests import Push, Vector
+from daskcnn.ps.messages import Code, Objection, Push, Vector
+
+
+def cast(vector: Any, dtype: npt.DTypeLike) -> Any:
+    """The array in this dtype, itself where it has it. Overflow gives infinity, without a warning."""
+    if isinstance(vector, np.ndarray) and vector.flags.c_contiguous:
+        if (vector.dtype.name, np.dtype(dtype).name) == ("float32", "float16"):
+            return _to_half(vector.reshape(-1)).reshape(vector.shape)
+        if (vector.dtype.name, np.dtype(dtype).name) == ("float16", "float32"):
+            return _from_half(vector.reshape(-1)).reshape(vector.shape)
+    with np.errstate(over="ignore"):
+        return vector.astype(dtype, copy=False)
+
+
+def _to_half(vector: Vector) -> Vector:
+    result = np.empty(vector.shape, np.float16)
+    compiled.updates.to_half(readable(vector).view(np.uint32), result.view(np.uint16))
+    return result
+
+
+def _from_half(vector: Vector) -> Vector:
+    result = np.empty(vector.shape, np.float32)
+    compiled.updates.from_half(readable(vector).view(np.uint16), result.view(np.uint32))
+    return result
+
 
 _BLOCK = 1 << 15  # elements
 
@@ -22,29 +53,25 @@ def weighted_sum(vectors: Sequence[Vector], weights: Sequence[float]) -> tuple[V
 
     A new array of the vectors' dtype.
     """
-    from daskcnn.compiled import merges
-
     assert len(weights) == len(vectors)
     given, result = _alike(*vectors), np.empty_like(vectors[0])
-    finite = merges.weighted_sum(addresses(given), np.array(weights, float), np.empty(merges.BLOCK), result)
+    finite = compiled.updates.weighted_sum(
+        addresses(given), np.array(weights, float), np.empty(compiled.updates.BLOCK), result
+    )
     return result, finite
 
 
 def add_scaled(center: Vector, factor: float, delta: Vector) -> tuple[Vector, bool]:
     """center + factor · delta, in their dtype, a new array; and whether it is finite."""
-    from daskcnn.compiled import merges
-
     result, (c, d) = np.empty_like(center), _alike(center, delta)
-    return result, merges.add_scaled(c, center.dtype.type(factor), d, result)
+    return result, compiled.updates.add_scaled(c, center.dtype.type(factor), d, result)
 
 
 def elastic(center: Vector, other: Vector, alpha: float) -> tuple[Vector, Vector, bool]:
     """The difference d = alpha · (other - center), center + d, and whether that is finite. New arrays."""
-    from daskcnn.compiled import merges
-
     difference, result = np.empty_like(center), np.empty_like(center)
     factor, (c, o) = center.dtype.type(alpha), _alike(center, other)
-    return difference, result, merges.elastic(c, o, factor, difference, result)
+    return difference, result, compiled.updates.elastic(c, o, factor, difference, result)
 
 
 def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least: float) -> tuple[Vector, Vector, bool]:
@@ -52,12 +79,10 @@ def adagrad(center: Vector, squares: Vector, delta: Vector, lr: float, *, least:
 
     New arrays.
     """
-    from daskcnn.compiled import merges
-
     rate, smallest = center.dtype.type(lr), center.dtype.type(least)
     c, s, d = _alike(center, squares, delta)
     result, new = np.empty_like(center), np.empty_like(center)
-    return result, new, merges.adagrad(c, s, d, rate, smallest, new, result)
+    return result, new, compiled.updates.adagrad(c, s, d, rate, smallest, new, result)
 
 
 def _alike(*vectors: Vector) -> list[Vector]:

@@ -9,9 +9,8 @@ from daskcnn.errors import DataError, UserError
 from daskcnn.planning.paper_figures import paper_figures
 from daskcnn.planning.simulate import Scenario
 from daskcnn.reports.report import reports
-from daskcnn.show.drawing import draw, draw_together, need_matplotlib
-from daskcnn.show.run_figures import run_figures
-from daskcnn.show.step_breakdown import step_parts
+from daskcnn.show.figures import run_figures, step_parts
+from daskcnn.show.renderers.pictures import draw, draw_together, need_matplotlib
 
 USUAL = ("accuracy-by-time", "loss-by-time", "samples-by-worker", "time-by-worker", "breakdown")
 """What a picture of runs shows, where nothing else is asked for."""

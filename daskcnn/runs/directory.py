@@ -6,6 +6,8 @@ events.jsonl       one JSON object a line: "event", "at" and the event's own fie
 summary.json       how it ended
 checkpoints/       weights and everything else that resuming needs
 lock               held by the driver that writes the run
+
+The job of an earlier run.
 """
 
 from __future__ import annotations
@@ -29,11 +31,12 @@ from typing import Any, Self
 from filelock import FileLock, Timeout
 
 from daskcnn.arrays import cpu_count, device_profile
-from daskcnn.documents import Bounds, read_json
-from daskcnn.errors import DataError, InUse
+from daskcnn.documents import Bounds, read_json, write_json
+from daskcnn.errors import DataError, InUse, JobError
 from daskcnn.events import Event
 from daskcnn.files import check_regular, open_regular, write_synced
-from daskcnn.runs.files import write_json
+from daskcnn.job.resolve import resolve
+from daskcnn.job.tables import Job
 from daskcnn.runs.log import EventLog, parse_events, read_events
 
 Warn = Callable[[str], None]
@@ -366,3 +369,14 @@ class _Lock:
         with suppress(OSError), open_regular(self._file) as lock:
             return lock.read(200).decode(errors="replace").strip()
         return ""
+
+
+def kept_job(run: RunDirectory) -> Job:
+    """The job of an earlier run. Raises DataError or JobError where its file is damaged or of another version."""
+    try:
+        job = resolve(run.job())
+    except JobError as error:
+        raise JobError([f"{run.path / 'job.json'}: {problem}" for problem in error.problems]) from error
+    if Path(job.data.path or "").exists():  # the archive has done its work
+        return job.model_copy(update={"data": job.data.model_copy(update={"archive": None})})
+    return job

@@ -11,11 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from daskcnn.documents import Bounds, parse_json
+from daskcnn.documents import Bounds, dumps, parse_json
 from daskcnn.errors import DataError
 from daskcnn.events import DamagedEvent, Event, parsed
 from daskcnn.files import check_regular, open_regular
-from daskcnn.runs.files import dumps
 
 LINE = Bounds(size=16 << 20, values=100_000, tables=20_000)
 """What a line may hold: an event with twenty fields of each of thousands of workers."""

@@ -6,23 +6,26 @@ the shards' outputs are put together (`Stage.rest`). `cluster` sends about what 
 """
 
 from daskcnn.sharded.balance import FREE, ShareSearch, WorkerLink, WorkerLinks
-from daskcnn.sharded.channels import of_channels
 from daskcnn.sharded.cutting import stages_of
-from daskcnn.sharded.explained import explained
 from daskcnn.sharded.passes import (
+    Held,
     ShardResidual,
     added,
     descended,
     descended_alike,
     gradient_vector,
+    gradients_of,
     joined,
     loss_of,
     merged_backward,
     merged_forward,
+    own_addends,
+    put_in_place,
     shard_backward,
     shard_forward,
+    summed_up,
 )
-from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces, weighted_stages
+from daskcnn.sharded.pieces import Edge, Edges, Piece, cut_pieces, join_pieces, of_channels, weighted_stages
 from daskcnn.sharded.plan_parts import (
     ALL,
     Carried,
@@ -38,7 +41,6 @@ from daskcnn.sharded.plan_parts import (
     WantedEdge,
     WorkerTraffic,
 )
-from daskcnn.sharded.sizes import eq2_elements, stage_shapes
 from daskcnn.sharded.stages import (
     Addend,
     By,
@@ -47,13 +49,14 @@ from daskcnn.sharded.stages import (
     Stage,
     added_channels,
     edges_travel_along,
+    eq2_elements,
     neighbours,
     samples_first,
     shares_of,
+    stage_shapes,
 )
 from daskcnn.sharded.step_plan import StepPlan
-from daskcnn.sharded.traffic import added_traffic, step_bytes, traffic, weight_traffic
-from daskcnn.sharded.values import Held, gradients_of, own_addends, put_in_place, summed_up
+from daskcnn.sharded.traffic import added_traffic, explained, step_bytes, traffic, weight_traffic
 
 __all__ = [
     "ALL",

@@ -15,10 +15,9 @@ from functools import cached_property
 
 from daskcnn.job.tables import FirstConv, KernelShares
 from daskcnn.nn import Shape
-from daskcnn.partition.proportional import balanced_shards, kernel_shards
+from daskcnn.partition.proportions import balanced_shards, kernel_shards
 from daskcnn.sharded.plan_parts import Kernels
-from daskcnn.sharded.sizes import sum_size
-from daskcnn.sharded.stages import Stage, samples_first
+from daskcnn.sharded.stages import Stage, samples_first, sum_size
 from daskcnn.sharded.step_plan import StepPlan
 from daskcnn.sharded.traffic import stage_weight_traffic
 

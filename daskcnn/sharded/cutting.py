@@ -17,8 +17,8 @@ from daskcnn.nn import Layer, Sequential
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Bias, Dense
 from daskcnn.nn.layers.dropout import Dropout
-from daskcnn.nn.layers.padding import Pad
 from daskcnn.nn.layers.parallel import Add, Branches, Parallel, Path, Residual
+from daskcnn.nn.layers.reshape import Pad
 from daskcnn.sharded.stages import Addend, Named, Stage
 
 Value: TypeAlias = tuple[int, ...]

@@ -3,14 +3,16 @@
 Activations and their gradients come and go as host arrays, for they travel between workers; pieces and what is kept for
 the way back stay on the device. A network that diverges gives a score that is not finite, and no warnings, as in
 `nn.network`.
+
+Outputs of stages, and gradients of them, as a worker has them: all channels, or those that it adds to its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,10 +25,8 @@ from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.losses import Targets, mixed_loss
 from daskcnn.nn.network import on_device
 from daskcnn.nn.score import Score
-from daskcnn.sharded.channels import of_channels
-from daskcnn.sharded.pieces import Edges, Piece
-from daskcnn.sharded.sizes import shard_shape
-from daskcnn.sharded.stages import Addend, By, Share, Stage
+from daskcnn.sharded.pieces import Edges, Piece, of_channels
+from daskcnn.sharded.stages import Addend, By, Share, Stage, added_channels, shard_shape
 
 _QUIET = np.errstate(over="ignore", invalid="ignore")
 
@@ -326,3 +326,81 @@ def loss_of(
     right = correct(own, targets[0])
     score = Score.of_batch(backend.scalar(value), None if right is None else int(backend.scalar(right)), labels)
     return backend.to_host(dscores if part == 1 else dscores * dscores.dtype.type(part)), score
+
+
+class Held(NamedTuple):
+    """Channels of a stage's outputs, or of their gradient, from this one on. own: whether they may be written to."""
+
+    start: int
+    array: Array
+    own: bool = False
+
+    @property
+    def stop(self) -> int:
+        """Number of the channel behind the last."""
+        return self.start + int(self.array.shape[-1])
+
+    def channels(self, part: slice) -> Array:
+        """These channels, by their numbers."""
+        return self.array[..., part.start - self.start : part.stop - self.start]
+
+
+def own_addends(
+    stage: Stage, share: Share, held: Mapping[int, Held], widths: Mapping[int, int], images: Array
+) -> list[Array | None]:
+    """The channels of each of a stage's addends that go to a share's own; None where there are none.
+
+    widths: channels of the outputs of each stage. images: the network's input.
+    """
+    found: list[Array | None] = []
+    for addend in stage.addends:
+        if addend.inputs:
+            parts = [held[source].channels(part) for source, part, _ in added_channels(addend, share, widths)]
+        else:
+            parts = [images[..., share.own]] if share.start < images.shape[-1] else []
+        found.append(np.ascontiguousarray(joined(parts)) if parts else None)
+    return found
+
+
+def gradients_of(
+    stage: Stage, share: Share | None, dx: Array | None, more: Sequence[Array | None], widths: Mapping[int, int]
+) -> Iterator[tuple[int, Held]]:
+    """What a stage's way back gives the stages that it works on, from the gradients of its input and of its addends."""
+    start = 0
+    for source in stage.inputs if dx is not None else ():
+        assert dx is not None, "asked for"
+        yield source, Held(0, dx[..., start : start + widths[source]], own=True)
+        start += widths[source]
+    for addend, dy in zip(stage.addends, more, strict=False):
+        assert share is not None, "only shards add"
+        for source, part, place in added_channels(addend, share, widths):
+            assert dy is not None, "there are such channels"
+            yield source, Held(part.start, dy[..., place])
+
+
+def summed_up(parts: Sequence[Held]) -> Held:
+    """The gradient of all channels that the parts have, 0 where none has any. Parts of its own may be written to."""
+    if len(parts) == 1:
+        return parts[0]
+    start, stop = min(part.start for part in parts), max(part.stop for part in parts)
+    whole = next((part for part in parts if part.own and (part.start, part.stop) == (start, stop)), None)
+    if whole is None:
+        first = parts[0].array
+        whole = Held(start, np.zeros((*first.shape[:-1], stop - start), first.dtype), own=True)
+    for part in parts:
+        if part is not whole:
+            at = whole.channels(slice(part.start, part.stop))
+            at += part.array
+    return whole
+
+
+def put_in_place(parts: Sequence[Array], places: Sequence[slice | None]) -> Sequence[Array]:
+    """Parts of a gradient, which add up, as parts of all of its channels. places: where each lies; None: it is all."""
+    if all(place is None for place in places):
+        return parts
+    stop = max(part.shape[-1] if place is None else place.stop for part, place in zip(parts, places, strict=True))
+    total = np.zeros((*parts[0].shape[:-1], stop), parts[0].dtype)
+    for part, place in zip(parts, places, strict=True):
+        at = total if place is None else total[..., place]
+        at += part
+    return [total]

@@ -1,4 +1,10 @@
-"""Pieces of a network's weights and of its optimizer's state: kernel shards, and the layers that stay together."""
+"""Channels of what belongs to a shard: parameters, gradients, state, by path.
+
+They lie along the last axis of every array, but for the weights of a stage's summed layer, which have them before its
+outputs.
+
+Pieces of a network's weights and of its optimizer's state: kernel shards, and the layers that stay together.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +12,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import Descent, Layout, OptimizerState, Params, State, StepPace, leaves, map_leaves
-from daskcnn.nn.tree import inside
-from daskcnn.sharded.channels import of_channels, side_by_side
+from daskcnn.nn.vector import inside
 from daskcnn.sharded.stages import Side, Stage, shares_of
+
+
+def of_channels(stage: Stage, tree: dict[str, Any], part: slice) -> dict[str, Any]:
+    """Views of these channels, in the same tree."""
+    found = {}
+    for name, own in tree.items():
+        cut = itemgetter((..., part) if _axis(stage, name) == -1 else (..., part, slice(None)))
+        found[name] = map_leaves(cut, own)
+    return found
+
+
+def side_by_side(stage: Stage, trees: Sequence[dict[str, Any]], xp: Any) -> dict[str, Any]:
+    """Trees of the same layers, their channels in turn."""
+    return {name: _joined([tree[name] for tree in trees], _axis(stage, name), xp) for name in trees[0]}
+
+
+def _joined(parts: Sequence[Any], axis: int, xp: Any) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: _joined([part[name] for part in parts], axis, xp) for name in parts[0]}
+    return xp.concatenate(parts, axis=axis)
+
+
+def _axis(stage: Stage, layer: str) -> int:
+    return -2 if stage.summed and layer == stage.summed[0] else -1
+
 
 Edge: TypeAlias = tuple[Params, State]
 """Parameters and state of a few channels."""

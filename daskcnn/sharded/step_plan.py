@@ -31,8 +31,20 @@ from daskcnn.sharded.plan_parts import (
     WantedEdge,
     What,
 )
-from daskcnn.sharded.sizes import channel_size, kernel_size, rested, shard_shape, stage_shapes, sum_size
-from daskcnn.sharded.stages import Share, Stage, added_channels, edges_travel_along, neighbours, shares_of
+from daskcnn.sharded.stages import (
+    Share,
+    Stage,
+    added_channels,
+    channel_size,
+    edges_travel_along,
+    kernel_size,
+    neighbours,
+    rested,
+    shard_shape,
+    shares_of,
+    stage_shapes,
+    sum_size,
+)
 from daskcnn.sharded.task_list import TaskList
 
 

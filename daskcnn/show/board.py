@@ -6,24 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from daskcnn.events import (
-    Calibrating,
-    EpochEnded,
-    Event,
-    GroupsFormed,
-    KernelsSharded,
-    RoundEnded,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    SamplesAllocated,
-    StepsEnded,
-    WorkerIgnored,
-    WorkerJoined,
-    WorkerLeftOut,
-    WorkerLost,
-    WorkersCalibrated,
-)
+from daskcnn import events
 from daskcnn.show.text import shard_text
 
 STARTING, CALIBRATING = "starting", "calibrating"
@@ -85,7 +68,7 @@ class Board:
     _now: float = 0.0
     _advanced: float = 0.0
 
-    def apply(self, event: Event, now: float) -> None:
+    def apply(self, event: events.Event, now: float) -> None:
         """Take in one event at `now` (seconds of any clock); unknown ones change nothing."""
         self._now = now
         handler = self._HANDLERS.get(type(event))
@@ -114,16 +97,16 @@ class Board:
         """The worker's row, made when it is new."""
         return self.workers.setdefault(name, WorkerLine(name))
 
-    def _started(self, event: RunStarted) -> None:
+    def _started(self, event: events.RunStarted) -> None:
         self.run, self.strategy, self.epochs = event.run, event.strategy, event.epochs
 
-    def _calibrating(self, event: Calibrating) -> None:
+    def _calibrating(self, event: events.Calibrating) -> None:
         if self.status == STARTING:
             self.status = CALIBRATING
         parts = f" {event.done}/{event.of}" if event.of else ""
         self.worker(event.worker).doing = f"{event.doing}{parts}"
 
-    def _calibrated(self, event: WorkersCalibrated) -> None:
+    def _calibrated(self, event: events.WorkersCalibrated) -> None:
         self.status = "training"
         for worker in event.workers:
             row = self.worker(worker.name)
@@ -131,7 +114,7 @@ class Board:
         if not self._resumed:
             self._origin = (self._now, 0.0)
 
-    def _groups(self, event: GroupsFormed) -> None:
+    def _groups(self, event: events.GroupsFormed) -> None:
         """Groups take the place of their members."""
         for group in event.groups:
             for member in group.members:
@@ -139,7 +122,7 @@ class Board:
             row = self.worker(group.name)
             row.device, row.state = group.device, ""
 
-    def _resume(self, event: RunResumed) -> None:
+    def _resume(self, event: events.RunResumed) -> None:
         self._resumed, self._origin, self.step = True, None, event.step
 
     def _advance(self, epoch: float) -> None:
@@ -147,7 +130,7 @@ class Board:
         if self._origin is None:
             self._origin = (self._now, self.fraction)
 
-    def _round(self, event: RoundEnded) -> None:
+    def _round(self, event: events.RoundEnded) -> None:
         row = self.worker(event.worker)
         row.loss, row.speed, row.staleness = event.loss, event.samples_per_second, event.staleness
         row.busy += event.busy
@@ -159,7 +142,7 @@ class Board:
         self.samples_per_second = sum(w.speed or 0.0 for w in self.workers.values() if not w.state)
         self._advance(event.epoch)
 
-    def _epoch(self, event: EpochEnded) -> None:
+    def _epoch(self, event: events.EpochEnded) -> None:
         self.step, self.loss, self.accuracy = event.step, event.loss, event.accuracy
         self.samples_per_second, self.lr = event.samples_per_second, event.lr
         self.epochs = event.epochs or self.epochs
@@ -170,7 +153,7 @@ class Board:
             self.least_validation_loss = _best(min, self.least_validation_loss, loss)
         self._advance(event.epoch)
 
-    def _steps(self, event: StepsEnded) -> None:
+    def _steps(self, event: events.StepsEnded) -> None:
         self.step, self.loss = event.step, event.loss
         self.seconds_per_step = event.seconds_per_step
         for worker in event.workers:
@@ -183,45 +166,45 @@ class Board:
             row.conv_seconds = worker.conv_seconds
         self._advance(event.epoch)
 
-    def _shards(self, event: KernelsSharded) -> None:
+    def _shards(self, event: events.KernelsSharded) -> None:
         self._divided, self._of = event.divided, event.of
 
-    def _allocation(self, event: SamplesAllocated) -> None:
+    def _allocation(self, event: events.SamplesAllocated) -> None:
         for name, samples in event.sizes.items():
             self.worker(name).samples = samples
 
-    def _worker_lost(self, event: WorkerLost) -> None:
+    def _worker_lost(self, event: events.WorkerLost) -> None:
         self.worker(event.worker).state = "lost"
 
-    def _worker_left_out(self, event: WorkerLeftOut) -> None:
+    def _worker_left_out(self, event: events.WorkerLeftOut) -> None:
         self.workers.pop(event.worker, None)
 
-    def _worker_joined(self, event: WorkerJoined) -> None:
+    def _worker_joined(self, event: events.WorkerJoined) -> None:
         row = self.worker(event.worker)
         row.samples, row.state = event.samples, ""
 
-    def _worker_ignored(self, event: WorkerIgnored) -> None:
+    def _worker_ignored(self, event: events.WorkerIgnored) -> None:
         self.worker(event.address).state = "ignored"
 
-    def _ended(self, event: RunEnded) -> None:
+    def _ended(self, event: events.RunEnded) -> None:
         self.status = event.status
 
-    _HANDLERS: ClassVar[dict[type[Event], Callable[[Board, Any], None]]] = {
-        RunStarted: _started,
-        Calibrating: _calibrating,
-        WorkersCalibrated: _calibrated,
-        GroupsFormed: _groups,
-        RunResumed: _resume,
-        RoundEnded: _round,
-        EpochEnded: _epoch,
-        StepsEnded: _steps,
-        KernelsSharded: _shards,
-        SamplesAllocated: _allocation,
-        WorkerLost: _worker_lost,
-        WorkerLeftOut: _worker_left_out,
-        WorkerJoined: _worker_joined,
-        WorkerIgnored: _worker_ignored,
-        RunEnded: _ended,
+    _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Board, Any], None]]] = {
+        events.RunStarted: _started,
+        events.Calibrating: _calibrating,
+        events.WorkersCalibrated: _calibrated,
+        events.GroupsFormed: _groups,
+        events.RunResumed: _resume,
+        events.RoundEnded: _round,
+        events.EpochEnded: _epoch,
+        events.StepsEnded: _steps,
+        events.KernelsSharded: _shards,
+        events.SamplesAllocated: _allocation,
+        events.WorkerLost: _worker_lost,
+        events.WorkerLeftOut: _worker_left_out,
+        events.WorkerJoined: _worker_joined,
+        events.WorkerIgnored: _worker_ignored,
+        events.RunEnded: _ended,
     }
 
 

@@ -14,28 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from daskcnn.events import (
-    CalibratedWorker,
-    CheckpointWritten,
-    EpochEnded,
-    EpochWorker,
-    Event,
-    GroupsFormed,
-    Judged,
-    KernelsSharded,
-    RoundEnded,
-    RoundNumbers,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    ServerCounted,
-    Warned,
-    WorkerIgnored,
-    WorkerJoined,
-    WorkerLeftOut,
-    WorkerLost,
-    WorkersCalibrated,
-)
+from daskcnn import events
 from daskcnn.show.lines import describe
 from daskcnn.show.text import shard_text
 
@@ -58,7 +37,7 @@ class RoundRow:
     increment: int | None
     at: float
     epoch: float
-    numbers: RoundNumbers
+    numbers: events.RoundNumbers
     apart: bool = True
 
     @property
@@ -85,7 +64,7 @@ class RoundRow:
 
 
 _OWN = frozenset(("life", "number", "increment", "at", "epoch"))
-_NUMBERS = [name for name in RoundNumbers.model_fields if name not in ("worker", "round")]
+_NUMBERS = [name for name in events.RoundNumbers.model_fields if name not in ("worker", "round")]
 ROUND_COLUMNS = ("life", "number", "increment", "worker", "at", "epoch", *_NUMBERS)
 """What is kept of a round: its own fields, and every number of the event."""
 
@@ -127,7 +106,7 @@ class StepSums:
     conv: float = 0.0
     comp: float = 0.0
 
-    def add(self, epoch: EpochEnded, home: str, steps: int) -> None:
+    def add(self, epoch: events.EpochEnded, home: str, steps: int) -> None:
         """An epoch: its convolutions are those of the worker that took the longest (Marques et al., fig. 6)."""
         shards = {row.name: sum(row.conv_seconds.values()) for row in epoch.workers}
         self.conv += max(shards.values(), default=0.0)
@@ -145,8 +124,8 @@ class History:
     step_sums: of steps of sharded layers.
     """
 
-    start: RunStarted = field(default_factory=RunStarted)
-    end: RunEnded | None = None
+    start: events.RunStarted = field(default_factory=events.RunStarted)
+    end: events.RunEnded | None = None
     epoch: float = 0.0
     rows: list[RoundRow] = field(default_factory=list)
     looks: list[EvaluationRow] = field(default_factory=list)
@@ -155,11 +134,11 @@ class History:
     shards: dict[str, dict[str, str]] = field(default_factory=dict)
     eq2: int | None = None
     conv_seconds: dict[str, Counter[str]] = field(default_factory=dict)
-    calibrated: dict[str, CalibratedWorker] = field(default_factory=dict)
+    calibrated: dict[str, events.CalibratedWorker] = field(default_factory=dict)
     devices: dict[str, str] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
     there: dict[tuple[int, int], frozenset[str]] = field(default_factory=dict)
-    servers: dict[tuple[int, int], ServerCounted] = field(default_factory=dict)
+    servers: dict[tuple[int, int], events.ServerCounted] = field(default_factory=dict)
     now: float = 0.0
     steps: int = 0
     began: dict[int, float] = field(default_factory=lambda: {1: 0.0})
@@ -174,11 +153,11 @@ class History:
     _undone: list[EvaluationRow] = field(default_factory=list)  # unless the run is resumed from behind them
     _numbers: dict[str, int] = field(default_factory=dict)  # of each worker's last round in this life
 
-    def take(self, event: Event) -> None:
+    def take(self, event: events.Event) -> None:
         """Take in one event; those that a report has no use for change nothing."""
         if type(event) not in self._HANDLERS:
             return
-        if not isinstance(event, RunEnded):
+        if not isinstance(event, events.RunEnded):
             self.now = self.seconds_at(event.at)
         self._HANDLERS[type(event)](self, event)
 
@@ -200,7 +179,7 @@ class History:
         self.servers = dict(list(self.servers.items())[-most:])
         self._kept = dict(list(self._kept.items())[-most:])
 
-    def _on_start(self, event: RunStarted) -> None:
+    def _on_start(self, event: events.RunStarted) -> None:
         """The driver starts. Unless a resume follows, it starts at the beginning."""
         self._before, self.now, self._step = 0.0, 0.0, 0
         if self.rows:
@@ -213,28 +192,28 @@ class History:
         self._numbers = {}
         self.began[self._life] = self.now
 
-    def _on_resume(self, event: RunResumed) -> None:
+    def _on_resume(self, event: events.RunResumed) -> None:
         self.looks = [look for look in self._undone if look.step <= event.step]
         latest = self.looks[-1].at if self.looks else 0.0
         self._before = self.now = self.began[self._life] = self._kept.get(event.step, latest)
         self._step = event.step
         self._on_trouble(event)
 
-    def _on_calibration(self, event: WorkersCalibrated) -> None:
+    def _on_calibration(self, event: events.WorkersCalibrated) -> None:
         """Training begins."""
         self._begun, self.now = event.at, self._before
         self.calibrated |= {worker.name: worker for worker in event.workers}
         self.devices |= {worker.name: worker.device for worker in event.workers}
         self.present = frozenset(worker.name for worker in event.workers)
 
-    def _on_groups(self, event: GroupsFormed) -> None:
+    def _on_groups(self, event: events.GroupsFormed) -> None:
         """Groups take the place of their members."""
         members = {member for group in event.groups for member in group.members} | {*event.left_out}
         own = {group.name: group.device for group in event.groups}
         self.devices = {name: device for name, device in self.devices.items() if name not in members} | own
         self.present = frozenset(own)
 
-    def _on_round(self, event: RoundEnded) -> None:
+    def _on_round(self, event: events.RoundEnded) -> None:
         number = event.round + 1
         if number <= self._numbers.get(event.worker, 0):  # made again, for a new server
             self._begin_life()
@@ -243,7 +222,7 @@ class History:
             self.conv_seconds.setdefault(member.name, Counter()).update(member.conv_seconds)
         self._add(RoundRow(self._life, number, given, self.now, event.epoch, event))
 
-    def _on_epoch(self, event: EpochEnded) -> None:
+    def _on_epoch(self, event: events.EpochEnded) -> None:
         if event.at is None:  # a log without times
             self.now += event.seconds
         for part in event.workers:
@@ -253,7 +232,7 @@ class History:
         self.steps, self._step = self.steps + made_steps, event.step
         if self._home is not None and event.workers:
             self.step_sums.add(event, self._home, made_steps)
-        judged = event.validation or Judged()
+        judged = event.validation or events.Judged()
         made = [number for worker, number in self._numbers.items() if worker in self.present or not self.present]
         self.looks.append(
             EvaluationRow(
@@ -271,10 +250,10 @@ class History:
         )
         self.epoch = event.epoch
 
-    def _part_row(self, part: EpochWorker, event: EpochEnded) -> RoundRow:
+    def _part_row(self, part: events.EpochWorker, event: events.EpochEnded) -> RoundRow:
         """Kernels are sharded: a worker's part of an epoch. What it did not compute in counts as waiting."""
         number = max(1, round(event.epoch))
-        numbers = RoundNumbers(
+        numbers = events.RoundNumbers(
             worker=part.name,
             round=number - 1,
             samples=part.samples,
@@ -294,17 +273,17 @@ class History:
         self._numbers[row.worker] = row.number
         self.there[row.life, row.number] = self.present
 
-    def _on_joined(self, event: WorkerJoined) -> None:
+    def _on_joined(self, event: events.WorkerJoined) -> None:
         self.present |= {event.worker}
         self.devices.setdefault(event.worker, "")
         self._on_trouble(event)
 
-    def _on_trouble(self, event: Event) -> None:
-        if isinstance(event, WorkerLost):
+    def _on_trouble(self, event: events.Event) -> None:
+        if isinstance(event, events.WorkerLost):
             self.present -= {event.worker}
         self.notes += [Note(self.now, line) for line in describe(event)]
 
-    def _on_shards(self, event: KernelsSharded) -> None:
+    def _on_shards(self, event: events.KernelsSharded) -> None:
         self.kernels, self.eq2, self._home = event.kernels, event.eq2, event.home
         self.shards = {
             worker: {
@@ -314,29 +293,29 @@ class History:
             for worker, own in event.kernels.items()
         }
 
-    def _on_server(self, event: ServerCounted) -> None:
+    def _on_server(self, event: events.ServerCounted) -> None:
         self.servers[self._life, event.server] = event
 
-    def _on_checkpoint(self, event: CheckpointWritten) -> None:
+    def _on_checkpoint(self, event: events.CheckpointWritten) -> None:
         self._kept[event.step] = self.now
 
-    def _on_end(self, event: RunEnded) -> None:
+    def _on_end(self, event: events.RunEnded) -> None:
         self.end = event
 
-    _HANDLERS: ClassVar[dict[type[Event], Callable[[History, Any], None]]] = {
-        RunStarted: _on_start,
-        RunResumed: _on_resume,
-        WorkersCalibrated: _on_calibration,
-        GroupsFormed: _on_groups,
-        RoundEnded: _on_round,
-        EpochEnded: _on_epoch,
-        KernelsSharded: _on_shards,
-        ServerCounted: _on_server,
-        CheckpointWritten: _on_checkpoint,
-        RunEnded: _on_end,
-        WorkerLost: _on_trouble,
-        WorkerJoined: _on_joined,
-        WorkerIgnored: _on_trouble,
-        WorkerLeftOut: _on_trouble,
-        Warned: _on_trouble,
+    _HANDLERS: ClassVar[dict[type[events.Event], Callable[[History, Any], None]]] = {
+        events.RunStarted: _on_start,
+        events.RunResumed: _on_resume,
+        events.WorkersCalibrated: _on_calibration,
+        events.GroupsFormed: _on_groups,
+        events.RoundEnded: _on_round,
+        events.EpochEnded: _on_epoch,
+        events.KernelsSharded: _on_shards,
+        events.ServerCounted: _on_server,
+        events.CheckpointWritten: _on_checkpoint,
+        events.RunEnded: _on_end,
+        events.WorkerLost: _on_trouble,
+        events.WorkerJoined: _on_joined,
+        events.WorkerIgnored: _on_trouble,
+        events.WorkerLeftOut: _on_trouble,
+        events.Warned: _on_trouble,
     }

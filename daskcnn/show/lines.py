@@ -6,41 +6,23 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+from daskcnn import events
 from daskcnn.errors import told
-from daskcnn.events import (
-    Calibrating,
-    CheckpointWritten,
-    EpochEnded,
-    Event,
-    GroupsFormed,
-    Judged,
-    LinkSpeeds,
-    RunEnded,
-    RunResumed,
-    RunStarted,
-    StepsEnded,
-    Warned,
-    WorkerIgnored,
-    WorkerJoined,
-    WorkerLeftOut,
-    WorkerLost,
-    WorkersCalibrated,
-)
 from daskcnn.show.text import clean, count, duration, number, percent, plural, size
 
 
-def describe(event: Event) -> list[str]:
+def describe(event: events.Event) -> list[str]:
     """The event in a line or a few, ASCII but for names and messages; none for those that come too often."""
     describer = _DESCRIBERS.get(type(event))
     return [clean(line) for line in describer(event)] if describer else []
 
 
-def stamped(event: Event, at: datetime) -> list[str]:
+def stamped(event: events.Event, at: datetime) -> list[str]:
     """The event's lines, each behind the time."""
     return [f"{at:%Y-%m-%d %H:%M:%S}  {line}" for line in describe(event)]
 
 
-def _started(e: RunStarted) -> list[str]:
+def _started(e: events.RunStarted) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     lines = [
         f"run {e.run}: {e.strategy}, {plural(epochs, 'epoch')} of {count(e.samples)} samples, "
@@ -51,12 +33,12 @@ def _started(e: RunStarted) -> list[str]:
     return lines
 
 
-def _calibrating(e: Calibrating) -> list[str]:
+def _calibrating(e: events.Calibrating) -> list[str]:
     parts = f" ({e.done} of {e.of} done)" if e.of else ""
     return [f"worker {e.worker}: calibrating, {e.doing}{parts}"]
 
 
-def _calibrated(e: WorkersCalibrated) -> list[str]:
+def _calibrated(e: events.WorkersCalibrated) -> list[str]:
     return [
         f"worker {w.name}: {w.device}, {plural(count(w.threads), 'thread')}, "
         f"{size(w.memory)}, {count(w.images_per_second)} images/s, {w.host} ({w.address})"
@@ -64,14 +46,14 @@ def _calibrated(e: WorkersCalibrated) -> list[str]:
     ]
 
 
-def _groups(e: GroupsFormed) -> list[str]:
+def _groups(e: events.GroupsFormed) -> list[str]:
     return [
         f"group {g.name}: {', '.join(g.members)} (home {g.home}), {count(g.images_per_second)} images/s together"
         for g in e.groups
     ]
 
 
-def _epoch(e: EpochEnded) -> list[str]:
+def _epoch(e: events.EpochEnded) -> list[str]:
     epochs = "-" if e.epochs is None else f"{e.epochs:g}"
     parts = [
         f"epoch {e.epoch:.4g}/{epochs}",
@@ -86,19 +68,19 @@ def _epoch(e: EpochEnded) -> list[str]:
     return ["  ".join(part for part in parts if part)]
 
 
-def _validation(found: Judged) -> str:
+def _validation(found: events.Judged) -> str:
     if found.accuracy is None and found.loss is not None:
         return f"validation loss {number(found.loss)}"
     auc = "" if found.auc is None else f", AUC {found.auc:.4f}"
     return f"validation {percent(found.accuracy)} (loss {number(found.loss)}{auc})"
 
 
-def _steps(e: StepsEnded) -> list[str]:
+def _steps(e: events.StepsEnded) -> list[str]:
     pace = f"{number(e.seconds_per_step)} s/step"
     return [f"epoch {e.epoch:.4g}  step {count(e.step)}  loss {number(e.loss)}  {pace}"]
 
 
-def _links(e: LinkSpeeds) -> list[str]:
+def _links(e: events.LinkSpeeds) -> list[str]:
     rows = [
         f"link of worker {w.name}: {size(w.bandwidth)}/s, "
         f"{1e3 * (w.latency + w.handover):.1f} ms before a step goes on there"
@@ -107,30 +89,30 @@ def _links(e: LinkSpeeds) -> list[str]:
     return [*rows, *([f"scheduler: {1e3 * e.task:.2g} ms a task"] if e.task else [])]
 
 
-def _lost(e: WorkerLost) -> list[str]:
+def _lost(e: events.WorkerLost) -> list[str]:
     moved = f"; {count(e.samples_moved)} samples moved to the others" if e.samples_moved else ""
     return [f"warning: worker {e.worker} lost: {e.reason}{moved}"]
 
 
-def _joined(e: WorkerJoined) -> list[str]:
+def _joined(e: events.WorkerJoined) -> list[str]:
     moved = f" and takes over {count(e.samples)} samples" if e.samples else ""
     return [f"worker {e.worker} joined{moved}"]
 
 
-_DESCRIBERS: dict[type[Event], Callable[[Any], list[str]]] = {
-    RunStarted: _started,
-    Calibrating: _calibrating,
-    WorkersCalibrated: _calibrated,
-    GroupsFormed: _groups,
-    EpochEnded: _epoch,
-    StepsEnded: _steps,
-    LinkSpeeds: _links,
-    WorkerLost: _lost,
-    WorkerJoined: _joined,
-    WorkerLeftOut: lambda e: [f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"],
-    WorkerIgnored: lambda e: [f"warning: worker {e.address} joined late and is ignored"],
-    Warned: lambda e: [f"warning: {e.text}"],
-    CheckpointWritten: lambda e: [f"checkpoint of step {count(e.step)}: {e.path}"],
-    RunResumed: lambda e: [f"resumed from step {count(e.step)}: {e.path}"],
-    RunEnded: lambda e: [f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")],
+_DESCRIBERS: dict[type[events.Event], Callable[[Any], list[str]]] = {
+    events.RunStarted: _started,
+    events.Calibrating: _calibrating,
+    events.WorkersCalibrated: _calibrated,
+    events.GroupsFormed: _groups,
+    events.EpochEnded: _epoch,
+    events.StepsEnded: _steps,
+    events.LinkSpeeds: _links,
+    events.WorkerLost: _lost,
+    events.WorkerJoined: _joined,
+    events.WorkerLeftOut: lambda e: [f"warning: {told(f'worker {e.worker} is left out', e.reason, e.remedy)}"],
+    events.WorkerIgnored: lambda e: [f"warning: worker {e.address} joined late and is ignored"],
+    events.Warned: lambda e: [f"warning: {e.text}"],
+    events.CheckpointWritten: lambda e: [f"checkpoint of step {count(e.step)}: {e.path}"],
+    events.RunResumed: lambda e: [f"resumed from step {count(e.step)}: {e.path}"],
+    events.RunEnded: lambda e: [f"end: {e.status}" + (f", {clean(e.reason)}" if e.reason else "")],
 }

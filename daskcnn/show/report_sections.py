@@ -10,8 +10,22 @@ from typing import Any
 from daskcnn.events import Judged, RunStarted
 from daskcnn.show.history import EvaluationRow, Note, RoundRow
 from daskcnn.show.report_tables import WEIGHT, BytesMoved, Counted, RoundBalance, RunReport, WorkerRow
-from daskcnn.show.text import clean, count, duration, judged, number, percent, plural, size, time_shares
-from daskcnn.show.text_table import Column, Section, TextTable, spread, text_table
+from daskcnn.show.text import (
+    Column,
+    Section,
+    TextTable,
+    clean,
+    count,
+    duration,
+    judged,
+    number,
+    percent,
+    plural,
+    size,
+    spread,
+    text_table,
+    time_shares,
+)
 
 Lines = tuple[tuple[str, str], ...]
 """Labels, and what stands beside them."""

@@ -16,7 +16,7 @@ from math import inf
 
 from daskcnn.show.history import SPENT, RoundRow
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.text_table import spread
+from daskcnn.show.text import spread
 
 MOST_LANES, MOST_PARTS = 48, 12_000
 """Workers that have a lane, and parts of all lanes together: what a page can show and hold."""

@@ -17,8 +17,7 @@ from daskcnn.errors import DataError, JobError, nearest
 from daskcnn.files import read_regular
 from daskcnn.job.tables import Options
 from daskcnn.sharded.balance import SPREAD_SHARE
-from daskcnn.sim.links import Link
-from daskcnn.sim.speeds import Constant, Drift, Speed, Stall, Walk
+from daskcnn.sim.speeds import Constant, Drift, Link, Speed, Stall, Walk
 
 _MOST_BYTES = 1 << 20
 _MOST_WORKERS = 1 << 20

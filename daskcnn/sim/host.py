@@ -1,18 +1,46 @@
-"""The parameter server in simulated time: the very state machine, behind links that take their time."""
+"""The agenda of a simulation: a heap of events on a simulated clock.
+
+The parameter server in simulated time: the very state machine, behind links that take their time.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any, Protocol
 
 import numpy as np
 
 from daskcnn.errors import Diverged
 from daskcnn.ps import Code, Instruction, Join, Leave, ParameterServer, Pull, Push, Reply, Request, Vector
-from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import Costs, Server
-from daskcnn.sim.links import Line, Link
+from daskcnn.sim.speeds import Line, Link
+
+
+class Agenda:
+    """Calls actions in the order of their times, those of one time in the order they were noted. Starts at 0 s."""
+
+    __slots__ = ("_heap", "_serial", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._serial = count()
+
+    def at(self, when: float, action: Callable[..., None], *args: Any) -> None:
+        """Note an action for this time, which is not in the past."""
+        assert when >= self.now, f"{action}: {when} is before now, {self.now}"
+        heappush(self._heap, (when, next(self._serial), action, args))
+
+    def run(self) -> None:
+        """Until nothing is left to be done."""
+        heap = self._heap
+        while heap:
+            self.now, _, action, args = heappop(heap)
+            action(*args)
+
 
 EPOCH = 0
 

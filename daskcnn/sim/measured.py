@@ -25,7 +25,7 @@ from daskcnn.events import (
     StepsEnded,
     WorkersCalibrated,
 )
-from daskcnn.partition.proportional import proportional
+from daskcnn.partition.proportions import proportional
 from daskcnn.sim.cluster import Costs, SimulatedCluster, Worker
 from daskcnn.sim.workload import Workload
 

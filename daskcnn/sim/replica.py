@@ -6,16 +6,15 @@ import math
 from collections.abc import Callable
 
 from daskcnn.ps import Local, Reply
-from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import Worker
-from daskcnn.sim.host import Host
+from daskcnn.sim.host import Agenda, Host
 from daskcnn.sim.learners import Learner
 from daskcnn.sim.speeds import Pace
 from daskcnn.sim.workload import Workload
+from daskcnn.training import replica_exchange
 from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
 from daskcnn.training.coordinator.facts import RoundDone
 from daskcnn.training.coordinator.orders import StartRound
-from daskcnn.training.exchange import Answer, Await, JudgeCenter, Order, PullCenter, ReplicaExchange, Report, Send
 
 
 class SimulatedReplica:
@@ -60,13 +59,13 @@ class SimulatedReplica:
         self.session = self.sent = self.received = 0
         self._pace, self._host, self._agenda = pace, host, agenda
         self._seconds, self._judging = member.seconds, member.judging
-        self._exchange = ReplicaExchange(
+        self._exchange = replica_exchange.ReplicaExchange(
             workload.rule, self.local, cadence, overlap=workload.overlap, frozen=learner.frozen
         )
         self._busy = 0.0
         self._segment: tuple[TrainSteps, float, float] | None = None  # steps under way, when they begin and end
-        self._sending: Send | None = None
-        self._answers: list[Answer] = []
+        self._sending: replica_exchange.Send | None = None
+        self._answers: list[replica_exchange.Answer] = []
         self._told: Callable[[Reply], None] = self._heard
         self._order: StartRound | None = None
         self._reported: Callable[[RoundDone], None] | None = None
@@ -97,23 +96,23 @@ class SimulatedReplica:
         self.learner.begin(order.round, self.local, order.scale)
         self._train(self._exchange.begin(order.round, order.score))
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: replica_exchange.Order) -> None:
         match order:
-            case JudgeCenter():
+            case replica_exchange.JudgeCenter():
                 self._judge(order)
             case TrainSteps():
                 self._train(order)
-            case Report():
+            case replica_exchange.Report():
                 self._finish()
-            case Send():
+            case replica_exchange.Send():
                 self._send(order)
-            case PullCenter():
+            case replica_exchange.PullCenter():
                 self._told = self._brought_center
                 self._host.pull(self)
             case JudgeLocal():
                 begun = self._agenda.now
                 self._agenda.at(self._pace.end(begun, (order.hi - order.lo) * self._judging), self._judge_local, begun)
-            case Await():
+            case replica_exchange.Await():
                 pass  # the replies come as they come
 
     def _finish(self) -> None:
@@ -143,7 +142,7 @@ class SimulatedReplica:
         stretch, _, end = self._segment
         learnt = self.learner.train(stretch.step)
         order = self._exchange.trained(learnt.score, learnt.lr, busy=self._busy, load=0.0, at=end)
-        if isinstance(order, Send):
+        if isinstance(order, replica_exchange.Send):
             self._send(order)
         else:
             self._carry_out(order)
@@ -163,17 +162,17 @@ class SimulatedReplica:
         score = self.learner.judge(judge.lo, judge.hi)
         self._send(self._exchange.judged_local(score, begun=begun, at=self._agenda.now))
 
-    def _judge(self, order: JudgeCenter) -> None:
+    def _judge(self, order: replica_exchange.JudgeCenter) -> None:
         begun = self._agenda.now
         end = self._pace.end(begun, (order.hi - order.lo) * self._judging)
         self._agenda.at(end, self._judged_center, order, begun)
 
-    def _judged_center(self, order: JudgeCenter, begun: float) -> None:
+    def _judged_center(self, order: replica_exchange.JudgeCenter, begun: float) -> None:
         score = self.learner.judge(order.lo, order.hi, order.weights)
         self._exchange.judged_center(score, begun=begun, at=self._agenda.now)
         self._finish()
 
-    def _send(self, order: Send) -> None:
+    def _send(self, order: replica_exchange.Send) -> None:
         self._sending, self._answers, self._told = order, [], self._heard
         if order.push is None:
             self._host.pull(self)

@@ -34,7 +34,7 @@ from daskcnn.sharded import (
     stages_of,
     weight_traffic,
 )
-from daskcnn.sim.papers_step import ShardedStep, Sharding
+from daskcnn.sim.papers_costs import ShardedStep, Sharding
 
 Moved = Mapping[str, WorkerTraffic]
 """Bytes that each worker sends and receives before the step can go on; those that do neither are left out."""

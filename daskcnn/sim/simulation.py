@@ -18,9 +18,8 @@ import numpy as np
 from daskcnn.events import CalibratedWorker, Event, RunEnded, RunStarted, ServerCounted
 from daskcnn.partition.rounds import Rounds
 from daskcnn.ps import ParameterServer, Snapshot
-from daskcnn.sim.agenda import Agenda
 from daskcnn.sim.cluster import SimulatedCluster, Worker
-from daskcnn.sim.host import EPOCH, Host, PeerToPeer
+from daskcnn.sim.host import EPOCH, Agenda, Host, PeerToPeer
 from daskcnn.sim.learners import Learner, TimingOnly
 from daskcnn.sim.replica import SimulatedReplica
 from daskcnn.sim.workload import Workload

@@ -10,8 +10,8 @@ from daskcnn.job.tables import Job
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
+from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.guessing import Guessing
 
 
 @dataclass(frozen=True)
@@ -104,5 +104,5 @@ class Workload:
 
     @property
     def overlaps(self) -> bool:
-        """Whether replicas train on while they push and pull within a round, as `training.exchange` has it."""
+        """Whether replicas train on while they push and pull within a round, as `training.replica_exchange` has it."""
         return self.overlap and self.rule.overlaps

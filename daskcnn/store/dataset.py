@@ -13,14 +13,14 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn import compiled
 from daskcnn.arrays import cpu_count
 from daskcnn.compiled.given import address
 from daskcnn.errors import DataError, UserError
 from daskcnn.markup import as_table
 from daskcnn.store.array_index import ArrayIndex
-from daskcnn.store.cache import Block
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.chunk_source import ChunkSource, Indices, StoredChunks
+from daskcnn.store.chunk_source import Block, ChunkSource, Indices, StoredChunks
 from daskcnn.store.files import Files
 from daskcnn.store.manifest import MAX_CHUNK_BYTES, PARTS, Fit, Labelling, Manifest, parse
 
@@ -59,10 +59,8 @@ class Scattered:
 
     def copied(self) -> npt.NDArray[Any]:
         """Return them in an array of their own, (n, …)."""
-        from daskcnn.compiled import minibatch
-
         samples = np.empty((len(self.addresses), *self.shape), self.dtype)
-        minibatch.gather(self.addresses, samples.reshape(len(samples), prod(self.shape)).view(np.uint8))
+        compiled.minibatch.gather(self.addresses, samples.reshape(len(samples), prod(self.shape)).view(np.uint8))
         return samples
 
 

@@ -1,4 +1,6 @@
-"""Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
+"""Reads the chunks that come next into the cache, several at a time, while those before them are used.
+
+Batches for training, read, normalised and augmented on a thread ahead of it (Theano-MPI, Alg. 1).
 
 A presentation is one pass over a worker's samples. The worker's ranges are cut at the edges of chunks. These
 pieces are shuffled and grouped into windows that fit the chunk cache, and the samples of a window are shuffled.
@@ -8,9 +10,9 @@ Order and keys depend on (seed, presentation, sample) alone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from daskcnn import compiled
 from daskcnn.arrays import derive
 from daskcnn.store.augmentation import (
     NAMED,
@@ -32,9 +35,54 @@ from daskcnn.store.augmentation import (
 )
 from daskcnn.store.augmentation.step import Keys, moved
 from daskcnn.store.chunk_facts import Images, missing_pixels
-from daskcnn.store.chunk_source import Indices
+from daskcnn.store.chunk_source import CACHE, ChunkSource, Indices
 from daskcnn.store.dataset import Dataset, Described, Labels, Near, Scattered, Split
-from daskcnn.store.read_ahead import reading_ahead
+
+THREADS = 4
+"""Chunks that are read at a time: a request to a remote storage mostly waits."""
+
+
+@contextmanager
+def reading_ahead(source: ChunkSource | None, order: Indices, ahead: int) -> Iterator[Callable[[int], None]]:
+    """Read the chunks of samples in this order ahead, on threads that end with the context.
+
+    Parameters
+    ----------
+    source : None for samples that are in memory
+    ahead : bytes of images that are read before they are asked for; at most half of what the cache holds
+
+    Yields
+    ------
+    A function to be called with how many samples of the order are asked for, before they are taken.
+    """
+    if source is None or not len(order):
+        yield lambda samples: None
+        return
+    chunks, _ = source.places(order)
+    different, first = np.unique(chunks, return_index=True)
+    by_first_use = np.argsort(first, kind="stable")
+    coming, first = different[by_first_use].tolist(), first[by_first_use]
+    further, begun = max(1, min(ahead, CACHE.limit // 2) // max(1, source.chunk_bytes)), 0
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="daskcnn-loader-ahead")
+
+    def reached(samples: int) -> None:
+        nonlocal begun
+        until = min(len(coming), int(np.searchsorted(first, samples)) + further)
+        for index in coming[begun:until]:
+            pool.submit(_read, source, index)
+        begun = max(begun, until)
+
+    try:
+        yield reached
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(source: ChunkSource, index: int) -> None:
+    with suppress(Exception):  # who needs the chunk asks again, and is told
+        for array in source.arrays:
+            source.held(array, index)
+
 
 Array = npt.NDArray[Any]
 
@@ -166,12 +214,10 @@ def placed(dataset: Described, images: Scattered, dtype: npt.DTypeLike, move: Mo
     if images.dtype != np.uint8 or dataset.nodata is not None:
         x = _normalised(dataset, images.copied(), dtype)
         return x if move.still else moved(x, move)
-    from daskcnn.compiled import minibatch
-
     (h, w, c), n = images.shape, len(images.addresses)
-    x, rows = np.empty((h, w, n, c), dtype), np.empty((n, minibatch.ROWS, w * c), dtype)
+    x, rows = np.empty((h, w, n, c), dtype), np.empty((n, compiled.minibatch.ROWS, w * c), dtype)
     mean, factor = (np.tile(a.astype(dtype), w) for a in (dataset.mean, 1 / dataset.deviation))
-    loop = minibatch.normalise_reflected if move.border == "reflect" else minibatch.normalise
+    loop = compiled.minibatch.normalise_reflected if move.border == "reflect" else compiled.minibatch.normalise
     loop(images.addresses, mean, factor, move.places(n), rows, x)  # `images` holds what it reads
     return x
 

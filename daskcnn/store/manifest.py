@@ -22,8 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, Va
 
 from daskcnn.documents import unknown_keys
 from daskcnn.errors import DataError
-from daskcnn.store.chunk_facts import ChunkFacts, Images, chunk_facts
-from daskcnn.store.moments import Moments
+from daskcnn.store.chunk_facts import ChunkFacts, Images, Moments, chunk_facts
 
 FORMATS = (1, 2)
 ATTRIBUTE = "daskcnn"

@@ -19,17 +19,15 @@ from daskcnn.datasets.job_dataset import is_missing
 from daskcnn.datasets.own_data import arrays_gone, was_given
 from daskcnn.errors import DataError, UserError
 from daskcnn.job.dataset import opened
-from daskcnn.nn.answers import MOST_CONFUSED, TOP, ClassAnswers, LabelAnswers, shares
-from daskcnn.nn.auc import ClassScores
-from daskcnn.nn.views import Views
-from daskcnn.runs.evaluation import keep_evaluation
+from daskcnn.nn.network import Views
+from daskcnn.nn.score import MOST_CONFUSED, TOP, ClassAnswers, ClassScores, LabelAnswers, shares
 from daskcnn.runs.state import to_state
-from daskcnn.show.confusion import draw_confusion
-from daskcnn.show.drawing import need_matplotlib
+from daskcnn.runs.summary import keep_evaluation
+from daskcnn.show.renderers.pictures import draw_confusion, need_matplotlib
 from daskcnn.store import Dataset, Described, Split, open_dataset
 from daskcnn.store.array_index import INDEX, read_index
-from daskcnn.store.cache import CACHE
-from daskcnn.store.facts import Facts
+from daskcnn.store.chunk_source import CACHE
+from daskcnn.store.image_facts import Facts
 from daskcnn.store.manifest import MAX_CHUNK_BYTES
 from daskcnn.trained.trained_run import Which, load_trained, views_of
 from daskcnn.training.replica import Replica

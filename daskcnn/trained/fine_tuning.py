@@ -17,17 +17,14 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.errors import DataError, JobError
 from daskcnn.export.model_file import read_model
-from daskcnn.job.network import initial_weights, network_of, reconstructs
+from daskcnn.job.network import initial_weights, network_of, reconstructs, whitened
 from daskcnn.job.tables import Job, Model
-from daskcnn.job.whitening import whitened
 from daskcnn.nn import build_model, leaves, walk
-from daskcnn.runs.arrays_file import Arrays
-from daskcnn.runs.checkpoint import load
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.checkpoint import Arrays, load
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import check_of, facts_of
 from daskcnn.store import Dataset, Described
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.trained.trained_run import load_trained
 
 _GIVE = (

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from daskcnn.errors import DataError
 from daskcnn.files import open_regular
-from daskcnn.nn.views import Views
+from daskcnn.nn.network import Views
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import check_finite, missing_pixels
 from daskcnn.store.making.images import decode, dimensions, read_file

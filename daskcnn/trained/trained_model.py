@@ -15,7 +15,7 @@ from dask.base import is_dask_collection, tokenize
 from dask.delayed import delayed
 
 from daskcnn.arrays import Array
-from daskcnn.datasets.given_images import array_of
+from daskcnn.datasets.array_sources import array_of
 from daskcnn.files import local_path
 from daskcnn.job.tables import Job
 from daskcnn.markup import as_table
@@ -23,7 +23,7 @@ from daskcnn.nn import Layer, map_leaves, summarise
 from daskcnn.runs.checkpoint import save
 from daskcnn.runs.directory import RunDirectory
 from daskcnn.runs.state import TrainingState, to_checkpoint
-from daskcnn.show.stderr import say
+from daskcnn.show.renderers.terminal import say
 from daskcnn.trained.trained_run import Which, load_classifier
 from daskcnn.training.trained_network import Classifier
 

@@ -1,4 +1,7 @@
-"""A run that has trained: its job and one of its checkpoints."""
+"""A run that has trained: its job and one of its checkpoints.
+
+A trained network for other programs: `daskcnn export`.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from daskcnn.errors import DataError, UserError
-from daskcnn.export import read_model
+from daskcnn.export import FORMATS, read_model
 from daskcnn.job.tables import Job
-from daskcnn.nn.views import Views, views_problem
+from daskcnn.nn.network import Views, views_problem
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import check_of
 from daskcnn.training.trained_network import Classifier, to_classifier
 
@@ -66,3 +68,21 @@ def run_name(path: str) -> str:
     """Return the name of the run that this path belongs to."""
     place = Path(path).absolute()
     return place.parent.parent.name if place.parent.name == "checkpoints" else place.name
+
+
+def export(run: str, to: str, *, out: str | None, which: Which, say: Callable[[str], None]) -> tuple[Path, ...]:
+    """Write a run's network in one of `FORMATS` and return the files; those that are there already are replaced.
+
+    Without `out` the file is `model` with the format's suffix, in the run's directory or beside the model's file.
+    Raises UserError.
+    """
+    kind = FORMATS[to]
+    classifier = load_classifier(run, which, say)
+    place = Path(run)
+    file = Path(out) if out else (place.parent if place.is_file() else place) / f"model{kind.suffix}"
+    if place.is_file() and file.exists() and file.samefile(place):
+        raise DataError(file, "this is the model itself", "give another file to write")
+    try:
+        return kind.write(classifier, run_name(run), file)
+    except OSError as error:
+        raise DataError(file, error.strerror or error, "give a file that can be written") from error

@@ -1,4 +1,7 @@
-"""One replica: a full copy of the network, its optimizer's state, and what a round does with them."""
+"""Seconds of a worker's work, stretched where its speed is throttled.
+
+One replica: a full copy of the network, its optimizer's state, and what a round does with them.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import numpy as np
 
 from daskcnn.arrays import Array, Device
 from daskcnn.conv.planner import candidates
 from daskcnn.errors import Diverged
-from daskcnn.job.network import (
-    convolutions,
-    descent_of,
-    initial_weights,
-    loss_of,
-    network_of,
-    pace_at,
-    rate_of,
-    training_loss_of,
-    training_samples,
-)
+from daskcnn.job import network
 from daskcnn.job.tables import Job
 from daskcnn.nn import (
     Context,
@@ -38,14 +32,63 @@ from daskcnn.nn import (
     leaves,
     loss_and_gradients,
 )
-from daskcnn.nn.auc import Collected
 from daskcnn.nn.losses import Targets
+from daskcnn.nn.network import Views, predict_views
 from daskcnn.nn.optimizers import Gradients
-from daskcnn.nn.score import Score
-from daskcnn.nn.views import Views, predict_views
+from daskcnn.nn.score import Collected, Score
 from daskcnn.store import Batch, BatchPlan, Dataset, Split, batches
-from daskcnn.training.stopwatch import Clock, Stopwatch
 from daskcnn.training.weighting import Weighting, weighting_of, weights_of
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+class Stopwatch:
+    """Measures what a replica does.
+
+    Parameters
+    ----------
+    clock : gives the time in seconds.
+    synchronize : waits until the device has done what it was asked for.
+    throttle : factor by which the worker takes longer than its machine would.
+    pause : spends seconds; without it no throttle applies.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        synchronize: Callable[[], Any],
+        throttle: float = 1.0,
+        pause: Callable[[float], Any] | None = None,
+    ) -> None:
+        self.clock, self._synchronize = clock, synchronize
+        self._throttle, self._pause = throttle, pause
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """Seconds that the work takes this once, throttled."""
+        begun = self.clock()
+        work()
+        self._synchronize()
+        return self.slowed(self.clock() - begun)
+
+    def median_seconds(self, work: Callable[[], Any], times: int) -> float:
+        """Median of the seconds that the work takes, throttled. A first time is left out."""
+        return median([self.seconds(work) for _ in range(times + 1)][1:])
+
+    def slowed(self, seconds: float) -> float:
+        """The same seconds times the throttle, spent."""
+        if self._throttle > 1 and self._pause is not None:
+            self._pause(seconds * (self._throttle - 1))
+            return seconds * self._throttle
+        return seconds
+
+    def waited(self, ready: Iterator[T]) -> Iterator[tuple[float, T]]:
+        """Each item with the seconds that it was waited for."""
+        begun = self.clock()
+        for item in ready:
+            yield self.clock() - begun, item
+            begun = self.clock()
+
 
 EVALUATION_BATCH = 500
 ALONE = 1 << 18
@@ -85,7 +128,9 @@ class Trained:
 def evaluation_batch(model: Sequential, in_shape: Sequence[int], dtype: str, device: Device, most: int) -> int:
     """Images scored at once: fewer than `most` where a convolution of that many does not fit the device's limit."""
     size = most
-    while size > 1 and not all(candidates(spec, device) for _, spec in convolutions(model, in_shape, size, dtype)):
+    while size > 1 and not all(
+        candidates(spec, device) for _, spec in network.convolutions(model, in_shape, size, dtype)
+    ):
         size //= 2
     return size
 
@@ -122,10 +167,10 @@ class Replica:
     ) -> None:
         device.warm(job.model.dtype)
         self.job, self.dataset, self.device = job, dataset, device
-        self.model = network_of(job, dataset)
-        self.layout, host = initial_weights(job, dataset)
-        self.descent, self.rate = descent_of(job, self.model), rate_of(job.train.schedule)
-        self.loss, self.training_loss = loss_of(job, dataset), training_loss_of(job, dataset)
+        self.model = network.network_of(job, dataset)
+        self.layout, host = network.initial_weights(job, dataset)
+        self.descent, self.rate = network.descent_of(job, self.model), network.rate_of(job.train.schedule)
+        self.loss, self.training_loss = network.loss_of(job, dataset), network.training_loss_of(job, dataset)
         self.watch = Stopwatch(clock, device.backend.synchronize, throttle, pause)
         self.weights = device.backend.from_host(host)
         self._params, self._state = self.layout.views(self.weights)
@@ -138,7 +183,7 @@ class Replica:
     @property
     def batch_size(self) -> int:
         """Samples of a whole minibatch."""
-        return min(self.job.train.batch_size, training_samples(self.job, self.dataset))
+        return min(self.job.train.batch_size, network.training_samples(self.job, self.dataset))
 
     @cached_property
     def weighting(self) -> Weighting | None:
@@ -293,7 +338,7 @@ class Replica:
 
     def pace_at(self, progress: float, scale: float = 1.0) -> StepPace:
         """The pace at this part (0…1) of the run. scale: of the learning rate."""
-        return pace_at(self.job.train, self.rate, progress, scale)
+        return network.pace_at(self.job.train, self.rate, progress, scale)
 
     @_QUIET
     def evaluate(

@@ -12,11 +12,11 @@ from daskcnn.errors import DataError
 from daskcnn.job.network import initial_weights, loss_of, network_of
 from daskcnn.job.tables import Job
 from daskcnn.nn import Context
-from daskcnn.nn.views import Views, predict_views
+from daskcnn.nn.network import Views, predict_views
 from daskcnn.runs.checkpoint import Checkpoint
 from daskcnn.runs.state import facts_of, weights_of
 from daskcnn.store import normalise
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.training.replica import evaluation_batch
 
 BATCH = 500

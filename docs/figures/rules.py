@@ -11,11 +11,11 @@ from common import AMBER, BLUE, COLOURS, GREEN, GREY, RED, panels
 from daskcnn.ps import Push
 from daskcnn.ps.admm import ADMM
 from daskcnn.ps.agwu import AGWU
-from daskcnn.ps.bases import Bases
 from daskcnn.ps.easgd import EASGD
 from daskcnn.ps.parallel_sgd import ParallelSGD
 from daskcnn.ps.rule import Local, View
 from daskcnn.ps.sgwu import SGWU
+from daskcnn.ps.versions import Bases
 
 
 def push(worker: int, payload: Any, base: int = 0, accuracy: float = 1.0) -> Push:

@@ -8,10 +8,10 @@ from common import COLOURS, GREY, RED, panels
 from timing import scenario
 
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.conv.cost import CPU, predict
+from daskcnn.conv.timings import CPU, predict
 from daskcnn.partition import PARTITIONERS
-from daskcnn.partition.proportional import balanced_shards, kernel_shards
-from daskcnn.sim.papers_step import ceiling
+from daskcnn.partition.proportions import balanced_shards, kernel_shards
+from daskcnn.sim.papers_costs import ceiling
 
 SECONDS = {"speed 4": 1.0, "speed 2": 2.0, "speed 1": 4.0}
 SAMPLES = 2800

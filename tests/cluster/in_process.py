@@ -27,7 +27,7 @@ from distributed import Future
 from distributed.protocol.pickle import dumps, loads
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext

@@ -22,18 +22,18 @@ from dask.task_spec import Alias
 from distributed.protocol import deserialize, serialize
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.cluster.groups.tasks import GroupMeeting
+from daskcnn.cluster.groups.group_tasks import GroupMeeting
 from daskcnn.cluster.layers.task_context import TaskContext
-from daskcnn.cluster.link.connection import Connection, heed_signals
+from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration, RoundOrder
-from daskcnn.cluster.peers.tasks import Peers
+from daskcnn.cluster.peers.meeting_tasks import Peers
 from daskcnn.cluster.run.dispatch import Bundle, Dispatch
 from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.shell.data_parallel import DataParallel
-from daskcnn.cluster.worker import stopping
+from daskcnn.cluster.worker import session as stopping
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session
 from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.events import Event

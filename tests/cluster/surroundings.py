@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.dispatch import Dispatch
-from daskcnn.cluster.run.results import Results
-from daskcnn.cluster.run.scoring import Scoring
+from daskcnn.cluster.run.results import Results, Scoring
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.events import Event
 from daskcnn.job.tables import Job

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.link import connection, members
-from daskcnn.cluster.link.calls import Unanswered, answer_of_actor, ask_scheduler, ask_workers, begin, silent_among
-from daskcnn.cluster.link.lost import ServerLost, WorkersLost
+from daskcnn.cluster.link import client as connection
+from daskcnn.cluster.link import members
+from daskcnn.cluster.link.calls import (
+    ServerLost,
+    Unanswered,
+    WorkersLost,
+    answer_of_actor,
+    ask_scheduler,
+    ask_workers,
+    begin,
+    silent_among,
+)
 from daskcnn.cluster.link.members import Members, advertised, chosen
 from daskcnn.cluster.run import admission
 from daskcnn.cluster.run import workers as run_workers

@@ -7,7 +7,7 @@ from asyncio import CancelledError
 
 from distributed.comm import CommClosedError
 
-from daskcnn.cluster.link.client_log import quiet_lost_connections
+from daskcnn.cluster.link.client import quiet_lost_connections
 
 CLOSED = [CommClosedError("in <TCP>"), RuntimeError("ConnectionPool is closed")]
 LOST = [TimeoutError(), ConnectionRefusedError(), CancelledError()]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import NUMPY
-from daskcnn.cluster.worker.served_round import ServedRound, join_server
 from daskcnn.cluster.worker.session import Session
+from daskcnn.cluster.worker.tasks import ServedRound, join_server
 from daskcnn.nn import OptimizerState
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round

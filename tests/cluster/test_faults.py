@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from daskcnn.cluster.layers.balance import settings_of
+from daskcnn.cluster.layers.measurements import settings_of
 from daskcnn.errors import Diverged, Interrupted, Lost
 from daskcnn.job.resolve import resolve
 from daskcnn.launch.resume import job_to_run
 from daskcnn.launch.training import train_job
 from daskcnn.runs.checkpoint import Checkpoint, load
 from daskcnn.store import open_dataset
+from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.facts import RoundDone, Tick, WorkerGone
 from daskcnn.training.coordinator.layer import LayerCoordinator
 from daskcnn.training.coordinator.orders import StartRound
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.guessing import guessing_on
 from tests.cluster.cluster_jobs import (
     Listener,
     Watch,

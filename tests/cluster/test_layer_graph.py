@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dask.task_spec import Alias
 
-from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
+from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.job.tables import Job
 from daskcnn.nn import SGD, Layout, StepPace, build_model, init_network, sequential_from_spec
@@ -106,8 +106,8 @@ def graph_of(model: Sequential, workers: int, parts: int, first: Any, monkeypatc
         search = search.divided_by(first)
     except ValueError as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("daskcnn.cluster.layers.graph.fastest", lambda _: "w0")
-    monkeypatch.setattr("daskcnn.cluster.layers.graph.balance_of", lambda *_: search)
+    monkeypatch.setattr("daskcnn.cluster.layers.step_graph.fastest", lambda _: "w0")
+    monkeypatch.setattr("daskcnn.cluster.layers.step_graph.balance_of", lambda *_: search)
     layout = layout_of(model)
     graph = LayerGraph(cast(RunContext, noting), stages, layout)
     weights = np.zeros(layout.size, layout.dtype)

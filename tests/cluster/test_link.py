@@ -16,7 +16,7 @@ import pytest
 from distributed.protocol import dumps, loads, to_serialize
 
 from daskcnn.cluster.server import ranges as server_ranges
-from daskcnn.cluster.server.link import ServerLink
+from daskcnn.cluster.server.actor import ServerLink
 from daskcnn.cluster.server.ranges import RangeAt, RangeLines
 from daskcnn.errors import PushRefused
 from daskcnn.ps import RULES, Join, Pull, Push, Refuse, Reply, Sequencer, Snapshot

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.layers.balance import balance_of
-from daskcnn.cluster.layers.link_speeds import LARGEST, _way
+from daskcnn.cluster.layers.measurements import LARGEST, _way, balance_of
 from daskcnn.cluster.messages import Calibration
 from daskcnn.job.tables import Job
 from daskcnn.nn import sequential_from_spec

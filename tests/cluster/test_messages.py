@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from daskcnn.cluster.layers.messages import Claim, OutOfStep, Shelf, TaskResult, wire_bytes
+from daskcnn.cluster.layers.task_context import Claim, OutOfStep, Shelf, TaskResult, wire_bytes
 from daskcnn.sharded import ALL
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.cluster.peers import tasks as peer_tasks
-from daskcnn.cluster.peers.tasks import (
+from daskcnn.cluster.peers import meeting_tasks as peer_tasks
+from daskcnn.cluster.peers.meeting_tasks import (
     OutOfTurn,
     Peers,
     RoundStart,

@@ -18,10 +18,10 @@ from threadpoolctl import threadpool_info
 
 import daskcnn
 from daskcnn.arrays import single_threaded_blas
-from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member, advertised, chosen, taken_as_cpu
 from daskcnn.cluster.run.workers import RunWorkers
-from daskcnn.cluster.worker import turns
+from daskcnn.cluster.worker import session
 from daskcnn.events import Event, Warned, WorkerIgnored
 from daskcnn.job.tables import LAYER, Workers
 from daskcnn.launch.training import Result
@@ -108,7 +108,7 @@ def test_a_newcomer_without_is_no_news_where_the_others_advertise() -> None:
 
 def test_tasks_of_one_worker_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     here = threading.local()
-    monkeypatch.setattr(turns, "get_worker", lambda: SimpleNamespace(address=here.address))
+    monkeypatch.setattr(session, "get_worker", lambda: SimpleNamespace(address=here.address))
     at_work: dict[str, int] = {"a": 0, "b": 0}
     most: dict[str, int] = {"a": 0, "b": 0}
     together = threading.Barrier(2, timeout=20)
@@ -122,7 +122,7 @@ def test_tasks_of_one_worker_take_turns(monkeypatch: pytest.MonkeyPatch) -> None
 
     def run(worker: str) -> None:
         here.address = worker
-        turns.in_turn(task, worker)
+        session.in_turn(task, worker)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(run, "abababab"))

@@ -14,11 +14,11 @@ from daskcnn.events import EpochEnded, GroupsFormed, KernelsSharded, RoundEnded,
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job, Schedule
 from daskcnn.ps import RULES, Join, ParameterServer, Pull, Push
-from daskcnn.ps.half import cast
+from daskcnn.ps.vectors import cast
 from daskcnn.store import Dataset
+from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.guessing import guessing_on
 from daskcnn.training.replica import Replica
 from tests.cluster.references import trained_in_rounds
 from tests.cluster.run_here import RunHere

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.link.refusals import Refusal, returns_refusals
+from daskcnn.cluster.link.calls import Refusal, returns_refusals
 from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.worker import session, tasks
 from daskcnn.errors import ClusterError

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from daskcnn.cluster.layers.graph import FUNCTIONS
-from daskcnn.cluster.layers.messages import Shelf
+from daskcnn.cluster.layers.step_graph import FUNCTIONS
+from daskcnn.cluster.layers.task_context import Shelf
 from daskcnn.cluster.layers.transfers import CALL, answer_part
-from daskcnn.cluster.run.calibration import calibration_row
+from daskcnn.cluster.run.admission import calibration_row
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
 from daskcnn.errors import ClusterError
 from daskcnn.events import EpochEnded, KernelsSharded, StepsEnded, Warned, WorkerLeftOut

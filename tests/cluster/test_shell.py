@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.link.lost import WorkersLost
+from daskcnn.cluster.link.calls import WorkersLost
 from daskcnn.cluster.shell.shell import Shell, look_round
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from distributed import Client, KilledWorker, LocalCluster, Scheduler, SpecCluster, Worker, get_worker
 
-from daskcnn.cluster.link import connection
+from daskcnn.cluster.link import client as connection
 from daskcnn.cluster.link.calls import silent_among
-from daskcnn.cluster.link.connection import heed_signals
+from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.spread.part_queue import AHEAD, ATTEMPTS
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import ClusterError, DataError, Interrupted, Lost

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.cluster.link.members import advertised, chosen
-from daskcnn.cluster.link.worker_names import LONGEST, given_name, unique_names
+from daskcnn.cluster.link.members import LONGEST, advertised, chosen, given_name, unique_names
 from daskcnn.job.tables import Workers
 
 KINDS = st.sampled_from(["cpu", "gpu", "ps"])

@@ -10,7 +10,6 @@ import pytest
 from daskcnn.arrays import Array, Device, Pool
 from daskcnn.compiled.batchnorm import PART, TENTH
 from daskcnn.nn import LOSSES, Context, Layer, Shape, leaves, map_leaves
-from daskcnn.nn.channels import channel_sum, moments
 from daskcnn.nn.layers import (
     GELU,
     LRN,
@@ -26,6 +25,7 @@ from daskcnn.nn.layers import (
     Tanh,
 )
 from daskcnn.nn.losses import SoftmaxCrossEntropy
+from daskcnn.nn.scaled import channel_sum, moments
 from tests.nn.nn_cases import example, label, values
 from tests.standin import device_of
 

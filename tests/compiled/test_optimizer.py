@@ -10,8 +10,7 @@ import pytest
 from daskcnn.arrays import Device, Pool
 from daskcnn.nn import SGD, Optimizer, OptimizerState
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead
-from daskcnn.nn.optimizers.norms import BLOCK, clip, sum_of_squares
-from daskcnn.nn.optimizers.optimizer import AT_LEAST, OneStep
+from daskcnn.nn.optimizers.optimizer import AT_LEAST, BLOCK, OneStep, clip, sum_of_squares
 
 OPTIMIZERS = [
     SGD(),

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from daskcnn.conv import ConvSpec
-from daskcnn.conv.algorithm import Direction, Work
+from daskcnn.conv.spec import Direction, Work
 
 Only: TypeAlias = Callable[..., None]
 """The fixture `only`: called with FakeAlgorithms, it lets these be all there are."""

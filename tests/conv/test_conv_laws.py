@@ -15,8 +15,8 @@ import pytest
 
 from daskcnn.arrays import Device, Pool, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, ConvAlgorithm, ConvSpec, plan
+from daskcnn.conv.fourier import Tiling
 from daskcnn.conv.spectral import Sizes
-from daskcnn.conv.tiles import Tiling
 from tests.rounding import assert_rounds, limits, of_direction, of_pass
 from tests.standin import device_of
 

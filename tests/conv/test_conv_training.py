@@ -10,8 +10,8 @@ import pytest
 
 from daskcnn.arrays import Device, single_threaded_blas
 from daskcnn.conv import ALGORITHMS, planner
-from daskcnn.conv.cost import Seconds
 from daskcnn.conv.planner import forget_plans
+from daskcnn.conv.timings import Seconds
 from daskcnn.job.network import convolutions
 from daskcnn.nn import LOSSES, SGD, Context, Layout, build_model, init_network, loss_and_gradients, predict
 

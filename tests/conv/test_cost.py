@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from daskcnn.conv import ALGORITHMS, ConvSpec
-from daskcnn.conv.algorithm import Work
-from daskcnn.conv.cost import CPU, GPU, Rates, Seconds, arithmetic_seconds, predict, total_seconds
+from daskcnn.conv.spec import Work
+from daskcnn.conv.timings import CPU, GPU, Rates, Seconds, arithmetic_seconds, predict, total_seconds
 from tests.conv.fake_algorithm import FakeAlgorithm
 
 PLAIN = Rates(gemm_flops=100.0, bytes_per_second=10.0, half=(1, 2, 3), memory_threads=2, stage=0.0)

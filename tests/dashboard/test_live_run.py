@@ -13,8 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.dashboard import live_run
-from daskcnn.dashboard.live_figures import MOST_PARTS, heading, shown
-from daskcnn.dashboard.live_run import MOST_LINES, MOST_ROUNDS, MOST_RUNS, LiveRun, Message, Runs
+from daskcnn.dashboard.live_run import (
+    MOST_LINES,
+    MOST_PARTS,
+    MOST_ROUNDS,
+    MOST_RUNS,
+    LiveRun,
+    Message,
+    Runs,
+    heading,
+    shown,
+)
 from daskcnn.show.history import SPENT
 from daskcnn.show.text import count
 from tests.show import run_events
@@ -217,7 +226,7 @@ def test_runs_of_one_name_are_told_apart() -> None:
     assert runs.labels() == [("two:/runs/it", "it (two:/runs/it)"), ("one:/runs/it", "it (one:/runs/it)")]
 
 
-@pytest.mark.parametrize("module", ["daskcnn.dashboard", "daskcnn.dashboard.site", "daskcnn.dashboard.live_figures"])
+@pytest.mark.parametrize("module", ["daskcnn.dashboard", "daskcnn.dashboard.site", "daskcnn.dashboard.live_run"])
 def test_the_schedulers_process_loads_nothing_heavy(module: str) -> None:
     heavy = {"numba", "llvmlite", "zarr", "cupy", "matplotlib"}
     code = f"import sys, {module}; sys.exit(', '.join({heavy!r} & set(sys.modules)) or 0)"

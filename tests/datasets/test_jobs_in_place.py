@@ -12,7 +12,7 @@ import pytest
 import zarr
 from distributed import Client, LocalCluster
 
-from daskcnn.datasets.indexing import indexed
+from daskcnn.datasets.job_dataset import indexed
 from daskcnn.errors import DataError, JobError
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
@@ -22,7 +22,7 @@ from daskcnn.launch.training import train_job
 from daskcnn.planning.simulate import scenario_of, simulate
 from daskcnn.sim.cluster import SimulatedCluster, Worker
 from daskcnn.store.array_index import INDEX
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.foreign.array import ImageArray
 from daskcnn.store.foreign.in_place import Arrays
 from daskcnn.trained.evaluate import evaluate

@@ -18,7 +18,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 from daskcnn.datasets import prepare_arrays
-from daskcnn.datasets.array_files import opened
+from daskcnn.datasets.array_sources import opened
 from daskcnn.datasets.names import path_of
 from daskcnn.datasets.prepare import prepare_array_files
 from daskcnn.datasets.prepare_arrays import prepare

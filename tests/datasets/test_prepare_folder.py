@@ -21,17 +21,17 @@ from PIL import Image
 
 import daskcnn
 from daskcnn.cli import main
-from daskcnn.cluster.run import sight
+from daskcnn.cluster.run import admission
 from daskcnn.datasets import prepare_folder as launch
 from daskcnn.datasets.prepare_folder import Request, prepare, prepare_folder
 from daskcnn.errors import ClusterError, DataError, UserError
 from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset, verify
 from daskcnn.store.dataset import Dataset
-from daskcnn.store.facts import Facts
 from daskcnn.store.files import Files
-from daskcnn.store.making import folder_pieces
-from daskcnn.store.making.folder_pieces import Appearance
+from daskcnn.store.image_facts import Facts
+from daskcnn.store.making import folder_plan
+from daskcnn.store.making.folder_plan import Appearance
 from daskcnn.store.making.images import decode, read_file
 from daskcnn.trained.predict import predict
 from daskcnn.trained.trained_run import load_trained
@@ -264,7 +264,7 @@ def test_an_output_that_is_taken_is_refused_before_anything_is_read(tmp_path: Pa
 
 
 def test_an_output_that_is_taken_meanwhile_stays(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, decoded = tmp_path / "out.zarr", folder_pieces.decode_piece
+    store, decoded = tmp_path / "out.zarr", folder_plan.decode_piece
 
     def other(job: Any, **options: Any) -> Any:
         store.mkdir(exist_ok=True)
@@ -282,7 +282,7 @@ def test_an_output_that_is_taken_meanwhile_stays(tmp_path: Path, folder: Path, m
 def test_a_signal_leaves_nothing_behind(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    decoded = folder_pieces.decode_piece
+    decoded = folder_plan.decode_piece
 
     def interrupted(job: Any, **options: Any) -> Any:
         if job.piece.index == 3:
@@ -331,21 +331,21 @@ def test_a_worker_that_cannot_read_the_folder_is_named(
     folder: Path, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unseen(source: Path, target: str) -> Any:
-        return sight.unseen(Path("/nowhere"), target)
+        return admission.unseen(Path("/nowhere"), target)
 
-    monkeypatch.setattr(sight, "partial", lambda _, *arguments: lambda: unseen(*arguments))
+    monkeypatch.setattr(admission, "partial", lambda _, *arguments: lambda: unseen(*arguments))
     with pytest.raises(ClusterError, match=r"worker cpu-0 \(.*\): cannot read /nowhere .*; give a folder on storage"):
         prepare_folder(folder, tmp_path / "out.zarr", size=SIZE, client=client)
     assert left_behind(tmp_path) == []
 
 
 def test_what_a_worker_does_not_see(tmp_path: Path) -> None:
-    assert sight.unseen(tmp_path, str(tmp_path)) is None
-    assert sight.unseen(tmp_path, "s3://bucket/x") is None
-    reason, remedy = sight.unseen(tmp_path / "nowhere", str(tmp_path)) or ("", "")
+    assert admission.unseen(tmp_path, str(tmp_path)) is None
+    assert admission.unseen(tmp_path, "s3://bucket/x") is None
+    reason, remedy = admission.unseen(tmp_path / "nowhere", str(tmp_path)) or ("", "")
     assert "cannot read" in reason
-    assert remedy == sight.READ
-    assert (sight.unseen(tmp_path, str(tmp_path / "nowhere")) or ("", ""))[1] == sight.WRITE
+    assert remedy == admission.READ
+    assert (admission.unseen(tmp_path, str(tmp_path / "nowhere")) or ("", ""))[1] == admission.WRITE
 
 
 def test_a_folder_that_goes_is_not_taken_for_bad_images(

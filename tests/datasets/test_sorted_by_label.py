@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device, single_threaded_blas
-from daskcnn.datasets.indexing import indexed
+from daskcnn.datasets.job_dataset import indexed
 from daskcnn.job.resolve import resolve
-from daskcnn.sim.points import LAYERS, clusters_of_points
+from daskcnn.sim.learners import LAYERS, clusters_of_points
 from daskcnn.store import loader
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.training.replica import Replica
 from tests.store.arrays_in_place import write_array
 

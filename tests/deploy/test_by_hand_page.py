@@ -22,7 +22,7 @@ from distributed.cli import dask_scheduler, dask_spec, dask_worker
 from daskcnn import cli, run
 from daskcnn.cluster.link.connect import connect
 from daskcnn.cluster.link.members import wait_for_members
-from daskcnn.job.sources import parse_value
+from daskcnn.job.resolve import parse_value
 from daskcnn.job.tables import Cluster, Workers
 from tests.command_lines import context_of
 from tests.deploy.manifests import DEPLOY

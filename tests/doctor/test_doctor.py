@@ -26,8 +26,7 @@ from daskcnn.doctor import examine as doctor
 from daskcnn.doctor.cluster import Wanted, clocks, links, sharing, worker_findings
 from daskcnn.doctor.examine import asked_for, examine
 from daskcnn.doctor.findings import GIB, Finding, readable_findings, would_start
-from daskcnn.doctor.links import Way, rounds
-from daskcnn.doctor.worker import Gpu, Seen, look
+from daskcnn.doctor.worker import Gpu, Seen, Way, look, rounds
 from daskcnn.errors import ClusterError, JobError, installing
 from daskcnn.job.tables import Workers
 from tests.fake_client import fake_client

@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 import daskcnn
 from daskcnn.cluster.link.own_process import SHARED
 from daskcnn.errors import ClusterError, JobError
-from daskcnn.estimator.estimator import CNNClassifier
+from daskcnn.estimator.classifier import CNNClassifier
 from daskcnn.events import EpochEnded, Event
 from tests.rounding_of_networks import of_probabilities
 

@@ -8,14 +8,14 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from daskcnn.estimator.estimator import merged
-from daskcnn.estimator.estimator_data import (
+from daskcnn.estimator.classifier import (
     as_images,
     checked_weights,
     class_names,
     encode_labels,
     held_out,
     image_shape_of,
+    merged,
     stored_dtype,
 )
 

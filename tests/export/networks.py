@@ -13,7 +13,7 @@ from daskcnn.job.resolve import resolve
 from daskcnn.nn import LAYERS, Sequential, leaves
 from daskcnn.nn.spec import spec_of
 from daskcnn.store import normalise
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.training.trained_network import Classifier
 from tests.nn.nn_cases import CASES
 

@@ -16,8 +16,7 @@ import pytest
 from daskcnn import __version__
 from daskcnn.errors import UserError
 from daskcnn.export import onnx_file
-from daskcnn.export.onnx_file import onnx_model, write_onnx
-from daskcnn.export.onnx_layers import CONVERTERS
+from daskcnn.export.onnx_file import CONVERTERS, onnx_model, write_onnx
 from daskcnn.nn import LAYERS
 from daskcnn.nn.layers import ReLU
 from daskcnn.training.trained_network import Classifier
@@ -144,7 +143,7 @@ def test_a_layer_without_converter_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     trained = classifier({"layers": [{"layer": "unknown"}, {"layer": "dense", "units": 4}]})
     with pytest.raises(UserError, match="layer unknown1: Unknown has no converter to ONNX") as caught:
         onnx_model(trained)
-    assert "daskcnn/export/onnx_layers.py" in caught.value.remedy
+    assert "daskcnn/export/onnx_file.py" in caught.value.remedy
 
 
 def test_a_network_larger_than_the_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

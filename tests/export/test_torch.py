@@ -18,8 +18,7 @@ from safetensors.numpy import load_file
 
 from daskcnn import __version__
 from daskcnn.errors import UserError
-from daskcnn.export.torch_layers import CONVERTERS, JOINS
-from daskcnn.export.torch_module import write_torch
+from daskcnn.export.torch_module import CONVERTERS, JOINS, write_torch
 from daskcnn.nn import LAYERS
 from daskcnn.training.trained_network import Classifier
 from tests.export.networks import (

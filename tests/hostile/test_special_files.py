@@ -10,8 +10,7 @@ import pytest
 from daskcnn.cluster.link.connect import connect
 from daskcnn.errors import UserError
 from daskcnn.files import check_regular, open_regular, read_regular
-from daskcnn.job.resolve import resolve
-from daskcnn.job.sources import read_job_file
+from daskcnn.job.resolve import read_job_file, resolve
 from daskcnn.job.tables import Cluster
 from daskcnn.reports.report import report
 from daskcnn.runs.checkpoint import load

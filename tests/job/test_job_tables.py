@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from daskcnn.errors import JobError
-from daskcnn.job.resolve import parse_job, resolve
-from daskcnn.job.sources import override, parse_value, read_job_file
+from daskcnn.job.resolve import override, parse_job, parse_value, read_job_file, resolve
 from daskcnn.job.tables import Job, Options, keys_of
 from daskcnn.nn import OPTIMIZERS
 from daskcnn.ps import RULES

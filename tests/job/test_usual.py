@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from daskcnn.job.dataset import on_data
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.job.usual import on_data
 from daskcnn.nn import OPTIMIZERS, build_model
 
 OWN, CIFAR10 = ("photos", (64, 64, 3), 3, 5000), ("cifar10", (32, 32, 3), 10, 50_000)

@@ -20,12 +20,10 @@ from daskcnn.errors import Interrupted, NotKept
 from daskcnn.events import EpochEnded, Warned, WorkersCalibrated
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import training as runner
-from daskcnn.launch.listener import Listener
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.recorder import Listener, Recorder
 from daskcnn.runs.checkpoint import latest
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import TrainingState, to_state
 from tests.tiny_runs import random_state, tiny_job, tiny_run
 

@@ -11,14 +11,13 @@ import pytest
 
 import daskcnn
 from daskcnn.errors import DataError, JobError, UserError
+from daskcnn.job.dataset import on_data
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
-from daskcnn.job.usual import on_data
 from daskcnn.launch.dry_run import readable_plan
 from daskcnn.launch.prepared_job import prepare_job
 from daskcnn.ps import RULES
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from tests.tiny_runs import LAYERS, tiny_data, tiny_job, tiny_run
 
 

@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 
-from daskcnn.cluster.link.signals import Signals
+from daskcnn.cluster.link.calls import Signals
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
 from daskcnn.events import CheckpointWritten, Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.launch import recorder as recorder_module
 from daskcnn.launch import training as runner
-from daskcnn.launch.listener import Listener
 from daskcnn.launch.prepared_job import prepare_job
-from daskcnn.launch.recorder import Recorder
+from daskcnn.launch.recorder import Listener, Recorder
 from daskcnn.launch.training import check_place, display
 from daskcnn.runs.checkpoint import latest
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.show.progress import PlainProgress, shown
+from daskcnn.show.renderers.terminal import PlainProgress, shown
 from tests.tiny_runs import random_state, tiny_data, tiny_job, tiny_run
 
 # --- signals ---

@@ -8,8 +8,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from daskcnn.nn import answers
-from daskcnn.nn.answers import ClassAnswers, LabelAnswers, shares
+from daskcnn.nn import score
+from daskcnn.nn.score import ClassAnswers, LabelAnswers, shares
 
 CLASSES, SAMPLES = 12, 200
 
@@ -99,7 +99,7 @@ def test_a_score_that_is_no_number_is_not_among_the_highest() -> None:
 
 
 def test_of_very_many_classes_there_is_no_matrix() -> None:
-    with mock.patch.object(answers, "MOST_CONFUSED", CLASSES - 1):
+    with mock.patch.object(score, "MOST_CONFUSED", CLASSES - 1):
         counts = _counted(ClassAnswers(CLASSES), *_classes())
     assert counts.confusion is None
     whole = _counted(ClassAnswers(CLASSES), *_classes())

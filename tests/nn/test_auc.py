@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.events import Judged
-from daskcnn.nn import auc
-from daskcnn.nn.auc import ClassScores, Collected, area_under_curve, areas_under_curves
+from daskcnn.nn import score
 from daskcnn.nn.losses import softmax
-from daskcnn.nn.score import Score
+from daskcnn.nn.score import ClassScores, Collected, Score, area_under_curve, areas_under_curves
 
 
 def counted(scores: np.ndarray, labels: np.ndarray) -> float | None:
@@ -110,9 +109,9 @@ def test_parts_add_up_to_the_auc_of_the_whole_to_the_last_bit_in_any_order(data:
 def test_of_a_large_split_every_nth_sample_counts_however_it_is_cut(batch: int, every: int, cuts: list[int]) -> None:
     rng = np.random.default_rng(3)
     scores, labels = rng.random((200, 10), np.float32), rng.integers(0, 10, 200)
-    with mock.patch.object(auc, "MOST", 200 * 10 // every):
+    with mock.patch.object(score, "MOST", 200 * 10 // every):
         parts = [part for part in collected(scores, labels, sorted(cuts), batch) if part is not None]
-        step = -(-200 * 10 // auc.MOST)
+        step = -(-200 * 10 // score.MOST)
     total = reduce(operator.add, parts)
     np.testing.assert_array_equal(total.scores, scores[::step])
     assert total.scores.size <= max(200 * 10 // every, 10)
@@ -120,7 +119,7 @@ def test_of_a_large_split_every_nth_sample_counts_however_it_is_cut(batch: int, 
 
 
 def test_more_classes_than_are_kept_leave_one_sample_of_each_stride() -> None:
-    with mock.patch.object(auc, "MOST", 5):
+    with mock.patch.object(score, "MOST", 5):
         (part,) = collected(np.ones((4, 10)), np.arange(4), [], 4)
     assert part is not None
     assert len(part.labels) == 1

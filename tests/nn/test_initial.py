@@ -9,7 +9,7 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.nn import Context, build_model
-from daskcnn.nn.initial import passing_through
+from daskcnn.nn.layer import passing_through
 from daskcnn.nn.layers import Conv, Dense
 from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
 from tests.nn.nn_cases import values

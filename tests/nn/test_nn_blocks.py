@@ -7,8 +7,8 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.nn import Context, Layout, Shape, vector
-from daskcnn.nn.channels import channel_sum
 from daskcnn.nn.layers import Dense, dense
+from daskcnn.nn.scaled import channel_sum
 from tests.nn.nn_cases import MAP, NESTED, example, in_blocks, values
 
 SHAPES = [(5, 3, 4, 6), (7, 2)]

@@ -26,10 +26,9 @@ from daskcnn.nn import (
     summarise,
     walk,
 )
-from daskcnn.nn.blocks import expand
 from daskcnn.nn.layer import LayerError
 from daskcnn.nn.layers import Add, Branches, Conv, MaxPool, ReLU, Residual
-from daskcnn.nn.spec import spec_of
+from daskcnn.nn.spec import expand, spec_of
 from tests.nn.nn_cases import MAP, example, in_turn
 from tests.standin import device_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from daskcnn.arrays import Array, Device
 from daskcnn.nn import LAYERS, Context, Layer, Sequential, leaves, sequential_from_spec
-from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
+from daskcnn.nn.layer import Initializer, glorot_uniform, he_normal
 from daskcnn.nn.layers import Conv, Dense, Dropout, Flatten, MaxPool, ReLU, Tanh
 from daskcnn.nn.local import Chain
 from daskcnn.nn.spec import SpecError

@@ -29,7 +29,7 @@ from daskcnn.nn.layers import (
 )
 from daskcnn.nn.losses import SoftmaxCrossEntropy
 from daskcnn.nn.optimizers import AdamW
-from daskcnn.nn.optimizers.norms import clip
+from daskcnn.nn.optimizers.optimizer import clip
 from tests.nn.nn_cases import MAP, TIED, cast, values
 
 torch = pytest.importorskip("torch")

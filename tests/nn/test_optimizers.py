@@ -24,7 +24,7 @@ from daskcnn.nn import (
 )
 from daskcnn.nn.optimizers import LARS, AdamW, Averaged, Lookahead, Treatment
 from daskcnn.nn.optimizers.descent import unmet
-from daskcnn.nn.optimizers.norms import clip
+from daskcnn.nn.optimizers.optimizer import clip
 
 every = pytest.mark.parametrize("name", OPTIMIZERS)
 AROUND = [lambda inner: inner, lambda inner: Lookahead(inner, 2), lambda inner: Averaged(Lookahead(inner, 3), 0.9)]

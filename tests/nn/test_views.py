@@ -9,7 +9,7 @@ import pytest
 
 from daskcnn.arrays import Device
 from daskcnn.nn import Context, build_model, init_network, map_leaves, predict
-from daskcnn.nn.views import Views, predict_views, views_problem, weighted_views
+from daskcnn.nn.network import Views, predict_views, views_problem, weighted_views
 from tests.nn.nn_cases import values
 
 LAYERS: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.partition import kernel_shards
-from daskcnn.partition.proportional import balanced_shards, longest_share
+from daskcnn.partition.proportions import balanced_shards, longest_share
 
 Case = tuple[int, list[float], list[float]]
 

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.partition import groups
-from daskcnn.partition.groups import Formed, form_groups, unevenness
-from daskcnn.partition.proportional import speeds
+from daskcnn.partition import proportions
+from daskcnn.partition.proportions import Formed, form_groups, speeds, unevenness
 
 times = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=24)
 
@@ -89,13 +88,13 @@ def test_groups_depend_on_nothing_but_relative_speeds(seconds: list[float], size
     )
 
 
-@pytest.mark.parametrize("looked_at", [0, groups.MOST_LOOKED_AT])
+@pytest.mark.parametrize("looked_at", [0, proportions.MOST_LOOKED_AT])
 @given(data=st.data())
 def test_groups_are_never_less_even_than_greedy_ones(looked_at: int, data: st.DataObject) -> None:
     seconds = data.draw(times)
     size = data.draw(st.integers(1, min(6, len(seconds))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(groups, "MOST_LOOKED_AT", looked_at)
+        patch.setattr(proportions, "MOST_LOOKED_AT", looked_at)
         found = totals(form_groups(named(seconds), size), named(seconds))
     greedy = totals(plain_greedy(named(seconds), size), named(seconds))
     assert unevenness(found) <= unevenness(greedy) * (1 + 1e-9)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.partition import kernel_shards, proportional
-from daskcnn.partition.proportional import level
+from daskcnn.partition.proportions import level
 
 weights = st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(lambda w: max(w) > 0)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.partition import PARTITIONERS, Allocation
-from daskcnn.partition.swap import swap_halves
+from daskcnn.partition.rounds import swap_halves
 
 sizes = st.lists(st.integers(0, 200), min_size=1, max_size=9)
 

@@ -28,7 +28,7 @@ from daskcnn.ps import (
     Vector,
     View,
 )
-from daskcnn.ps.bases import Bases
+from daskcnn.ps.versions import Bases
 
 Gradient: TypeAlias = Callable[[Vector], Vector]
 Life: TypeAlias = Generator[Request, Reply, None]
@@ -124,7 +124,7 @@ class Replica:
     trained: list[Vector] = field(default_factory=list)  # what each step added to the weights
 
     def life(self) -> Life:
-        """Its events, each sent the reply to it: as `training.exchange` does it."""
+        """Its events, each sent the reply to it: as `training.replica_exchange` does it."""
         rule, seq = self.rule, 0
         reply = yield Join(0, self.worker, 1)
         weights = self.backend.from_host(np.zeros_like(reply.weights))

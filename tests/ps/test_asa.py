@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daskcnn.ps import Join, Local, ParameterServer, Push, Reply
-from daskcnn.ps.asa import ASA, SCALE
-from daskcnn.ps.bsp import BSP
+from daskcnn.ps.bsp import ASA, BSP, SCALE
 from daskcnn.ps.split import spans
 
 combines = st.sampled_from(["average", "sum"])

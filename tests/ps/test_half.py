@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from daskcnn.ps.half import cast
+from daskcnn.ps.vectors import cast
 
 
 def assert_as_numpy(vector: np.ndarray, dtype: str) -> None:

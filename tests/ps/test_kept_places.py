@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from daskcnn.ps import RULES, Join, ParameterServer, Push
-from daskcnn.ps.bases import Bases
-from daskcnn.ps.center import CenterRange
 from daskcnn.ps.rule import View
+from daskcnn.ps.server import CenterRange
 from daskcnn.ps.split import spans, within
+from daskcnn.ps.versions import Bases
 
 PLACES = (slice(2, 5), slice(9, 10))
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daskcnn.ps.bases import Bases
-from daskcnn.ps.clocks import Clocks
 from daskcnn.ps.vectors import adagrad, add_scaled, all_finite, elastic, weighted_sum
+from daskcnn.ps.versions import Bases, Clocks
 
 
 def test_sums_of_vectors_longer_than_a_block() -> None:

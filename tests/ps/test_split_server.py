@@ -31,8 +31,7 @@ from daskcnn.ps import (
     UpdateRule,
     View,
 )
-from daskcnn.ps.bases import Bases
-from daskcnn.ps.instructions import Code, Objection
+from daskcnn.ps.messages import Code, Objection
 from daskcnn.ps.split import (
     HandOrder,
     KeepOrder,
@@ -45,6 +44,7 @@ from daskcnn.ps.split import (
     Vote,
     spans,
 )
+from daskcnn.ps.versions import Bases
 from tests.ps.driving import rule_of
 from tests.ps.split_here import SplitServer, ranges_of
 

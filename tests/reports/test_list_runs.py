@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from daskcnn.cli import main as daskcnn
 from daskcnn.events import EpochEnded, Event, Judged, RunStarted, WorkerLost
-from daskcnn.reports import list_runs as listing
-from daskcnn.reports.list_runs import list_runs, log_lines
+from daskcnn.reports import report as listing
+from daskcnn.reports.report import list_runs, log_lines
 from daskcnn.runs.directory import RunDirectory, is_written
 from daskcnn.runs.summary import build_summary
 

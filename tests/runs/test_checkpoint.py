@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as encode
 
+from daskcnn.documents import dumps
 from daskcnn.errors import DataError
 from daskcnn.runs.checkpoint import Checkpoint, best, latest, load, save
-from daskcnn.runs.files import dumps
 from tests.runs.fs_faults import checkpoint
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daskcnn import documents
 from daskcnn.errors import DataError
 from daskcnn.events import EpochEnded, RunEnded, Warned
-from daskcnn.runs import files
 from daskcnn.runs.directory import RunDirectory, find_latest
 
 NOW = datetime(2026, 11, 20, 20, 15, 3, tzinfo=UTC)
@@ -127,10 +127,10 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "summary.json"
-    files.write_json(path, {"a": 1})
+    documents.write_json(path, {"a": 1})
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        files.write_json(path, {"a": 2})
+        documents.write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
 

@@ -17,7 +17,7 @@ from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import Checkpoint, latest
 from daskcnn.runs.state import TrainingState, facts_of, to_state
 from daskcnn.store import open_dataset
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.training.trained_network import to_classifier
 from tests.tiny_runs import CLASSES, LAYERS, random_state, tiny_job, tiny_run
 

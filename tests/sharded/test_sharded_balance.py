@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from daskcnn.nn import build_model, sequential_from_spec
 from daskcnn.nn.sequential import Sequential
-from daskcnn.partition.proportional import kernel_shards
+from daskcnn.partition.proportions import kernel_shards
 from daskcnn.sharded import (
     FREE,
     ShareSearch,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from daskcnn.runs.files import jsonable
+from daskcnn.documents import jsonable
 from daskcnn.show.comparison import ComparedLine, Comparison, compare, format_comparison
+from daskcnn.show.renderers.run_text import MOST, format_report
 from daskcnn.show.report_tables import RunReport
-from daskcnn.show.report_text import MOST, format_report
 from tests.show.run_events import (
     Event,
     asynchronous,

@@ -10,7 +10,7 @@ import pytest
 
 from daskcnn.events import parse
 from daskcnn.launch.jobs import progress_from_python
-from daskcnn.show.notebook import EVERY, NotebookProgress, NotebookView, in_notebook
+from daskcnn.show.renderers.notebook import EVERY, NotebookProgress, NotebookView, in_notebook
 from tests.show.run_events import asynchronous, data_parallel, layer_sharded, round_of
 
 

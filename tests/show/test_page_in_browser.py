@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from daskcnn.show.comparison import compare
-from daskcnn.show.page import comparison_page, report_page
+from daskcnn.show.renderers.page import comparison_page, report_page
 from tests.show.chromium import NAMES, Tab, chromium
 from tests.show.html_page import report_of
 from tests.show.test_page import EVALUATION

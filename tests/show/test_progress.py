@@ -13,8 +13,7 @@ from rich.console import Console
 
 from daskcnn.events import Warned, parse
 from daskcnn.show.board import Board
-from daskcnn.show.live import TerminalProgress
-from daskcnn.show.progress import PlainProgress, choose
+from daskcnn.show.renderers.terminal import PlainProgress, TerminalProgress, choose
 from tests.show.run_events import asynchronous, calibration, data_parallel, epoch, layer_sharded, round_of, start, steps
 
 AT = datetime(2026, 11, 20, 20, 15, 3)

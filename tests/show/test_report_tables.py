@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daskcnn.documents import jsonable
 from daskcnn.errors import DataError
-from daskcnn.runs.files import jsonable
+from daskcnn.show.renderers.run_text import format_report
 from daskcnn.show.report_tables import UNFINISHED, RunReport, StepParts
-from daskcnn.show.report_text import format_report
 from tests.show.run_events import (
     Event,
     asynchronous,

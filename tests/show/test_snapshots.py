@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 from daskcnn.events import parse
-from daskcnn.show.live import TerminalProgress
-from daskcnn.show.progress import PlainProgress, choose
+from daskcnn.show.renderers.terminal import PlainProgress, TerminalProgress, choose
 from tests.show.run_events import asynchronous, data_parallel, layer_sharded, start
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")

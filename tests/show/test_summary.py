@@ -8,8 +8,7 @@ import pytest
 
 from daskcnn.runs.summary import build_summary
 from daskcnn.show import text
-from daskcnn.show.report_text import format_report
-from daskcnn.show.summary import format_summary
+from daskcnn.show.renderers.run_text import format_report, format_summary
 from tests.show.run_events import calibration, data_parallel, round_of, start, tables, worker_totals
 
 

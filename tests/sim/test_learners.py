@@ -13,8 +13,7 @@ from daskcnn.events import EpochEnded, Event, RoundEnded
 from daskcnn.job.resolve import resolve
 from daskcnn.job.tables import Job
 from daskcnn.ps import RULES, UpdateRule
-from daskcnn.sim.learners import Learner, Learnt, Training
-from daskcnn.sim.points import LAYERS, clusters_of_points
+from daskcnn.sim.learners import LAYERS, Learner, Learnt, Training, clusters_of_points
 from daskcnn.sim.simulation import Simulation
 from daskcnn.sim.workload import Workload
 from daskcnn.training.replica import Replica

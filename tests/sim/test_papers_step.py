@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daskcnn.conv import ConvSpec
-from daskcnn.partition.proportional import speeds
+from daskcnn.partition.proportions import speeds
 from daskcnn.sharded import eq2_elements
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.cluster import Worker
-from daskcnn.sim.costs import Constants, costs
-from daskcnn.sim.papers_step import Sharding, ceiling, sharded_events
+from daskcnn.sim.papers_costs import Constants, Sharding, ceiling, costs, sharded_events
 
 FIRST = ConvSpec(64, 32, 32, 3, 500, 5, 5, pad=(2, 2))
 SECOND = ConvSpec(64, 16, 16, 500, 1500, 5, 5, pad=(2, 2))

@@ -15,7 +15,7 @@ from daskcnn.nn import build_model
 from daskcnn.sharded import traffic, weight_traffic
 from daskcnn.show.report_tables import StepParts, tables
 from daskcnn.sim.cluster import Worker
-from daskcnn.sim.papers_step import sharded_events
+from daskcnn.sim.papers_costs import sharded_events
 from daskcnn.sim.sharded_step import Direct
 
 IMAGE = (32, 32, 3)

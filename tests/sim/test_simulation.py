@@ -18,7 +18,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES
 from daskcnn.show.report_tables import tables
 from daskcnn.sim.simulation import Simulation
-from daskcnn.training.reports import RoundReport
+from daskcnn.training.round_report import RoundReport
 from tests.sim.sim_cases import WITHIN, cluster, of, run, seconds, workload
 
 every = pytest.mark.parametrize("name", RULES)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from daskcnn.sim.agenda import Agenda
-from daskcnn.sim.links import Line, Link
-from daskcnn.sim.speeds import Pace, Speed
+from daskcnn.sim.host import Agenda
+from daskcnn.sim.speeds import Line, Link, Pace, Speed
 
 SPEEDS: list[dict[str, Any]] = [
     {"kind": "constant"},

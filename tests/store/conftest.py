@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import pytest
 
-from daskcnn.store.cache import CACHE
 from daskcnn.store.chunk_facts import Images
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daskcnn.store.making.buckets import buckets, read_bucket, write_block
+from daskcnn.store.making.writer import buckets, read_bucket, write_block
 
 
 @given(

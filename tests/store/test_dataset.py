@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from daskcnn.documents import BOUNDS
 from daskcnn.errors import DataError
 from daskcnn.store import Split, open_dataset, verify
-from daskcnn.store.cache import CACHE, ChunkCache
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.chunk_source import StoredChunks
+from daskcnn.store.chunk_source import CACHE, ChunkCache, StoredChunks
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe, sha256
 from tests.special_files import SPECIAL, special

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.store.datasets.download import Download
+from daskcnn.store.datasets.archive import Download
 from tests.special_files import SPECIAL, special
 
 CONTENT = random.Random(1).randbytes(700_000)

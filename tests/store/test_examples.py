@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from daskcnn.datasets.show_data import as_pictures, find_examples, small_images
 from daskcnn.errors import DataError
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.chunk_source import StoredChunks
-from daskcnn.store.examples import as_pictures, find_examples, small_images
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 

@@ -13,7 +13,7 @@ import pytest
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
 from daskcnn.store.datasets import DATASETS
-from daskcnn.store.datasets.download import Download
+from daskcnn.store.datasets.archive import Download
 from daskcnn.store.datasets.synthetic import gratings
 from daskcnn.store.manifest import Source
 from tests.store.conftest import BatchesOf, MakeCifarTar, MakeTar

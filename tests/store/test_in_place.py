@@ -17,7 +17,7 @@ from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, batches
 from daskcnn.store import loader as loader_module
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex, keep_in_cache, kept_in_cache, read_index, write_index
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.foreign.array import ImageArray
 from daskcnn.store.foreign.in_place import Arrays, look, outline
 from tests.store.arrays_in_place import index_of, opened, tiles, write_array

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from daskcnn.errors import DataError
-from daskcnn.store.labels import numbered
+from daskcnn.store.foreign.labels import numbered
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from hypothesis.extra.numpy import arrays
 
 from daskcnn.errors import DataError
 from daskcnn.store import BatchPlan, Dataset, batches, normalise, open_dataset, verify
-from daskcnn.store.chunk_facts import Images, chunk_facts
-from daskcnn.store.facts import Facts
+from daskcnn.store.chunk_facts import Images, Moments, chunk_facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import PartManifest, Source, describe, draft_of
-from daskcnn.store.moments import Moments
 
 DTYPES = ["uint8", "uint16", "int16", "float16", "float32", "float64"]
 

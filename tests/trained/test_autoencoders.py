@@ -23,13 +23,13 @@ from daskcnn.launch.prepared_job import fitted
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import best
 from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.evaluation import kept_evaluation
 from daskcnn.runs.state import to_state
+from daskcnn.runs.summary import kept_evaluation
 from daskcnn.show.board import Board
+from daskcnn.show.figures import run_figures
 from daskcnn.show.lines import describe
+from daskcnn.show.renderers.network_text import readable_evaluation
 from daskcnn.show.report_tables import tables
-from daskcnn.show.run_figures import run_figures
-from daskcnn.show.trained_text import readable_evaluation
 from daskcnn.store import open_dataset
 from daskcnn.training.replica import Replica
 from tests.show.html_page import parsed_page

@@ -17,13 +17,13 @@ from daskcnn.arrays import Device
 from daskcnn.cli import main as daskcnn
 from daskcnn.errors import installing
 from daskcnn.job.resolve import resolve
-from daskcnn.nn import Context, auc, predict
-from daskcnn.nn.auc import area_under_curve
-from daskcnn.runs.evaluation import kept_evaluation
-from daskcnn.show.confusion import draw_confusion
-from daskcnn.show.trained_text import confusion_table, readable_evaluation
+from daskcnn.nn import Context, predict, score
+from daskcnn.nn.score import area_under_curve
+from daskcnn.runs.summary import kept_evaluation
+from daskcnn.show.renderers.network_text import confusion_table, readable_evaluation
+from daskcnn.show.renderers.pictures import draw_confusion
 from daskcnn.store import Dataset, normalise, open_dataset
-from daskcnn.store.cache import CACHE
+from daskcnn.store.chunk_source import CACHE
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
 from daskcnn.trained import evaluate
@@ -234,7 +234,7 @@ def test_a_run_of_classes_is_not_judged_on_several_labels(trained: Path, by_labe
 
 
 def test_of_many_samples_the_auc_is_that_of_some(trained: Path) -> None:
-    with mock.patch.object(auc, "MOST", 200):
+    with mock.patch.object(score, "MOST", 200):
         found, text = _json(trained), _evaluate(trained)
     assert found["auc_samples"] == 20
     assert sum(each["samples"] for each in found["classes"]) == 60

@@ -13,8 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from daskcnn.errors import DataError, JobError, UserError
 from daskcnn.export.model_file import write_model
-from daskcnn.job.resolve import resolve
-from daskcnn.job.sources import apply_settings
+from daskcnn.job.resolve import apply_settings, resolve
 from daskcnn.job.tables import Job
 from daskcnn.launch import training as runner
 from daskcnn.launch.dry_run import dry_run
@@ -23,8 +22,7 @@ from daskcnn.launch.recorder import Recorder
 from daskcnn.launch.resume import has_checkpoint, job_to_run
 from daskcnn.nn.score import Score
 from daskcnn.runs.checkpoint import latest
-from daskcnn.runs.directory import RunDirectory
-from daskcnn.runs.kept_job import kept_job
+from daskcnn.runs.directory import RunDirectory, kept_job
 from daskcnn.runs.state import check_of, to_state
 from daskcnn.store import open_dataset
 from daskcnn.store.making.writer import write

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from daskcnn.errors import JobError
-from daskcnn.job.network import initial_weights
+from daskcnn.job.network import initial_weights, whitened
 from daskcnn.job.resolve import resolve
-from daskcnn.job.whitening import whitened
 from daskcnn.launch import training as runner
 from daskcnn.launch.prepared_job import fitted
 from daskcnn.launch.recorder import Recorder
@@ -64,7 +63,7 @@ def test_kernels_are_made_of_the_training_images_that_are_not_for_validation(sto
 
 def test_augmentation_and_batches_do_not_matter(store: str, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, cropped = (whitened(resolve(raw(store, data={"augment": a})), dataset) for a in ("none", "crop-mirror"))
-    monkeypatch.setattr("daskcnn.job.whitening._PATCH_NUMBERS", 8 * 8 * 12 * 7)
+    monkeypatch.setattr("daskcnn.job.network._PATCH_NUMBERS", 8 * 8 * 12 * 7)
     in_parts = whitened(resolve(raw(store)), dataset)
     assert plain is not None
     assert cropped is not None

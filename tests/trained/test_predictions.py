@@ -26,12 +26,14 @@ from daskcnn.errors import DataError, Interrupted, Lost, installing
 from daskcnn.export.model_file import write_model
 from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
-from daskcnn.store.cache import CACHE
-from daskcnn.store.facts import Facts
+from daskcnn.store.chunk_source import CACHE
+from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.writer import write
 from daskcnn.store.manifest import Source, describe
-from daskcnn.trained.predictions import kept, sources, tables, task, whole
-from daskcnn.trained.predictions.rows import Columns, Predicted
+from daskcnn.trained.predictions import parts as kept
+from daskcnn.trained.predictions import parts as task
+from daskcnn.trained.predictions import sources, tables, whole
+from daskcnn.trained.predictions.parts import Columns, Predicted
 from daskcnn.trained.predictions.sources import Part
 from daskcnn.trained.trained_run import load_classifier
 from daskcnn.training.trained_network import Classifier

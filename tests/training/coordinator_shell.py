@@ -15,7 +15,7 @@ from daskcnn.training.coordinator.orders import End, Order, StartRound
 from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.reports import RoundReport
+from daskcnn.training.round_report import RoundReport
 
 T = TypeVar("T")
 

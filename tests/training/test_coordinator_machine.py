@@ -14,8 +14,8 @@ from daskcnn.events import WorkerLost
 from daskcnn.partition import PARTITIONERS
 from daskcnn.ps import RULES
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.guessing import Guessing
 from tests.training.coordinator_shell import Shell
 
 SAMPLES, VALIDATION, EPOCHS = 60, 20, 3

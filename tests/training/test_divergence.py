@@ -14,10 +14,8 @@ from daskcnn.events import Warned
 from daskcnn.job.resolve import resolve
 from daskcnn.nn.score import Score
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.divergence import LOWER
-from daskcnn.training.coordinator.looks import Look, Looks
+from daskcnn.training.coordinator.evaluations import LOWER, Guessing, Look, Looks, guessing_on
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.guessing import Guessing, guessing_on
 from tests.training import layer_shell
 from tests.training.coordinator_shell import Shell, report_of
 from tests.training.test_coordinator_machine import settings_of

@@ -15,8 +15,8 @@ from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, Join, Local, ParameterServer, Push, UpdateRule
 from daskcnn.training.cadence import Cadence
-from daskcnn.training.coordinator.looks import NOTHING, Looks
-from daskcnn.training.exchange import ReplicaExchange, Send
+from daskcnn.training.coordinator.evaluations import NOTHING, Looks
+from daskcnn.training.replica_exchange import ReplicaExchange, Send
 from tests.training.coordinator_shell import report_of
 
 losses = st.floats(0, 1e30)

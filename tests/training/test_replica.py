@@ -30,9 +30,9 @@ from daskcnn.partition import PARTITIONERS
 from daskcnn.partition.rounds import Round, Rounds
 from daskcnn.ps import RULES, Local
 from daskcnn.store import Batch, BatchPlan, Dataset, batches, normalise
+from daskcnn.training.cadence import steps_of_round
 from daskcnn.training.replica import Replica, Stopped, Trained, evaluation_batch
-from daskcnn.training.round_steps import steps_of_round
-from daskcnn.training.step_calibration import step_seconds
+from daskcnn.training.worker_calibration import step_seconds
 from tests.standin import device_of
 from tests.toy_data import toy_dataset
 

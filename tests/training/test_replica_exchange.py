@@ -17,7 +17,7 @@ from daskcnn.partition.rounds import Round
 from daskcnn.ps import RULES, AccuracyWeighted, Action, Local, Reply, UpdateRule, Vector
 from daskcnn.store.loader import BatchPlan, batch_edges
 from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
-from daskcnn.training.exchange import (
+from daskcnn.training.replica_exchange import (
     CERTAIN,
     Await,
     ExchangePhase,
@@ -29,7 +29,7 @@ from daskcnn.training.exchange import (
     Report,
     Send,
 )
-from daskcnn.training.reports import RoundReport
+from daskcnn.training.round_report import RoundReport
 
 BATCH, VALIDATION = 3, (100, 107)
 VARIANTS: dict[str, list[dict[str, Any]]] = {

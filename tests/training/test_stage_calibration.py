@@ -11,7 +11,7 @@ import pytest
 from daskcnn.arrays import Device
 from daskcnn.job.tables import Job
 from daskcnn.store import open_dataset
-from daskcnn.training import stage_calibration
+from daskcnn.training import worker_calibration
 from daskcnn.training.replica import Replica
 from tests.tiny_runs import tiny_data
 
@@ -46,7 +46,7 @@ class Clock:
         return self.now
 
     def advancing(self, name: str) -> Callable[..., Any]:
-        own = getattr(stage_calibration, name)
+        own = getattr(worker_calibration, name)
 
         def timed(*args: Any, **more: Any) -> Any:
             self.now += SECONDS[name]
@@ -57,7 +57,7 @@ class Clock:
 
 def measured(
     layers: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> stage_calibration.StageSeconds:
+) -> worker_calibration.StageSeconds:
     """Seconds a minibatch of 10."""
     job = Job.model_validate(
         {
@@ -70,8 +70,8 @@ def measured(
     replica = Replica(job, open_dataset(job.data.path or ""), Device(), clock=clock)
     weights, velocity = replica.host_weights(), replica.host_optimizer().vectors
     for name in SECONDS:
-        monkeypatch.setattr(stage_calibration, name, clock.advancing(name))
-    found = stage_calibration.stage_seconds(replica, steps=2)
+        monkeypatch.setattr(worker_calibration, name, clock.advancing(name))
+    found = worker_calibration.stage_seconds(replica, steps=2)
     assert (replica.host_weights() == weights).all()
     assert (replica.host_optimizer().vectors == velocity).all()
     return found

@@ -9,7 +9,7 @@ from daskcnn.arrays import Device
 from daskcnn.errors import DataError
 from daskcnn.job.resolve import resolve
 from daskcnn.store import open_dataset
-from daskcnn.store.facts import Facts
+from daskcnn.store.image_facts import Facts
 from daskcnn.training import trained_network as module
 from daskcnn.training.replica import Replica
 from daskcnn.training.trained_network import Classifier

@@ -17,18 +17,21 @@ from distributed import get_worker
 from distributed.protocol import to_serialize
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.layers.messages import (
+from daskcnn.cluster.layers.task_context import (
     Claim,
     OutOfStep,
     Packed,
     Shelf,
+    TaskContext,
     TaskResult,
     arrays_of,
+    gradient,
     packed,
+    session_at,
+    shelf_at,
     unpacked,
     wire_bytes,
 )
-from daskcnn.cluster.layers.task_context import TaskContext, gradient, session_at, shelf_at
 from daskcnn.cluster.worker.session import session_of
 from daskcnn.errors import ClusterError
 from daskcnn.sharded import (

@@ -1,4 +1,12 @@
-"""Calls to the cluster that end: each has a limit, names the workers that do not answer, and heeds signals meanwhile.
+"""Exceptions that a call to the cluster raises in place of its result.
+
+What a task refuses for a reason that a user can mend: it comes back as a value, and the driver raises it.
+
+Dask prints a traceback on the worker for every exception that a task raises.
+
+Signals that end the process.
+
+Calls to the cluster that end: each has a limit, names the workers that do not answer, and heeds signals meanwhile.
 
 Dask waits without a limit for a worker that hangs: the connection stays open, and the scheduler gives such a worker up
 after minutes, if at all.
@@ -7,14 +15,105 @@ after minutes, if at all.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future as Pending
 from concurrent.futures import wait
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from types import FrameType
+from typing import Any, ParamSpec, Self, TypeVar
 
 from distributed import Client
+
+from daskcnn.errors import Interrupted, PushRefused, UserError
+
+
+class WorkersLost(Exception):
+    """Workers of the run are gone.
+
+    Attributes
+    ----------
+    names : the workers.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(names)
+        super().__init__(", ".join(self.names))
+
+
+class ServerLost(Exception):
+    """The worker that held the parameter server is gone."""
+
+
+class NotYet(Exception):
+    """A result has not come so far."""
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A task's result where there is none: the error that says why."""
+
+    error: UserError | PushRefused
+
+
+def returns_refusals(task: Callable[P, R]) -> Callable[P, R | Refusal]:
+    """The task with refusals as values. Its result must go to the driver: `Results` raises them there."""
+
+    @wraps(task)
+    def made(*args: P.args, **kwargs: P.kwargs) -> R | Refusal:
+        try:
+            return task(*args, **kwargs)
+        except (UserError, PushRefused) as error:
+            return Refusal(error)
+
+    return made
+
+
+class Signals:
+    """The first SIGINT or SIGTERM: raised at once, or once `polled` kept for who asks. A second ends the process.
+
+    While threads are at work, Dask's or our own, an exception that may come anywhere, even within the start of one,
+    would leave them behind or print a traceback.
+    """
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self.polled = False
+
+    def _handle(self, signum: int, _: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + signum)
+        self.first = signum
+        if not self.polled:
+            self.check()
+
+    def check(self) -> None:
+        """Raise Interrupted if there was a signal."""
+        if self.first is not None:
+            raise Interrupted(f"interrupted by signal {self.first} before training began", self.first)
+
+    @contextmanager
+    def installed(self) -> Iterator[Self]:
+        """Handle signals inside, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
 
 Check = Callable[[], None]
 ANSWER = 20.0

@@ -23,7 +23,7 @@ from tornado.ioloop import IOLoop
 from daskcnn.arrays import cpu_count
 from daskcnn.cluster.link.address import check_address
 from daskcnn.cluster.link.calls import Unanswered, answer_to
-from daskcnn.cluster.link.client_log import quiet_lost_connections
+from daskcnn.cluster.link.client import quiet_lost_connections
 from daskcnn.cluster.link.members import Patience
 from daskcnn.errors import ClusterError, DataError
 from daskcnn.files import read_regular

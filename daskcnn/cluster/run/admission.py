@@ -1,22 +1,55 @@
-"""Before training: are the workers fit for the job, and how fast is each?"""
+"""Before training: are the workers fit for the job, and how fast is each?
+
+Whether every worker can read the files that it is to work on, and write where it is to write, before it begins.
+
+How fast is each worker? They measure themselves before they train, through the code of training.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from distributed import Client
+from dask.utils import format_bytes
+from distributed import Client, Future
 
-from daskcnn.cluster.link.calls import ANSWER, Answers, Check, Unanswered, ask_scheduler, ask_workers, no_check
-from daskcnn.cluster.link.members import Member, Members, taken_as_cpu, wait_for_members
+from daskcnn.cluster.link.calls import (
+    ANSWER,
+    Answers,
+    Check,
+    NotYet,
+    ServerLost,
+    Unanswered,
+    WorkersLost,
+    ask_scheduler,
+    ask_workers,
+    no_check,
+)
+from daskcnn.cluster.link.members import (
+    Member,
+    Members,
+    advertised,
+    given_name,
+    present,
+    taken_as_cpu,
+    wait_for_members,
+)
+from daskcnn.cluster.messages import Calibration
+from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.worker.session import check_dataset
-from daskcnn.errors import ClusterError
+from daskcnn.cluster.worker.tasks import calibrate
+from daskcnn.errors import ClusterError, Interrupted, Lost, UserError, told
+from daskcnn.events import CalibratedWorker, Warned
+from daskcnn.job.network import replica_bytes
 from daskcnn.job.tables import Job
-from daskcnn.store.array_index import ArrayIndex
+from daskcnn.store.array_index import ArrayChanged, ArrayIndex
+from daskcnn.training.coordinator.facts import Calibrated, CalibrationFailed, Fact
 
 MOMENT = 3.0  # seconds without an answer, after which it is said that the job waits
 LOOK_AT_DATA = 60.0  # seconds within which a worker opens the data set; it may have to import this package first
@@ -184,3 +217,108 @@ def require_same(where: str, found: Mapping[str, str]) -> None:
 
 def _minor(version: str) -> str:
     return version.rpartition(".")[0]
+
+
+READ = "give a folder on storage that every worker reaches, under the same path"
+WRITE = "give an output on storage that every worker can write to, under the same path"
+
+
+def require_sight(client: Client, source: Path, target: str, check: Check = no_check) -> None:
+    """Look whether all workers run the driver's versions, can read a folder, and write to another or to a URL.
+
+    Raises
+    ------
+    ClusterError : naming a worker that does not or cannot, or does not answer
+    """
+    there = present(client, check)
+    ours = {member.address: member.name for member in advertised(there)}
+    names = {a: f"worker {ours.get(a) or given_name(info.get('name'))} ({a})" for a, info in there.items()}
+    answers = ask_workers(client, versions_by_value(), names, within=ANSWER, check=check)
+    for address, found in _complete(answers, names, ANSWER).given.items():
+        require_same(names[address], found)
+    answers = ask_workers(client, partial(unseen, source, target), names, within=LOOK_AT_DATA, check=check)
+    for address, problem in _complete(answers, names, LOOK_AT_DATA).given.items():
+        if problem:
+            raise ClusterError(names[address], *problem)
+
+
+def _complete(answers: Answers, names: dict[str, str], within: float) -> Answers:
+    """The answers. Raises ClusterError where one is missing."""
+    for address in answers.silent:
+        raise ClusterError(unanswering(address, within))
+    for address, error in answers.failed.items():
+        raise ClusterError(names[address], f"was lost while it was looked at ({error})", "start it again") from error
+    return answers
+
+
+def unseen(source: Path, target: str) -> tuple[str, str] | None:
+    """What this process cannot read or write, and the remedy; None where all is well."""
+    try:
+        with os.scandir(source) as entries:
+            next(entries, None)
+    except OSError as error:
+        return f"cannot read {source} ({error.strerror or error})", READ
+    if "://" not in target and not os.access(target, os.W_OK | os.X_OK):
+        return f"cannot write beside the output ({target})", WRITE
+    return None
+
+
+def submit_calibration(context: RunContext, worker: str) -> Future:
+    """Let a worker of the run look whether it fits, and measure itself."""
+    member = context.workers.alive[worker]
+    _warn_of_two_kinds(context, worker)
+    order = context.name, context.job, member.kind, context.dataset.fingerprint, context.dataset.index
+    return context.dispatch.submit("calibrate", calibrate, *order, worker=worker)
+
+
+def calibrated(context: RunContext, worker: str, future: Future, at: float) -> Fact:
+    """Take the result of a worker's calibration; the context knows it from then on.
+
+    Raises NotYet, and WorkersLost, ServerLost, Lost, Interrupted or ArrayChanged where that is found meanwhile.
+    """
+    try:
+        found = context.results.fetch(future)
+        context.workers.tell_news()
+    except (NotYet, WorkersLost, ServerLost, Lost, Interrupted, ArrayChanged):
+        raise
+    except UserError as error:
+        return CalibrationFailed(worker, told(error.value, error.reason, ""), error.remedy, at)
+    except Exception as error:
+        reason = f"calibration failed: {type(error).__name__}: {error}"
+        return CalibrationFailed(worker, reason, "mend that on the worker, and start it again", at)
+    context.calibrations[worker] = found
+    return Calibrated(worker, found.seconds_per_sample, calibration_row(context.workers.alive[worker], found), at)
+
+
+def lost_while_calibrated(context: RunContext, worker: str, at: float) -> CalibrationFailed:
+    """A worker is left out with what it needed and had: most often it ran out of memory."""
+    needs = replica_bytes(context.job, context.dataset)
+    has = context.workers.alive[worker].memory_limit
+    reason = f"lost while it was calibrated: it needs about {format_bytes(needs)} and has {format_bytes(has)}"
+    remedy = "give it more memory (--memory-limit), or lower train.batch_size or train.workspace_mib"
+    return CalibrationFailed(worker, reason, remedy, at)
+
+
+def _warn_of_two_kinds(context: RunContext, worker: str) -> None:
+    member = context.workers.alive[worker]
+    if member.also:
+        reason = f"advertises {member.declared}, and trains as {member.kind}"
+        value, remedy = f"worker {worker} ({member.address})", "restart it with one of them"
+        context.emit(Warned(value=value, reason=reason, remedy=remedy))
+
+
+def calibration_row(member: Member, measured: Calibration) -> CalibratedWorker:
+    """A calibrated worker as the log has it."""
+    return CalibratedWorker(
+        name=member.name,
+        address=member.address,
+        host=member.host,
+        device=member.kind,
+        processor=measured.device,
+        threads=measured.threads,
+        memory=measured.memory,
+        images_per_second=1 / measured.seconds_per_sample,
+        conv_seconds=measured.conv_seconds,
+        conv_fixed=measured.conv_fixed,
+        rest_seconds=measured.rest_seconds,
+    )

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from daskcnn.cluster.link.calls import ask_workers
-from daskcnn.cluster.link.connection import Connection, heed_signals
+from daskcnn.cluster.link.client import Connection, heed_signals
 from daskcnn.cluster.link.members import Members
 from daskcnn.cluster.messages import Calibration
 from daskcnn.cluster.run.dispatch import Dispatch
-from daskcnn.cluster.run.results import Results
-from daskcnn.cluster.run.scoring import Scoring
+from daskcnn.cluster.run.results import Results, Scoring
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.worker.session import forget_run
 from daskcnn.events import Event, Warned

@@ -13,7 +13,7 @@ from distributed import Client, Future
 from daskcnn.cluster.link.calls import Unanswered, answer_to
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.workers import RunWorkers
-from daskcnn.cluster.worker.turns import in_turn
+from daskcnn.cluster.worker.session import in_turn
 from daskcnn.errors import Interrupted, Lost
 
 

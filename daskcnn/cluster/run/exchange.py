@@ -1,18 +1,64 @@
-"""The two values that a data-parallel run is composed of: its replicas, and the way that merges travel."""
+"""The two values that a data-parallel run is composed of: its replicas, and the way that merges travel.
+
+Here are the usual ones: a replica is a worker, and merges travel through a parameter server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeAlias
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 
+from daskcnn.cluster.link.calls import ServerLost, WorkersLost, answer_of_actor
 from daskcnn.cluster.messages import RoundOrder
-from daskcnn.cluster.run.work import PendingWork
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.server_hosts import Hosted, host_server
+from daskcnn.cluster.worker.tasks import join_run, train_round
 from daskcnn.nn import OptimizerState
-from daskcnn.ps import Snapshot
+from daskcnn.ps import Snapshot, UpdateRule
 from daskcnn.runs.state import TrainingState
-from daskcnn.training.coordinator import orders
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.round_report import RoundReport
+
+
+class PendingWork(Protocol):
+    """Tasks whose results a shell waits for."""
+
+    def expects(self, future: Future) -> bool:
+        """Whether it is one of those that are waited for now."""
+        ...
+
+    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """Go on with a result. Returns what the coordinator is to know. Raises Diverged."""
+        ...
+
+    def cancel(self) -> None:
+        """Give up all that is under way."""
+        ...
+
+
+class TaskWork:
+    """One task, and the fact that its result stands for."""
+
+    def __init__(self, future: Future, fact: Callable[[Any, float], Fact]) -> None:
+        self._future, self._fact = future, fact
+
+    def expects(self, future: Future) -> bool:
+        """Whether this is the task."""
+        return future is self._future
+
+    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """The fact that the result stands for."""
+        return [self._fact(result, now)]
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        self._future.cancel()
+
 
 Watch: TypeAlias = Callable[[str, Future], None]
 """Tells the shell when a task of this replica has ended."""
@@ -74,3 +120,115 @@ class Replicas(Protocol):
     def stuck(self, replica: str) -> tuple[str, ...]:
         """The workers of the replica that have something to do; all of them where none has."""
         ...
+
+
+class WorkerReplicas:
+    """A round is one long task of its worker."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._submit = dispatch.submit
+
+    def form(self, order: orders.FormGroups) -> None:
+        """Fail: replicas of one worker are in no groups."""
+        raise AssertionError("replicas of one worker are in no groups")
+
+    def join(self, order: RoundOrder) -> Future:
+        """Let the worker join the server; ends when it holds the center."""
+        return self._submit("join", join_run, order, worker=order.worker)
+
+    def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
+        """Submit the worker's round as one task."""
+        future = self._submit("round", train_round, order, worker=order.worker)
+        future.add_done_callback(lambda done: watch(order.worker, done))
+
+        def done(report: RoundReport | None, at: float) -> facts.RoundDone:
+            if report is None:  # it was stopped: the worker is about to be found lost
+                raise WorkersLost([order.worker])
+            return facts.RoundDone(order.worker, order.epoch, order.session, report, at)
+
+        return TaskWork(future, done)
+
+    def stuck(self, replica: str) -> tuple[str, ...]:
+        """The worker itself."""
+        return (replica,)
+
+
+CALL = 60.0  # seconds the driver waits for the server to answer
+
+
+class ServerExchange:
+    """A run's server, one after the other, and the replicas that talk to it."""
+
+    def __init__(self, context: RunContext, rule: UpdateRule, replicas: Replicas, watch: Watch) -> None:
+        self._context, self._rule, self._replicas, self._watch = context, rule, replicas, watch
+        self._hosted: Hosted | None = None
+
+    def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
+        context = self._context
+        context.workers.needs_server = True
+        if order.moved:
+            context.workers.new_host()
+        rule_state = dict(state.rule_state) or None
+        snapshot = Snapshot(state.weights, version=state.step, epoch=order.life - 1, state=rule_state)
+        self._hosted = host_server(context, self._rule, snapshot, epoch=order.life)
+        context.workers.hosts = self._hosted.hosts
+        return context.workers.members.server.name
+
+    def form(self, order: orders.FormGroups) -> None:
+        """Make groups of workers. Raises WorkersLost."""
+        self._replicas.form(order)
+
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
+        """Let a replica begin a session with the server."""
+        sent = replace(self._order(order.replica, order), optimizer=optimizers.get(order.replica))
+        future = self._replicas.join(sent)
+        future.add_done_callback(lambda done: self._watch(order.replica, done))
+        return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
+
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
+        """Start these rounds; returns what is under way, by replica."""
+        found = {}
+        for order in started:
+            joined = self._order(order.round.worker, order)
+            sent = replace(joined, round=order.round, score=order.score, scale=order.scale)
+            found[order.round.worker] = self._replicas.start(sent, self._watch)
+        return found
+
+    def _order(self, replica: str, order: orders.Join | orders.StartRound) -> RoundOrder:
+        assert self._hosted is not None, "started"
+        return RoundOrder(self._context.name, order.life, replica, order.session, self._hosted.at)
+
+    def leave(self, order: orders.Leave) -> None:
+        """Free a replica's place at the server's barrier. Raises ServerLost."""
+        self._call("leave", order.replica, order.session)
+
+    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+        """Replicas that wait at the server, and the workers that an overdue replica waits for. Raises ServerLost."""
+        waiting = frozenset(self._call("waiting"))
+        return waiting, {replica: self._replicas.stuck(replica) for replica in overdue if replica not in waiting}
+
+    def snapshot(self) -> Snapshot:
+        """The server's center and rule state. Raises ServerLost."""
+        snapshot: Snapshot = self._call("snapshot")
+        return snapshot
+
+    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
+        """Fail: the server has the center."""
+        raise AssertionError("a run with a server goes on from its snapshot")
+
+    def close(self) -> None:
+        """The server goes with its futures."""
+        if self._hosted is not None:
+            self._hosted.close()
+            self._hosted = None
+
+    def _call(self, method: str, *args: Any) -> Any:
+        """Ask the server. Raises ServerLost where it does not answer."""
+        if self._hosted is None:
+            raise ServerLost
+        try:
+            answer = getattr(self._hosted.handle, method)(*args)
+            return answer_of_actor(answer, within=CALL, check=self._context.connection.heed)
+        except (OSError, RuntimeError) as error:
+            raise ServerLost from error

@@ -11,8 +11,8 @@ from typing import Any
 
 from distributed import Actor, Client, Future
 
-from daskcnn.cluster.link.lent_client import bound_to
-from daskcnn.cluster.link.lost import WorkersLost
+from daskcnn.cluster.link.calls import WorkersLost
+from daskcnn.cluster.link.client import bound_to
 from daskcnn.cluster.link.members import Member
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.server.actor import ServerActor, ServerAt

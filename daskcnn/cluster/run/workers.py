@@ -8,8 +8,8 @@ from copy import copy
 from dataclasses import replace
 from typing import NoReturn
 
-from daskcnn.cluster.link.connection import Connection
-from daskcnn.cluster.link.lost import ServerLost, WorkersLost
+from daskcnn.cluster.link.calls import ServerLost, WorkersLost
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member, Members, advertised
 from daskcnn.cluster.link.news import News
 from daskcnn.errors import Lost

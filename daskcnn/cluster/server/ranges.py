@@ -13,13 +13,14 @@ import numpy as np
 from distributed import Actor, get_worker
 from distributed.protocol import to_serialize
 
+from daskcnn import compiled
 from daskcnn.arrays import keep_freed_memory, release_freed_memory
-from daskcnn.cluster.link.lent_client import lent_client
+from daskcnn.cluster.link.client import lent_client
 from daskcnn.errors import PushRefused
 from daskcnn.ps import Code, Push, Snapshot, UpdateRule, Vector
-from daskcnn.ps.half import cast
-from daskcnn.ps.instructions import Objection
+from daskcnn.ps.messages import Objection
 from daskcnn.ps.split import MergeOrder, OrderedRange, RangeOrder, Vote
+from daskcnn.ps.vectors import cast
 
 TRIES = 3
 
@@ -49,9 +50,7 @@ def load_merges(dtype: str) -> None:
 
     Importing Numba takes half a second. Compiling takes a few seconds, on a machine that has never trained.
     """
-    from daskcnn.compiled.warm import warm_module
-
-    warm_module("merges", dtype)
+    compiled.warm.warm_module("merges", dtype)
 
 
 class RangeActor:

@@ -10,30 +10,27 @@ from typing import Any
 from distributed import Future
 
 from daskcnn.cluster.groups.replicas import GroupReplicas
-from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.link.lost import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.link.worker_names import unique_names
-from daskcnn.cluster.peers.exchange import PeerExchange
-from daskcnn.cluster.peers.tasks import OutOfTurn
-from daskcnn.cluster.run.calibration import calibrated, submit_calibration
+from daskcnn.cluster.layers.task_context import OutOfStep
+from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.link.members import unique_names
+from daskcnn.cluster.peers.meeting_tasks import OutOfTurn
+from daskcnn.cluster.peers.meetings import PeerExchange
+from daskcnn.cluster.run.admission import calibrated, submit_calibration
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.exchange import Exchange
-from daskcnn.cluster.run.replicas import WorkerReplicas
-from daskcnn.cluster.run.server_exchange import ServerExchange
-from daskcnn.cluster.run.work import PendingWork, TaskWork
+from daskcnn.cluster.run.exchange import Exchange, PendingWork, ServerExchange, TaskWork, WorkerReplicas
 from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.errors import Diverged, Interrupted, Lost, PushRefused, UserError
 from daskcnn.events import ServerCounted, Warned
 from daskcnn.job.network import initial_weights
 from daskcnn.nn import OptimizerState
-from daskcnn.ps.instructions import Code
+from daskcnn.ps.messages import Code
 from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.evaluations import guessing_on
 from daskcnn.training.coordinator.orders import Order
 from daskcnn.training.coordinator.records import Kept
 from daskcnn.training.coordinator.replicas import Coordinator
 from daskcnn.training.coordinator.settings import Settings
-from daskcnn.training.guessing import guessing_on
 from daskcnn.training.replica import Stopped
 
 

@@ -17,13 +17,12 @@ import numpy as np
 from distributed import Future
 
 from daskcnn.arrays import Array
-from daskcnn.cluster.layers.balance import settings_of
-from daskcnn.cluster.layers.graph import LayerGraph, MinibatchStep
-from daskcnn.cluster.layers.link_speeds import measure_links
-from daskcnn.cluster.layers.messages import OutOfStep
-from daskcnn.cluster.link.lost import NotYet
+from daskcnn.cluster.layers.measurements import measure_links, settings_of
+from daskcnn.cluster.layers.step_graph import LayerGraph, MinibatchStep
+from daskcnn.cluster.layers.task_context import OutOfStep
+from daskcnn.cluster.link.calls import NotYet
 from daskcnn.cluster.link.members import Member
-from daskcnn.cluster.run.calibration import calibrated, submit_calibration
+from daskcnn.cluster.run.admission import calibrated, submit_calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.workers import LOOK
 from daskcnn.cluster.shell.shell import BROKEN, Heard, facts_of, look_round

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from distributed import Future
 from distributed.client import ClosedClientError
 
-from daskcnn.cluster.link.lost import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.run.calibration import lost_while_calibrated
+from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
+from daskcnn.cluster.run.admission import lost_while_calibrated
 from daskcnn.cluster.run.context import RunContext
-from daskcnn.cluster.run.work import PendingWork
+from daskcnn.cluster.run.exchange import PendingWork
 from daskcnn.cluster.run.workers import LOOK
 from daskcnn.errors import Interrupted, Lost
 from daskcnn.training.coordinator import facts, orders

@@ -19,7 +19,7 @@ from dask.utils import funcname
 from distributed import Client, Future
 
 from daskcnn.cluster.link.calls import TURN, Check, begin, no_check
-from daskcnn.cluster.link.connection import Connection
+from daskcnn.cluster.link.client import Connection
 from daskcnn.cluster.link.members import Member, advertised
 from daskcnn.cluster.spread.part_queue import PartQueue, QueuedPart
 from daskcnn.errors import ClusterError, Lost

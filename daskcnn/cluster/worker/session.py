@@ -1,10 +1,19 @@
-"""A worker's session of a run, which lasts between its tasks."""
+"""A worker's session of a run, which lasts between its tasks.
+
+Tasks of a run take turns on a worker whose threads would run several at once.
+
+The resource that a worker advertises is enough for one task, so Dask starts the next one behind it. A worker without
+has no such limit, and the tasks of a replica share its weights and its scratch memory.
+
+Whether a task's work is still wanted.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,8 +28,8 @@ from daskcnn.job.network import check_vectors
 from daskcnn.job.tables import Job
 from daskcnn.store import BatchPlan
 from daskcnn.store.array_index import ArrayChanged, ArrayIndex
-from daskcnn.training.exchange import ReplicaExchange
 from daskcnn.training.replica import Replica
+from daskcnn.training.replica_exchange import ReplicaExchange
 
 THROTTLE = "DASKCNN_THROTTLE"
 """Environment variable of a worker: a factor ≥ 1 by which it computes slower, to play an unequal machine."""
@@ -191,3 +200,32 @@ def _forget(run: str, worker: str) -> None:
         session.sender.shutdown(wait=False)
         del session
         release_freed_memory()
+
+
+_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by the worker's address
+
+
+def in_turn(function: Callable[..., Any], *args: Any) -> Any:
+    """Call the function once no other task of a run is at work on this worker."""
+    with _locks[get_worker().address]:
+        return function(*args)
+
+
+def stopped() -> bool:
+    """Whether the task in this thread was cancelled, by the driver or because the driver is gone.
+
+    Not to be relied on in a task that depends on an actor: see `server.actor.ServerAt`.
+    """
+    return stop_signal()()
+
+
+def stop_signal() -> Callable[[], bool]:
+    """The same for this thread's task, to be asked on any thread."""
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def stopped() -> bool:
+        task = worker.state.tasks.get(key)
+        return task is None or task.state != "executing"
+
+    return stopped

@@ -6,15 +6,10 @@ from daskcnn.nn.layers.auxiliary import Auxiliary
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.layers.dense import Dense
 from daskcnn.nn.layers.dropout import Dropout
-from daskcnn.nn.layers.flatten import Flatten
-from daskcnn.nn.layers.globalpool import GlobalPool
-from daskcnn.nn.layers.normalise import LRN, BatchNorm
-from daskcnn.nn.layers.padding import Pad
+from daskcnn.nn.layers.normalise import LRN, BatchNorm, Multiply
 from daskcnn.nn.layers.parallel import Add, Branches, Residual
-from daskcnn.nn.layers.pool import AveragePool, L2Pool, MaxPool
-from daskcnn.nn.layers.reshape import Reshape
-from daskcnn.nn.layers.scale import Multiply
-from daskcnn.nn.layers.upsample import Upsample
+from daskcnn.nn.layers.pool import AveragePool, GlobalPool, L2Pool, MaxPool
+from daskcnn.nn.layers.reshape import Flatten, Pad, Reshape, Upsample
 
 LAYERS: dict[str, type[Layer]] = {
     "conv": Conv,

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from daskcnn.arrays import Array
 from daskcnn.compiled import program
 from daskcnn.compiled.program import LEAKY_RELU, RELU, SIGMOID, SILU, TANH, Operation
-from daskcnn.nn.initial import Initializer, glorot_uniform, he_normal
-from daskcnn.nn.layer import Context, Residual, Shape, check_at_least
+from daskcnn.nn.layer import Context, Initializer, Residual, Shape, check_at_least, glorot_uniform, he_normal
 from daskcnn.nn.local import LocalLayer
 
 

@@ -8,11 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from daskcnn.arrays import Array
-from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Context, Head, Layer, LayerError, Params, Residual, Shape, State
+from daskcnn.nn.layer import (
+    Context,
+    Head,
+    Initializer,
+    Layer,
+    LayerError,
+    Params,
+    Residual,
+    Shape,
+    State,
+    glorot_uniform,
+)
 from daskcnn.nn.layers.parallel import added
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.tree import map_leaves
+from daskcnn.nn.vector import map_leaves
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Convolution."""
+"""Which channels the kernels of a shard see, where a convolution has groups.
+
+Convolution.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,56 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.conv import BothForms, ConvPlan, ConvSpec, plan
 from daskcnn.conv.spec import check_divides, same_padding
-from daskcnn.nn.channels import channel_sum
-from daskcnn.nn.initial import Initializer, glorot_uniform, passing_through, uniform_by_inputs
-from daskcnn.nn.kernel_parts import KernelPart, kernel_parts
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least, map_shape
+from daskcnn.nn.layer import (
+    Context,
+    Initializer,
+    Layer,
+    Params,
+    Residual,
+    Shape,
+    State,
+    check_at_least,
+    glorot_uniform,
+    map_shape,
+    passing_through,
+    uniform_by_inputs,
+)
+from daskcnn.nn.scaled import channel_sum
+
+
+@dataclass(frozen=True, slots=True)
+class KernelPart:
+    """Kernels of a shard that make one convolution: of whole groups, or of one group some.
+
+    Attributes
+    ----------
+    kernels : which of the shard's
+    channels : which of the map's they see
+    groups : that they are of
+    """
+
+    kernels: slice
+    channels: slice
+    groups: int
+
+
+def kernel_parts(first: int, count: int, *, kernels: int, channels: int, groups: int) -> list[KernelPart]:
+    """Return the parts of a shard of `count` kernels from `first` on, out of all `kernels` over `channels`.
+
+    A shard is cut at the borders of groups: its first and its last group may be another worker's too.
+    """
+    if groups == 1:
+        return [KernelPart(slice(0, count), slice(0, channels), 1)]
+    of_group, seen, last = kernels // groups, channels // groups, first + count
+    found, at = [], first
+    while at < last:
+        group = at // of_group
+        several = max(1, (last - at) // of_group) if at % of_group == 0 else 1
+        end = min(last, (group + several) * of_group)
+        part = slice(at - first, end - first), slice(group * seen, (group + several) * seen)
+        found.append(KernelPart(*part, several))
+        at = end
+    return found
 
 
 @dataclass(frozen=True)
@@ -48,7 +97,7 @@ class Conv(Layer):
     groups: int = 1
     dilation: int | tuple[int, int] = 1
     initial: str | None = None
-    """Initial kernels: "uniform", `nn.initial.uniform_by_inputs`; "dirac", of these the first C pass their channel on;
+    """Initial kernels: "uniform", `nn.layer.uniform_by_inputs`; "dirac", of these the first C pass their channel on;
     "whitening", made of the images (`nn.whitening`)."""
 
     def __post_init__(self) -> None:

@@ -9,9 +9,19 @@ from math import prod
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.initial import Initializer, glorot_uniform, uniform_by_inputs
-from daskcnn.nn.layer import Context, Layer, Params, Residual, Shape, State, check_at_least
-from daskcnn.nn.layers.flatten import as_map, as_vectors
+from daskcnn.nn.layer import (
+    Context,
+    Initializer,
+    Layer,
+    Params,
+    Residual,
+    Shape,
+    State,
+    check_at_least,
+    glorot_uniform,
+    uniform_by_inputs,
+)
+from daskcnn.nn.layers.reshape import as_map, as_vectors
 
 _PIECE = 512
 """Inputs in a piece of a long vector: enough for BLAS's full speed."""
@@ -37,7 +47,7 @@ class Dense(Layer):
     bias: bool = True
     tied: str | None = None
     initial: str | None = None
-    """Initial weights: "uniform", `nn.initial.uniform_by_inputs`."""
+    """Initial weights: "uniform", `nn.layer.uniform_by_inputs`."""
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "units")

@@ -1,4 +1,7 @@
-"""Normalisation: local response normalisation across channels, and batch normalisation."""
+"""Normalisation: local response normalisation across channels, and batch normalisation.
+
+Multiplication by a constant.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,9 @@ import numpy as np
 from daskcnn.arrays import Array
 from daskcnn.compiled.program import LRN as LRN_LOOP
 from daskcnn.compiled.program import Operation
-from daskcnn.nn.channels import moments
-from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Context, Params, Residual, Shape, State, check_at_least
+from daskcnn.nn.layer import Context, Initializer, Layer, Params, Residual, Shape, State, check_at_least, glorot_uniform
 from daskcnn.nn.local import LocalLayer, ScalingLayer
-from daskcnn.nn.scaled import Scaling
+from daskcnn.nn.scaled import Scaling, moments
 
 
 @dataclass(frozen=True)
@@ -157,3 +158,31 @@ class BatchNorm(ScalingLayer):
         shift = share * s.factor * total - by_x * s.rest
         by_x, shift = by_x.astype(dtype, copy=False), shift.astype(dtype, copy=False)
         return grads, replace(s, factor=by_x, shift=shift)
+
+
+@dataclass(frozen=True)
+class Multiply(Layer):
+    """y = factor · x, of maps and of vectors. Behind the last layer it tempers the scores."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not abs(self.factor) > 0:
+            raise ValueError(f"factor={self.factor}: Multiply needs one that is not 0, which would leave nothing of x")
+
+    def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
+        return in_shape
+
+    @property
+    def reach(self) -> int | None:
+        """0: each channel depends on itself alone."""
+        return 0
+
+    def forward(self, params: Params, state: State, x: Array, ctx: Context) -> tuple[Array, State, Residual]:
+        """Return factor · x; nothing is kept."""
+        return x * self.factor, state, None
+
+    def backward(self, params: Params, residual: Residual, dy: Array, ctx: Context) -> tuple[Array, Params]:
+        """Return factor · dy."""
+        return dy * self.factor, {}

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.initial import Initializer, glorot_uniform
-from daskcnn.nn.layer import Context, Layer, LayerError, Params, Shape, State
+from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Shape, State, glorot_uniform
 from daskcnn.nn.layers.conv import Conv
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import THREAD_NUMBERS, ScaledPass

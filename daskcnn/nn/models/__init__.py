@@ -10,14 +10,21 @@ from typing import Any
 from daskcnn.errors import similar
 from daskcnn.nn.layer import LayerError, Shape, walk
 from daskcnn.nn.layers.auxiliary import Auxiliary
-from daskcnn.nn.models import resnet
-from daskcnn.nn.models.autoencoder import sae
-from daskcnn.nn.models.classic import alexnet, lenet5, quick
-from daskcnn.nn.models.fast import fast
-from daskcnn.nn.models.googlenet import googlenet
-from daskcnn.nn.models.papers import CASES, two_convolutions
-from daskcnn.nn.models.parts import NamedModel, Spec
-from daskcnn.nn.models.vgg import vgg
+from daskcnn.nn.models.networks import (
+    CASES,
+    NamedModel,
+    Spec,
+    alexnet,
+    fast,
+    googlenet,
+    lenet5,
+    quick,
+    resnet_for_photographs,
+    resnet_for_small_images,
+    sae,
+    two_convolutions,
+    vgg,
+)
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import sequential_from_spec
 from daskcnn.nn.whitening import check_whitening
@@ -33,11 +40,11 @@ MODELS: Mapping[str, NamedModel] = {
     "fast": NamedModel(fast, "airbench94 (Jordan 2024, section 3)"),
     **CASES,
     "sae": NamedModel(sae, "Marques 2016, thesis, appendix A", (28, 28, 1), reconstructs=True),
-    "resnet20": NamedModel(resnet.for_small_images(3), "He et al. 2016, section 4.2"),
-    "resnet32": NamedModel(resnet.for_small_images(5), "He et al. 2016, section 4.2"),
-    "resnet56": NamedModel(resnet.for_small_images(9), "He et al. 2016, section 4.2"),
-    "resnet18": NamedModel(resnet.for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
-    "resnet34": NamedModel(resnet.for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "resnet20": NamedModel(resnet_for_small_images(3), "He et al. 2016, section 4.2"),
+    "resnet32": NamedModel(resnet_for_small_images(5), "He et al. 2016, section 4.2"),
+    "resnet56": NamedModel(resnet_for_small_images(9), "He et al. 2016, section 4.2"),
+    "resnet18": NamedModel(resnet_for_photographs((2, 2, 2, 2)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
+    "resnet34": NamedModel(resnet_for_photographs((3, 4, 6, 3)), "He et al. 2016, Table 1", *PHOTOGRAPHS),
     "vgg11": NamedModel(vgg("A"), "Simonyan & Zisserman 2015, Table 1, A", *PHOTOGRAPHS),
     "vgg11-bn": NamedModel(vgg("A", batchnorm=True), "the same with batch normalising", *PHOTOGRAPHS),
     "vgg16": NamedModel(vgg("D"), "Simonyan & Zisserman 2015, Table 1, D", *PHOTOGRAPHS),

@@ -8,8 +8,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.optimizers.norms import clip
-from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace
+from daskcnn.nn.optimizers.optimizer import Optimizer, OptimizerState, StepPace, clip
 from daskcnn.nn.vector import Layout
 
 

@@ -1,14 +1,18 @@
-"""What an optimizer is: a pure step over parameters, gradients and its own state, all flat vectors."""
+"""What an optimizer is: a pure step over parameters, gradients and its own state, all flat vectors.
+
+Norms of gradients and weights, the same to the bit for any number of threads.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 
+from daskcnn import compiled
 from daskcnn.arrays import Array, Device
 
 AT_LEAST = 1 << 14
@@ -162,3 +166,37 @@ class Optimizer(ABC):
     @abstractmethod
     def loops(self, step: OneStep, device: Device) -> Sequence[Loop]:
         """Return the compiled loops, one after the other, that make the step on parts of the vectors."""
+
+
+BLOCK = 1 << 15
+"""Numbers that are added up by one thread, whichever it is; the blocks' sums are then added up in their order."""
+
+
+def sum_of_squares(vector: Array, device: Device) -> Any:
+    """Return the sum of the squares of a vector (n,) of the device, in float64; 0-d, and on the device."""
+    if not device.backend.compiled:
+        return device.xp.sum(device.xp.square(vector), dtype="float64")
+    own = device.backend.contiguous(vector)
+    sums = np.empty(-(-len(own) // BLOCK))
+    device.pool.map(
+        lambda part: compiled.updates.squares(own, BLOCK, sums, part.start, part.stop), device.pool.slices(len(sums))
+    )
+    return sums.sum()
+
+
+def clip(grads: Array, places: Iterable[slice], most: float, device: Device) -> None:
+    """Scale the gradients at these places so that their norm, all taken together, is at most `most`, in place.
+
+    Pascanu, Mikolov and Bengio 2013, algorithm 1. On a GPU the scale stays on the device.
+    """
+    parts, xp = [grads[place] for place in places], device.xp
+    norm = xp.sqrt(sum(sum_of_squares(part, device) for part in parts))
+    scale = (most / xp.maximum(norm, most)).astype(grads.dtype)
+    if device.backend.compiled and scale == 1:
+        return
+    for part in parts:
+
+        def scaled(cut: slice, part: Array = part) -> None:
+            part[cut] *= scale
+
+        device.pool.map(scaled, device.pool.slices(len(part), at_least=BLOCK))

@@ -8,14 +8,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import PlainValidator, SerializeAsAny, TypeAdapter
 
 from daskcnn.errors import nearest
-from daskcnn.store.augmentation.crop import Crop
-from daskcnn.store.augmentation.cutout import Cutout
-from daskcnn.store.augmentation.jitter import Jitter
-from daskcnn.store.augmentation.mirror import Mirror
-from daskcnn.store.augmentation.mixup import Mixup
-from daskcnn.store.augmentation.resized_crop import ResizedCrop
 from daskcnn.store.augmentation.step import Chance, Mixture, Moves, MovingStep, Pictures, ShownSamples, Step, chances
-from daskcnn.store.augmentation.translate import Translate
+from daskcnn.store.augmentation.steps import Crop, Cutout, Jitter, Mirror, Mixup, ResizedCrop, Translate
 from daskcnn.store.dataset import Described
 
 STEPS: dict[str, type[Step]] = {

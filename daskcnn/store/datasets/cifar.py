@@ -1,4 +1,11 @@
-"""The binary archives of CIFAR: records of one or two label bytes and 32×32 colour pixels, in a few files."""
+"""The binary archives of CIFAR: records of one or two label bytes and 32×32 colour pixels, in a few files.
+
+CIFAR-10: 60,000 colour photographs of 32×32 pixels in ten classes, 50,000 to train, 10,000 to test.
+
+CIFAR-100 by its fine labels: 60,000 colour photographs of 32×32 pixels in a hundred classes.
+
+50,000 are to train, 10,000 to test. A record has a byte for its class of twenty coarse ones, then one for its own.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +18,7 @@ import numpy as np
 
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.datasets.archive import check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
-from daskcnn.store.datasets.download import Download
+from daskcnn.store.datasets.archive import Download, check_size, file_sha256, file_size, read_gzip_or_plain, read_tar_gz
 from daskcnn.store.datasets.importer import Progress, Warn
 from daskcnn.store.manifest import Source, sha256
 
@@ -154,3 +160,43 @@ class Cifar:
             images[start : start + len(records)] = planes.transpose(0, 2, 3, 1)
             start += len(records)
         return images, np.concatenate([records[:, at - 1] for records in files])
+
+
+CIFAR10_ARCHIVE = Download(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    size=170_052_171,
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+
+CIFAR10 = Cifar(
+    name="cifar10",
+    title="CIFAR-10",
+    official=CIFAR10_ARCHIVE,
+    folder="cifar-10-batches-bin",
+    train={f"data_batch_{i}.bin": 10_000 for i in range(1, 6)},
+    test={"test_batch.bin": 10_000},
+    classes_file="batches.meta.txt",
+    labels=(10,),
+    others={"readme.html": 4096},
+    training_samples=50_000,
+)
+
+
+CIFAR100_ARCHIVE = Download(
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    size=168_513_733,
+    sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+)
+
+CIFAR100 = Cifar(
+    name="cifar100",
+    title="CIFAR-100",
+    official=CIFAR100_ARCHIVE,
+    folder="cifar-100-binary",
+    train={"train.bin": 50_000},
+    test={"test.bin": 10_000},
+    classes_file="fine_label_names.txt",
+    labels=(20, 100),
+    others={"coarse_label_names.txt": 4096},
+    training_samples=50_000,
+)

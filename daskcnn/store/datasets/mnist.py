@@ -1,4 +1,7 @@
-"""MNIST, handwritten digits, from its four IDX files, gzip or not; and what has its layout."""
+"""MNIST, handwritten digits, from its four IDX files, gzip or not; and what has its layout.
+
+Fashion-MNIST: 70,000 grey photographs of clothing, in the files of MNIST (Xiao, Rasul, Vollgraf 2017).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,7 @@ import numpy as np
 
 from daskcnn.errors import DataError
 from daskcnn.store.chunk_facts import Images
-from daskcnn.store.datasets.archive import file_sha256, read_gzip_or_plain
-from daskcnn.store.datasets.download import Download
+from daskcnn.store.datasets.archive import Download, file_sha256, read_gzip_or_plain
 from daskcnn.store.datasets.importer import Progress, Warn
 from daskcnn.store.manifest import Source, sha256
 
@@ -130,3 +132,28 @@ def _idx(path: Path, content: bytes, item: tuple[int, ...]) -> Images:
     if len(content) != expected or not sizes[0]:
         raise DataError(path, f"{len(content)} bytes instead of {expected}, truncated or empty", "get it again")
     return np.frombuffer(content, np.uint8, offset=head).reshape(sizes[0], *item)
+
+
+_PLACE = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+
+
+def _file(name: str, size: int, sha256: str) -> Download:
+    return Download(f"{_PLACE}{name}.gz", size, sha256)
+
+
+OFFICIAL = (
+    _file("train-images-idx3-ubyte", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    _file("train-labels-idx1-ubyte", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    _file("t10k-images-idx3-ubyte", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    _file("t10k-labels-idx1-ubyte", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)
+
+FASHION_MNIST = IdxFiles(
+    name="fashion-mnist",
+    title="Fashion-MNIST",
+    class_names=(
+        *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+        *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    ),
+    official=OFFICIAL,
+)

@@ -17,9 +17,9 @@ from daskcnn.errors import DataError
 from daskcnn.files import local_path
 from daskcnn.store import Dataset, open_dataset
 from daskcnn.store.array_index import storage_version
-from daskcnn.store.facts import Facts
 from daskcnn.store.files import is_url
 from daskcnn.store.foreign.array import ImageArray, array_at, open_images
+from daskcnn.store.image_facts import Facts
 from daskcnn.store.making.folder import SUFFIXES as IMAGE_SUFFIXES
 from daskcnn.store.manifest import PARTS
 from daskcnn.trained.predict import pixels

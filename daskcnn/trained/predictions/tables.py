@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from daskcnn.errors import DataError, UserError, installing
-from daskcnn.trained.predictions.rows import Columns, Predicted, likeliest
+from daskcnn.trained.predictions.parts import Columns, Predicted, likeliest
 from daskcnn.trained.predictions.sources import Part
 
 _GROUP = 65_536

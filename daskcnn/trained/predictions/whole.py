@@ -11,22 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from daskcnn.cluster.link.calls import Signals
+from daskcnn.cluster.link.client import heed_signals
 from daskcnn.cluster.link.connect import check_scheduler, connect
-from daskcnn.cluster.link.connection import heed_signals
 from daskcnn.cluster.link.members import wait_for_members
-from daskcnn.cluster.link.signals import Signals
 from daskcnn.cluster.run.admission import check_versions
 from daskcnn.cluster.spread.spread import spread
 from daskcnn.errors import DataError, Interrupted, Lost, UserError
 from daskcnn.job.tables import Cluster
-from daskcnn.nn.views import Views
-from daskcnn.show.counter import Counter
-from daskcnn.show.stderr import warnings_by
-from daskcnn.trained.predictions.kept import KeptParts, identity
-from daskcnn.trained.predictions.rows import Columns, Predicted
+from daskcnn.nn.network import Views
+from daskcnn.show.renderers.terminal import Counter, warnings_by
+from daskcnn.trained.predictions.parts import Columns, KeptParts, Predicted, PredictionTask, identity, predict_part
 from daskcnn.trained.predictions.sources import Part, PredictedSource, Which, source_of
 from daskcnn.trained.predictions.tables import check_table, write_table
-from daskcnn.trained.predictions.task import PredictionTask, predict_part
 from daskcnn.trained.trained_run import Which as WhichCheckpoint
 from daskcnn.trained.trained_run import load_classifier
 from daskcnn.training.trained_network import Classifier

@@ -16,7 +16,7 @@ from daskcnn.events import CalibratedWorker, Spent
 from daskcnn.frozen import frozen
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLinks
-from daskcnn.training.reports import RoundReport
+from daskcnn.training.round_report import RoundReport
 
 Kind: TypeAlias = str
 """A worker's device kind, "cpu" or "gpu"."""

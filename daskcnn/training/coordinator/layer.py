@@ -36,8 +36,7 @@ from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.calibration import CalibrationPhase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
-from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.coordinator.outbox import Outbox
+from daskcnn.training.coordinator.orders import Order, Outbox
 from daskcnn.training.coordinator.phase import LayerPhase
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings

@@ -10,9 +10,8 @@ from daskcnn.errors import Diverged
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.divergence import Divergence
-from daskcnn.training.coordinator.looks import looks_from
-from daskcnn.training.coordinator.outbox import Outbox
+from daskcnn.training.coordinator.evaluations import Divergence, looks_from
+from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.settings import Settings
 
 

@@ -34,11 +34,10 @@ from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.calibration import CalibrationPhase
+from daskcnn.training.coordinator.evaluations import Looks
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
-from daskcnn.training.coordinator.looks import Looks
-from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.coordinator.outbox import Outbox
+from daskcnn.training.coordinator.orders import Order, Outbox
 from daskcnn.training.coordinator.phase import Phase
 from daskcnn.training.coordinator.records import Kept, Records
 from daskcnn.training.coordinator.roster import Roster

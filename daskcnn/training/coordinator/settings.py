@@ -13,8 +13,8 @@ from daskcnn.nn import OPTIMIZERS
 from daskcnn.partition import PARTITIONERS, Partitioner
 from daskcnn.ps import UpdateRule
 from daskcnn.sharded import ShareSearch, WorkerLinks
+from daskcnn.training.coordinator.evaluations import Guessing
 from daskcnn.training.coordinator.roster import Measured
-from daskcnn.training.guessing import Guessing
 
 STEPS_AHEAD = 3
 """Steps of a group, or of strategy `layer`, that are submitted before the oldest has ended."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from daskcnn.errors import ClusterError
-from daskcnn.partition.groups import form_groups
-from daskcnn.partition.proportional import proportional
+from daskcnn.partition.proportions import form_groups, proportional
 from daskcnn.training.coordinator import orders
-from daskcnn.training.coordinator.outbox import Outbox
+from daskcnn.training.coordinator.orders import Outbox
 from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 

@@ -1,0 +1,239 @@
+"""Tasks of a group's workers besides its steps: meetings of the update rule, on behalf of all of them.
+
+A group's *home* is the replica that the server knows. At a meeting its members hand in the weights of their pieces,
+home puts them together, exchanges them as a worker by itself would, and hands out what is trained on from then. The
+optimizer's state stays with the pieces, but for a round's end, when home gets it for the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from daskcnn.arrays import single_threaded_blas
+from daskcnn.cluster.layers.step_tasks import edges_of, take_counters
+from daskcnn.cluster.layers.task_context import (
+    OutOfStep,
+    StagePart,
+    TaskContext,
+    TaskResult,
+    session_at,
+    shelf_at,
+    working,
+)
+from daskcnn.cluster.messages import RoundOrder
+from daskcnn.cluster.worker.session import Counters, Session, stopped
+from daskcnn.cluster.worker.tasks import ServedRound, joined
+from daskcnn.nn import OptimizerState
+from daskcnn.nn.score import Score
+from daskcnn.sharded import By, Piece, Stage, StepPlan, cut_pieces, join_pieces, stages_of
+from daskcnn.training.replica import Replica, Stopped, Trained
+from daskcnn.training.round_report import RoundReport
+
+Handed = Mapping[tuple[str, int], Piece]
+"""A member's pieces by their names on the shelf."""
+Shards = Sequence[Sequence[Piece]]
+"""Of each stage, in the order of its workers."""
+
+
+@dataclass(frozen=True)
+class SharedNetwork:
+    """The parts of the group's plan by which home cuts the network and puts it together.
+
+    Attributes
+    ----------
+    spread, by
+        Of each stage: how many of its layers are spread, and what of it is divided.
+    kernels
+        Of each stage, how many each worker has.
+    home
+        Worker that has the layers that are not divided.
+    judges
+        Workers that have those of the last stage.
+    """
+
+    spread: tuple[int, ...]
+    by: tuple[By, ...]
+    kernels: tuple[Mapping[str, int], ...]
+    home: str
+    judges: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> SharedNetwork:
+        """Take these parts from a plan of the group's steps."""
+        spread, by = (tuple(each) for each in zip(*((len(s.names), s.by) for s in plan.stages), strict=True))
+        return cls(spread, by, tuple(plan.kernels), plan.home, tuple(plan.judges))
+
+    def holders(self, i: int) -> tuple[str, ...]:
+        """Workers that have the weights of a stage's merged layers."""
+        return self.judges if i == len(self.kernels) - 1 else (self.home,)
+
+    def stages(self, replica: Replica) -> list[Stage]:
+        """The replica's network, spread and divided like the group's."""
+        stages = zip(stages_of(replica.model), self.spread, self.by, strict=True)
+        return [replace(stage.spread_to(n), by=by) for stage, n, by in stages]
+
+
+@dataclass(frozen=True)
+class GroupMeeting:
+    """Which meeting: of whose round, and whether it is the round's last.
+
+    score: of the round's steps before those whose scores come with their tasks. lr: of the last step.
+    """
+
+    order: RoundOrder
+    last: bool
+    score: Score
+    lr: float
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """How the round went for the whole group, and what each member did."""
+
+    report: RoundReport
+    members: Mapping[str, Counters]
+
+
+@dataclass
+class AtHome:
+    """A round as the group's home has it. met: the step of its last meeting."""
+
+    served: ServedRound
+    met: int = -1
+
+
+# --- at home ---
+
+
+def join_group(context: TaskContext, shared: SharedNetwork, order: RoundOrder) -> None:
+    """Join the server for the group; center and the optimizer's state are there to be handed out. Raises Stopped."""
+    if not joined(order):
+        raise Stopped
+    session = session_at(context)
+    session.kept.drop(AtHome)
+    _lay_out(context, shared, session.replica, optimizer=True)
+
+
+def hand_out(context: TaskContext, member: str, optimizer: bool, behind: None) -> Handed:
+    """The pieces that this member goes on with."""
+    pieces: Handed = shelf_at(context).take(("handed", member), context.step)
+    handed = pieces if optimizer else {name: _still(piece) for name, piece in pieces.items()}
+    away = member != context.worker
+    session_at(context).counters.bytes_up += sum(piece.nbytes for piece in handed.values()) if away else 0
+    return handed
+
+
+def meet(
+    context: TaskContext,
+    shared: SharedNetwork,
+    meeting: GroupMeeting,
+    scores: Sequence[Score],
+    shards: Shards,
+    merged: Sequence[Piece | None],
+) -> None:
+    """Exchange with the server what the members have handed in, and lay out what they get for it.
+
+    Raises Stopped context the driver gives the round up, OutOfStep context this meeting has been.
+    """
+    session = session_at(context)
+    home = _home(session, meeting.order)
+    if home.met >= context.step:
+        raise OutOfStep(f"step {context.step}: the group has met already; a task was run twice")
+    home.met = context.step
+    with single_threaded_blas():
+        _put_together(session.replica, shared, shards, merged, optimizer=meeting.last)
+        home.served.trained(Trained(sum(scores, meeting.score), meeting.lr, 0.0, 0.0))
+    _lay_out(context, shared, session.replica, optimizer=False)
+
+
+def end_round(
+    context: TaskContext, order: RoundOrder, members: Sequence[str], counters: Sequence[Counters]
+) -> GroupReport:
+    """Judge the center if the order says so, and report. counters: of the members."""
+    home = _home(session_at(context), order)
+    with single_threaded_blas():
+        report = home.served.end()
+    return GroupReport(report, dict(zip(members, counters, strict=True)))
+
+
+def _home(session: Session, order: RoundOrder) -> AtHome:
+    """The present round's, begun with its first meeting."""
+    home = session.kept.find(AtHome)
+    if home is None or home.served.asked != order:
+        home = session.kept.put(AtHome(ServedRound(order, session, stopped)))
+    return home
+
+
+def _put_together(
+    replica: Replica, shared: SharedNetwork, shards: Shards, merged: Sequence[Piece | None], *, optimizer: bool
+) -> None:
+    """Make the home's replica what its group has come to."""
+    weights, state = join_pieces(shared.stages(replica), replica.layout, shards, merged)
+    replica.adopt(weights)
+    if optimizer:
+        replica.adopt_optimizer(state)
+
+
+def _lay_out(context: TaskContext, shared: SharedNetwork, replica: Replica, *, optimizer: bool) -> None:
+    """Cut the home's weights into the members' pieces, which `hand_out` takes from the shelf."""
+    without = OptimizerState(np.empty((0, replica.layout.parameter_size), replica.layout.dtype))
+    state = replica.host_optimizer() if optimizer else without
+    kernels = [list(own.values()) for own in shared.kernels]
+    shards, merged = cut_pieces(shared.stages(replica), replica.layout, replica.host_weights(), state, kernels)
+    handed: dict[str, dict[tuple[str, int], Piece]] = {shared.home: {}}
+    for i, (own, pieces, rest) in enumerate(zip(shared.kernels, shards, merged, strict=True)):
+        for member, piece in zip(own, pieces, strict=True):
+            handed.setdefault(member, {})["shard", i] = piece
+        if rest is not None:
+            for member in shared.holders(i):
+                handed.setdefault(member, {})["merged", i] = rest
+    shelf = shelf_at(context)
+    for member, parts in handed.items():
+        shelf.put(("handed", member), context.step, parts)
+
+
+# --- at every member ---
+
+
+def hand_in(context: TaskContext, part: StagePart, optimizer: bool, away: bool, *behind: object) -> Piece:
+    """The piece that the steps before have left, on the host. away: home is another worker."""
+    with working(context) as replica:
+        piece: Piece = shelf_at(context).get(part.piece, context.step)
+        piece = (piece if optimizer else _still(piece)).on_host(part.device(replica))
+    session_at(context).counters.bytes_up += piece.nbytes if away else 0
+    return piece
+
+
+def adopt(context: TaskContext, part: StagePart, optimizer: bool, away: bool, handed: Handed) -> TaskResult:
+    """Go on from a piece that was handed out, with its optimizer's state or with the own one; a shard's edges."""
+    shelf, given = shelf_at(context), handed[part.piece]
+    session_at(context).counters.bytes_down += given.nbytes if away else 0
+    with working(context) as replica:
+        piece = given.on(part.device(replica))
+        if not optimizer:
+            piece = replace(piece, optimizer=shelf.get(part.piece, context.step).optimizer)
+        shelf.put(part.piece, context.step, piece)
+        return TaskResult(context.worker, {}, edges_of(replica, part, piece))
+
+
+def stay(context: TaskContext, part: StagePart) -> TaskResult:
+    """The piece as it is: steps that follow hang on this task, and no longer on all those before it."""
+    piece: Piece = shelf_at(context).get(part.piece, context.step)
+    return TaskResult(context.worker, {}, edges_of(session_at(context).replica, part, piece))
+
+
+def settled(context: TaskContext, *behind: object) -> None:
+    """Nothing is under way here."""
+
+
+def counted(context: TaskContext, *behind: object) -> Counters:
+    """The counters of this member since it was last asked."""
+    return take_counters(context)
+
+
+def _still(piece: Piece) -> Piece:
+    """Without its optimizer's vectors, which are long."""
+    return replace(piece, optimizer=piece.optimizer.without_vectors)

@@ -1,0 +1,207 @@
+"""Measures workers' links, with results as training sends them, and the scheduler's time a task.
+
+The measurements that a layer-sharded run's shares go by: calibration and links.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+from dask.task_spec import Alias
+from distributed import get_worker
+
+from daskcnn.cluster.layers.task_context import TaskResult
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.events import LinkSpeed, LinkSpeeds
+from daskcnn.job.network import network_of, training_samples
+from daskcnn.job.tables import Job
+from daskcnn.nn.layer import Shape
+from daskcnn.sharded import ALL, ShareSearch, Stage, WorkerLink, WorkerLinks, eq2_elements, stage_shapes, stages_of
+from daskcnn.store import Dataset
+from daskcnn.training.coordinator.evaluations import guessing_on
+from daskcnn.training.coordinator.roster import Measured
+from daskcnn.training.coordinator.settings import LayerSettings
+
+SMALLEST, LARGEST = 64 << 10, 4 << 20
+"""Bytes of the results: the first one's, and the most."""
+LONG = 0.1  # seconds of a transfer that is long enough to be measured by
+TIMES = 3
+TURNS = 8
+"""Between two workers, to see what Dask takes for one."""
+_TASKS = 2 * TURNS + 1
+"""Of these turns."""
+
+
+def measure_links(context: RunContext, home: str) -> WorkerLinks:
+    """Every worker's link, measured to home and back, the slower way; home's own is as good as the best of them.
+
+    And what the scheduler takes for a task. Emits what was found. One after the other, for home's link is everybody's.
+    Raises WorkersLost, also for a worker whose results do not arrive within the stall timeout, and Lost.
+    """
+    others = [worker for worker in context.workers.alive if worker != home]
+    if not others:
+        return WorkerLinks()
+    begun = context.connection.scheduler_seconds()
+    here, *turns = (_turn(context, home, worker) for worker in (home, *others))
+    task = (context.connection.scheduler_seconds() - begun) / (_TASKS * (1 + len(others)))
+    links = {
+        worker: _link(context, home, worker, max(0.0, turn - here)) for worker, turn in zip(others, turns, strict=True)
+    }
+    links[home] = WorkerLink(
+        max(each.bandwidth for each in links.values()),
+        min(each.latency for each in links.values()),
+        min(each.handover for each in links.values()),
+    )
+    rows = [LinkSpeed(name=worker, **asdict(own)) for worker, own in links.items()]
+    context.emit(LinkSpeeds(home=home, task=task, workers=rows))
+    return WorkerLinks(links, task)
+
+
+def _link(context: RunContext, home: str, worker: str, handover: float) -> WorkerLink:
+    """handover: seconds that a step takes longer to go on there than at home."""
+    ways = [_way(partial(_transfer, context, worker, *ends)) for ends in ((home, worker), (worker, home))]
+    bandwidth, latency = min(way.bandwidth for way in ways), max(way.latency for way in ways)
+    return WorkerLink(bandwidth, latency, max(0.0, handover - latency))
+
+
+def _turn(context: RunContext, home: str, other: str) -> float:
+    """Seconds from one task to the next, which run at home and there in turn."""
+    bundle = context.dispatch.bundle()
+    ends: Alias | None = None
+    for _ in range(TURNS):
+        ends = bundle.add("turn", _ended, *([ends] if ends else []), worker=home)
+        ends = bundle.add("turn", _passed_on, ends, worker=other)
+    last = bundle.add("turn", _ended, ends, worker=home)
+    found = context.results.gather({other: bundle.submit([last])[last.key]}, within=context.job.cluster.stall_timeout)
+    return median(b - a for a, b in pairwise(found[other])) / 2
+
+
+def _ended(before: list[float] | None = None) -> list[float]:
+    """When the tasks at home have run, by its clock."""
+    return [*(before or ()), time.monotonic()]
+
+
+def _passed_on(before: list[float]) -> list[float]:
+    return before
+
+
+def _way(seconds: Callable[[int], float]) -> WorkerLink:
+    """Empty results first, of which one makes the connection; then larger ones, as long as they are there at once."""
+    seconds(0)
+    latency = median(seconds(0) for _ in range(TIMES))
+    nbytes, first = SMALLEST, seconds(SMALLEST)
+    while first < LONG and nbytes < LARGEST:
+        nbytes *= 4
+        first = seconds(nbytes)
+    whole = median([first, *(seconds(nbytes) for _ in range(TIMES - 1))])
+    return WorkerLink(nbytes / max(whole - latency, whole / 10), latency)
+
+
+def _transfer(context: RunContext, measured: str, sender: str, receiver: str, nbytes: int) -> float:
+    """Seconds that a result of so many bytes takes."""
+    sent = context.dispatch.submit("link-sent", _sent, sender, nbytes, worker=sender)
+    took = context.dispatch.submit("link", _took, sent, sent.key, worker=receiver)
+    found = context.results.gather({measured: took}, within=context.job.cluster.stall_timeout)
+    return float(found[measured])
+
+
+def _sent(maker: str, nbytes: int) -> TaskResult:
+    return TaskResult(maker, {ALL: np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)})
+
+
+def _took(sent: TaskResult, key: object) -> float:
+    """Seconds from asking for the result to having it, as this worker has noted them."""
+    log = list(get_worker().transfer_incoming_log)
+    return next(float(entry["duration"]) for entry in reversed(log) if key in entry["keys"])
+
+
+class Timed(Protocol):
+    """The measurements of a worker that its share depends on, in seconds a sample."""
+
+    @property
+    def conv_seconds(self) -> Mapping[str, float]:
+        """Seconds of each convolution with all of its kernels, by name."""
+        ...
+
+    @property
+    def conv_fixed(self) -> Mapping[str, float]:
+        """Seconds of each convolution that do not depend on the number of kernels, by name."""
+        ...
+
+    @property
+    def rest_seconds(self) -> float | None:
+        """Seconds of the layers that are not sharded and of the loss; None where they were not measured."""
+        ...
+
+
+def settings_of(job: Job, dataset: Dataset) -> LayerSettings:
+    """The settings of a layer-sharded run's coordinator. They follow from job and data alone."""
+    stages, samples = stages_of(network_of(job, dataset)), training_samples(job, dataset)
+
+    def balancing(home: str, workers: Mapping[str, Measured], links: WorkerLinks) -> ShareSearch:
+        rows = {name: own.row for name, own in workers.items()}
+        return share_search(job, dataset.shape, samples, stages, home, rows, links)
+
+    eq2 = _numbers_by_eq2(stages, dataset.shape, job.train.batch_size)
+    return LayerSettings.of(job, samples, balancing, eq2, guessing_on(job, dataset))
+
+
+def _numbers_by_eq2(stages: Sequence[Stage], shape: Shape, batch: int) -> int:
+    """Numbers that the papers' scheme would exchange in a step."""
+    shaped = zip(stages, stage_shapes(stages, shape), strict=True)
+    convs = [(stage.conv, H, W, C) for stage, (H, W, C) in shaped if stage.conv]
+    return eq2_elements([conv.spec((H, W, batch, C), conv.kernels) for conv, H, W, C in convs])
+
+
+def fastest(context: RunContext) -> str:
+    """The worker that is home to what is not sharded."""
+    return min(context.workers.alive, key=lambda name: context.calibrations[name].seconds_per_sample)
+
+
+def balance_of(context: RunContext, stages: Sequence[Stage], home: str) -> ShareSearch:
+    """The search for the best shares of the workers that are alive, by their latest measurements."""
+    measured = {name: context.calibrations[name] for name in context.workers.alive}
+    data = context.dataset.shape, context.samples
+    return share_search(context.job, *data, stages, home, measured, context.links or WorkerLinks())
+
+
+def share_search(
+    job: Job,
+    in_shape: Shape,
+    samples: int,
+    stages: Sequence[Stage],
+    home: str,
+    measured: Mapping[str, Timed],
+    links: WorkerLinks,
+) -> ShareSearch:
+    """The search for the best shares of these workers.
+
+    Parameters
+    ----------
+    in_shape : (H, W, C) of an image.
+    samples : number of samples that are trained on.
+    home : the worker that computes what is not sharded.
+    """
+    whole = np.dtype(job.model.dtype).itemsize
+    search = ShareSearch(
+        stages,
+        in_shape,
+        home,
+        {name: own.conv_seconds for name, own in measured.items()},
+        links.by_worker,
+        samples=min(job.train.batch_size, samples),
+        itemsize=whole if job.cluster.wire == "float32" else np.dtype(job.cluster.wire).itemsize,
+        rest=measured[home].rest_seconds or 0.0,
+        fixed={name: own.conv_fixed for name, own in measured.items()},
+        task=links.task,
+        parts=min(job.train.sub_batches, job.train.batch_size),
+        weight_itemsize=whole,
+    )
+    return search.asked_for(job.train.kernel_shares, job.train.first_conv)

@@ -1,0 +1,275 @@
+"""A layer-sharded step on the cluster: the tasks of its plan (`sharded.step_plan`), submitted to Dask.
+
+Shards are results of the step before and stay on their workers. Outputs of a stage go straight to all workers of the
+next one, and their gradients straight back to their makers. Only layers that need all channels are at *home*, the
+fastest worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from dask.task_spec import Alias
+from distributed import Future
+
+from daskcnn.arrays import Array
+from daskcnn.cluster.layers import step_tasks
+from daskcnn.cluster.layers.measurements import balance_of, fastest
+from daskcnn.cluster.layers.task_context import Minibatch, StagePart, TaskContext, batch_plan
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.dispatch import Bundle
+from daskcnn.nn import Layout, OptimizerState, StepPace
+from daskcnn.sharded import (
+    By,
+    Carried,
+    PlannedTask,
+    Share,
+    ShareSearch,
+    Stage,
+    StepPlan,
+    TaskKind,
+    cut_pieces,
+    join_pieces,
+    weighted_stages,
+)
+from daskcnn.store import BatchPlan
+
+Result: TypeAlias = Future | Alias
+"""Of a task that is submitted, or that is about to be."""
+FUNCTIONS: Mapping[TaskKind, Callable[..., Any]] = {
+    TaskKind.FORWARD: step_tasks.shard_fwd,
+    TaskKind.MERGE_FORWARD: step_tasks.merge_fwd,
+    TaskKind.HEAD: step_tasks.head,
+    TaskKind.LOSS_AND_BACKWARD: step_tasks.head_and_bwd,
+    TaskKind.BACKWARD: step_tasks.shard_bwd,
+    TaskKind.MERGE_BACKWARD: step_tasks.merge_bwd,
+    TaskKind.TAKE_EDGES: step_tasks.take_edges,
+    TaskKind.SCORE: step_tasks.take_score,
+}
+"""What runs on a worker for each kind of a plan's tasks."""
+
+
+@dataclass(frozen=True)
+class MinibatchStep:
+    """Which minibatch: its number in the run, the pass over the samples, its place in it, its size; the step's pace."""
+
+    number: int
+    presentation: int
+    position: int
+    pace: StepPace
+    samples: int
+
+
+class LayerGraph:
+    """The network's pieces on the workers that are alive, and the tasks of one step after the other.
+
+    Attributes
+    ----------
+    plan
+        A step of a whole minibatch.
+    held
+        What the steps so far have left: each worker's pieces and edges.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        stages: Sequence[Stage],
+        layout: Layout,
+        *,
+        balance: ShareSearch | None = None,
+        generation: int = 0,
+    ) -> None:
+        self.context, self.layout = context, layout
+        self.balance = balance or balance_of(context, stages, fastest(context))
+        self.home = self.balance.home
+        self.kernels = self.balance.kernels()
+        plan = self.balance.plan(self.kernels)
+        self.plan = replace(plan, weighted=weighted_stages(plan.stages, layout))
+        self.stages = self.plan.stages
+        busy = {self.home, *(worker for own in self.kernels for worker in own)}
+        self.workers = [worker for worker in context.workers.alive if worker in busy]
+        self.held: dict[Carried, Any] = {}
+        self.generation, self._step = generation, 0
+        self._owed: dict[int, StepPace] = {}  # stages by samples that are yet to make their step, and at which pace
+        self._plans: dict[tuple[int, bool], StepPlan] = {}
+        # while tasks are put together: those, and what was held before
+        self._bundle: Bundle | None = None
+        self._before: Any = None
+
+    def by_worker(self) -> dict[str, dict[str, int]]:
+        """Kernels of each layer, worker by worker; of one that is divided by samples, its part in as many."""
+        return {
+            worker: {s.name: own.get(worker, 0) for s, own in zip(self.stages, self.kernels, strict=True) if s.name}
+            for worker in self.context.workers.alive
+        }
+
+    def divided(self) -> dict[str, dict[str, By]]:
+        """How each layer is divided, worker by worker."""
+        by = {stage.name: stage.by for stage in self.stages if stage.name}
+        return dict.fromkeys(self.context.workers.alive, by)
+
+    def of(self) -> dict[str, int]:
+        """All kernels of each layer."""
+        return {stage.name: stage.conv.kernels for stage in self.stages if stage.name and stage.conv}
+
+    def futures(self) -> list[Future]:
+        """All that is held of the present state."""
+        return list(self.held.values())
+
+    # --- the pieces ---
+
+    def place(self, weights: Array, optimizer: OptimizerState, step: int) -> None:
+        """Send every piece of these weights (size,) and optimizer's state to where this step will use it."""
+        counts = [list(own.values()) for own in self.kernels]
+        shards, merged = cut_pieces(self.stages, self.layout, weights, optimizer, counts)
+        self.generation += 1
+        self._step, self._owed = step, {}
+
+        def installed(part: StagePart, worker: str) -> Future:
+            i, share = part.stage, part.share
+            piece = merged[i] if share is None else shards[i][list(self.kernels[i]).index(worker)]
+            assert piece is not None, "only stages with weights have merged pieces"
+            sent = self.context.dispatch.send(piece, [worker])
+            return self._submit(f"{self.stages[i].label}-weights", step_tasks.install, part, sent, worker=worker)
+
+        self._hold(installed)
+
+    def _hold(self, task: Callable[[StagePart, str], Result]) -> None:
+        """Steps that follow begin behind these tasks, one for every piece of a worker."""
+        self.held = {piece: task(self._part_of(piece), piece.worker) for piece in self._pieces()}
+        self.held |= {piece._replace(what="edges"): ref for piece, ref in self.held.items() if piece.what == "shard"}
+
+    def _pieces(self) -> list[Carried]:
+        """All pieces of weights, by what a step finds them as."""
+        shards = [Carried("shard", i, worker) for i, own in enumerate(self.kernels) for worker in own]
+        merged = [Carried("merged", i, worker) for i in sorted(self.plan.weighted) for worker in self.plan.holders(i)]
+        return [*shards, *merged]
+
+    def collect(self, gather: Callable[[dict[Carried, Future]], dict[Carried, Any]]) -> tuple[Array, OptimizerState]:
+        """Weights and optimizer's state after the steps submitted so far; `gather` waits for the pieces."""
+        return self.joined(gather(self.pieces()))
+
+    def pieces(self) -> dict[Carried, Future]:
+        """All pieces after the steps submitted so far, on their way to the driver."""
+        self._step_owed()
+        return {piece: self._collect(piece) for piece in self._distinct_pieces()}
+
+    def joined(self, found: Mapping[Carried, Any]) -> tuple[Array, OptimizerState]:
+        """Weights and optimizer's state from these pieces."""
+        shards = [
+            [found[Carried("shard", i, worker)] for worker in own if Carried("shard", i, worker) in found]
+            for i, own in enumerate(self.kernels)
+        ]
+        merged = [found.get(Carried("merged", i, self.home)) for i in range(len(self.stages))]
+        return join_pieces(self.stages, self.layout, shards, merged)
+
+    def _distinct_pieces(self) -> list[Carried]:
+        """Pieces that make up the network: merged ones are alike wherever they are."""
+        return [piece for piece in self._pieces() if piece.what == "shard" or piece.worker == self.home]
+
+    def _collect(self, piece: Carried) -> Future:
+        """Behind what the last step does with the piece."""
+        behind = self.held[piece]
+        return self._submit("collect", step_tasks.collect, self._part_of(piece), behind, worker=piece.worker)
+
+    def counters(self, worker: str) -> Future:
+        """The counters of this worker since it was last asked."""
+        return self._submit("counters", step_tasks.take_counters, worker=worker)
+
+    # --- a step ---
+
+    def submit(self, step: MinibatchStep) -> Future:
+        """Submit a step behind those before it, all of its tasks at once. Returns the future of its score."""
+        self._open()
+        plan, minibatch, made = self.plan_of(step.samples), self._minibatch(step), list[Result]()
+        for task in plan.tasks:
+            about = {"sub": task.part, "subs": plan.parts, "samples": plan.samples}
+            args = self._arguments(task, step, minibatch, made)
+            made.append(self._submit(task.label, FUNCTIONS[task.kind], *args, worker=task.worker, **about))
+        self.held |= {what: made[number] for what, number in plan.carried.items()}
+        self._owed = {i: step.pace for i, stage in enumerate(self.stages) if stage.by == "samples"}
+        score = self._submitted(made[-1])
+        self._step += 1
+        return score
+
+    def plan_of(self, samples: int) -> StepPlan:
+        """The plan of the next step, for a minibatch of this size."""
+        placed = not self._owed
+        if (samples, placed) not in self._plans:
+            parts = min(self.context.job.train.sub_batches, samples)
+            self._plans[samples, placed] = replace(self.plan, parts=parts, samples=samples, placed=placed)
+        return self._plans[samples, placed]
+
+    def _arguments(self, task: PlannedTask, step: MinibatchStep, of: Minibatch, made: Sequence[Result]) -> list[Any]:
+        """A task's arguments, with the results of others that it is given."""
+
+        def given(*what: Any) -> list[Result]:
+            sources = [each.source for each in task.given(*what)]
+            return [made[source] if isinstance(source, int) else self._before[source] for source in sources]
+
+        sources = given("outputs", "merged outputs", "gradients", "merged gradients")
+        places = tuple(each.place for each in task.given("gradients", "merged gradients"))
+        part = replace(self._stage_part(task.stage, task.share, away=task.away), taken=task.taken, places=places)
+        behind = given(None)
+        match task.kind:
+            case TaskKind.FORWARD:
+                beside, wanted = given("edges"), tuple(each.edge for each in task.given("edges"))
+                owed = given("weight gradients"), self._owed.get(task.stage, StepPace(0.0))
+                return [part, sources, beside, wanted, of, *owed, *behind]
+            case TaskKind.MERGE_FORWARD:
+                return [part, sources, of, *behind]
+            case TaskKind.TAKE_EDGES | TaskKind.SCORE:
+                return [*behind]
+            case _:
+                return [part, sources, of, step.pace, task.cuts, *behind]
+
+    def _open(self) -> None:
+        """Bundle what is submitted from here on; what is held by now is kept until it is."""
+        self._bundle, self._before = self.context.dispatch.bundle(), dict(self.held)
+
+    def _submitted(self, wanted: Any) -> Future:
+        """Send off what was bundled; the future of one result, beside those of what is left for the next step."""
+        assert self._bundle is not None, "begun with what is sent"
+        futures = self._bundle.submit([wanted, *(ref for ref in self.held.values() if isinstance(ref, Alias))])
+        self.held = {what: futures.get(ref.key, ref) for what, ref in self.held.items()}
+        self._bundle, self._before = None, None
+        return futures[wanted.key]
+
+    def _minibatch(self, step: MinibatchStep) -> Minibatch:
+        plan, begin = self._batch_plan(step.presentation), step.position * self.context.job.train.batch_size
+        return Minibatch(plan, begin, begin + step.samples)
+
+    def _batch_plan(self, presentation: int) -> BatchPlan:
+        return batch_plan(self.context.job, self.context.samples, presentation)
+
+    def _step_owed(self) -> None:
+        """Shards of samples make their step by the gradients of all, which else is part of the next way there."""
+        for i, pace in self._owed.items():
+            gradients = [self.held[Carried("shard", i, worker)] for worker in self.kernels[i]]
+            for worker, share in self.plan.shares[i].items():
+                args = f"{self.stages[i].name}-step", step_tasks.shard_step, self._stage_part(i, share), gradients, pace
+                self.held[Carried("shard", i, worker)] = self._submit(*args, worker=worker)
+        self._owed = {}
+
+    # --- what the tasks are told ---
+
+    def _part_of(self, piece: Carried) -> StagePart:
+        share = self.plan.shares[piece.stage][piece.worker] if piece.what == "shard" else None
+        return self._stage_part(piece.stage, share)
+
+    def _stage_part(self, i: int, share: Share | None = None, *, away: int = 0) -> StagePart:
+        plan, stage = self.plan, self.stages[i]
+        weighted = share is not None or i in plan.weighted
+        widths = tuple(plan.widths[source] for source in stage.consumed)
+        by_all = i == plan.last and plan.judged_by_all
+        return StagePart(i, len(stage.names), share, away, weighted, stage.by, by_all, widths=widths)
+
+    def _submit(self, label: str, function: Callable[..., Any], *args: Any, worker: str, **about: int) -> Any:
+        """about: the part of the minibatch."""
+        wire = self.context.job.cluster.wire
+        context = TaskContext(self.context.name, worker, self.generation, self._step, wire, **about)
+        submit = self._bundle.add if self._bundle else self.context.dispatch.submit
+        return submit(label, function, context, *args, worker=worker)

@@ -1,0 +1,163 @@
+"""Clients of a scheduler: a run's own, one that the user gives, one lent to the workers of the driver's process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from asyncio import CancelledError
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+from weakref import WeakSet
+
+from distributed import Client, default_client, get_worker
+from distributed.comm import CommClosedError
+
+from daskcnn.cluster.link.calls import Check, answer_to, ask_scheduler, no_check, silent_among
+from daskcnn.cluster.link.members import present
+from daskcnn.errors import ClusterError, Interrupted, Lost
+
+
+def heed_signals(interrupted: Callable[[], int | None]) -> Check:
+    """Return a check that raises Interrupted after a signal. interrupted: gives its number, None before it came."""
+
+    def heed() -> None:
+        if (signum := interrupted()) is not None:
+            raise Interrupted(f"interrupted by signal {signum}", signum)
+
+    return heed
+
+
+class Connection:
+    """Asks the scheduler about its workers and their tasks.
+
+    Parameters
+    ----------
+    heed : called now and then while it waits; may raise, as after a signal
+    """
+
+    def __init__(self, client: Client, heed: Check) -> None:
+        self.client, self._heed = client, heed
+
+    def heed(self) -> None:
+        """Raise what there is to heed, such as Interrupted."""
+        self._heed()
+
+    def ignore_signals(self) -> None:
+        """Let nothing interrupt from now on, so that the run's end is finished and kept."""
+        self._heed = no_check
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        """The scheduler's entry for each of its workers, by address. Raises Lost where the scheduler is gone."""
+        try:
+            found = present(self.client, self.heed)
+        except OSError as error:
+            raise self._lost() from error
+        if self.client.status != "running":
+            raise self._lost()
+        return found
+
+    def processing(self) -> Mapping[str, Any]:
+        """The scheduler's tasks of each worker, by address; empty where it does not answer."""
+        with suppress(OSError):
+            return dict(answer_to(self.client, self.client.scheduler.processing(workers=None), check=self.heed))
+        return {}
+
+    def scheduler_seconds(self) -> float:
+        """Seconds of processor time that the scheduler has used so far. Raises Lost where the scheduler is gone."""
+        try:
+            return float(ask_scheduler(self.client, time.process_time, check=self.heed))
+        except OSError as error:
+            raise self._lost() from error
+
+    def silent(self, addresses: Iterable[str]) -> set[str]:
+        """Those of the workers that do not answer now. Raises Lost where the scheduler is gone."""
+        try:
+            return silent_among(self.client, dict.fromkeys(addresses), check=self.heed)
+        except OSError as error:
+            raise self._lost() from error
+
+    def _lost(self) -> Lost:
+        return Lost(f"scheduler {self.client.scheduler.address}: connection lost")
+
+
+def given_or_default(client: Any) -> Client | None:
+    """Return the client that was given, the default one without, and None where there is none.
+
+    Raises ClusterError for what is no client that can be waited with.
+    """
+    if client is not None:
+        return checked_client(client)
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def checked_client(client: Any) -> Client:
+    """Return the client. Raises ClusterError for what is none, and for an asynchronous one."""
+    if not isinstance(client, Client):
+        raise ClusterError(f"client={client!r:.60}", "not a client of Dask", "give a distributed.Client, or none")
+    if client.asynchronous:
+        raise ClusterError("client", "it is asynchronous, and cannot be waited with", "give one that is not")
+    if client.status in ("closed", "closing"):
+        raise ClusterError("client", "it is closed", "give one that is connected, such as Client(cluster)")
+    return client
+
+
+_LENT: WeakSet[Client] = WeakSet()
+_one_at_a_time = threading.Lock()  # `as_current` sets Dask's settings too: two that overlap would leave them set
+
+
+def lend_client(client: Client) -> None:
+    """Let tasks of this process use this client, as long as it lives."""
+    _LENT.add(client)
+
+
+@contextmanager
+def lent_client() -> Iterator[None]:
+    """Inside, a handle of an actor is bound to the client that the task's worker was lent, if it was lent one."""
+    client = _of_this_worker()
+    with nullcontext() if client is None else bound_to(client):
+        yield
+
+
+@contextmanager
+def bound_to(client: Client) -> Iterator[None]:
+    """Inside, a handle of an actor is bound to this client."""
+    with _one_at_a_time, client.as_current():
+        yield
+
+
+def _of_this_worker() -> Client | None:
+    try:
+        scheduler = get_worker().scheduler.address
+    except ValueError:  # no task of a worker
+        return None
+    running = (client for client in list(_LENT) if client.status == "running")
+    return next((client for client in running if client.scheduler.address == scheduler), None)
+
+
+def quiet_lost_connections() -> None:
+    """From now on, Dask's log of this process has no traceback of connections that are lost or closed.
+
+    Some come after a client is closed.
+    """
+    for handler in logging.getLogger("distributed").handlers:  # of all of Dask's loggers, and of no others
+        handler.addFilter(_is_no_loss)  # a filter is there once at most
+    logging.getLogger("tornado.application").addFilter(_is_not_closed)  # others log there too
+
+
+def _is_no_loss(record: logging.LogRecord) -> bool:
+    return _is_not_closed(record) and not isinstance(_error(record), OSError | CancelledError)
+
+
+def _is_not_closed(record: logging.LogRecord) -> bool:
+    error = _error(record)
+    pool = isinstance(error, RuntimeError) and "ConnectionPool is closed" in str(error)
+    return not (pool or isinstance(error, CommClosedError))
+
+
+def _error(record: logging.LogRecord) -> BaseException | None:
+    return record.exc_info[1] if record.exc_info else None

@@ -1,0 +1,343 @@
+"""Meetings peer to peer as Dask graphs: who trains, cuts, adds up and adopts, each task pinned to its worker.
+
+One meeting of k workers is k tasks of training, k·(k-1) that cut out what travels, and k that add up. The next
+meeting's training begins with the adoption of the sums, so meetings chain through them and are submitted ahead.
+
+BSP without a server: replicas exchange their weights peer to peer (`asa`, `asa16`), meeting after meeting.
+
+The driver submits a round's meetings ahead (`peers.graph`). It takes the center from a worker when it judges or saves
+it. When a worker is lost, the others begin the round again from the last center that one of them has. Their training
+since the last meeting is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distributed import Future
+
+from daskcnn.arrays import Array
+from daskcnn.cluster.peers import meeting_tasks
+from daskcnn.cluster.run.context import RunContext
+from daskcnn.cluster.run.dispatch import Dispatch
+from daskcnn.cluster.run.exchange import OptimizerStates, PendingWork, TaskWork, Watch
+from daskcnn.job.network import initial_weights
+from daskcnn.nn import OptimizerState
+from daskcnn.ps import Snapshot
+from daskcnn.runs.state import TrainingState
+from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.facts import Fact
+from daskcnn.training.round_report import RoundReport
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A meeting that was submitted: its tasks by worker, in the order of the names."""
+
+    version: int
+    steps: Mapping[str, Future]
+    cuts: tuple[Future, ...]
+    sums: Mapping[str, Future]
+
+    def cancel(self) -> None:
+        """Cancel all tasks of the meeting."""
+        for future in (*self.steps.values(), *self.cuts, *self.sums.values()):
+            future.cancel()
+
+
+class PeerGraph:
+    """Submits the meetings of one life of a run."""
+
+    def __init__(self, dispatch: Dispatch, peers: meeting_tasks.Peers) -> None:
+        self._submit, self.peers = dispatch.submit, peers
+
+    def meet(self, version: int, starts: Mapping[str, meeting_tasks.RoundStart], before: Meeting | None) -> Meeting:
+        """Train from the center of this version, adopted from the meeting before, and exchange what came of it.
+
+        starts: by worker, where a round begins.
+        """
+        peers, submit, sums = self.peers, self._submit, _sums(before)
+        steps = {
+            name: submit("train", meeting_tasks.train, peers, version, starts.get(name), sums, worker=name)
+            for name in peers.names
+        }
+        cuts = {
+            (giver, taker): submit("cut", meeting_tasks.cut, peers, version, taker, steps[giver], worker=giver)
+            for taker in peers.names
+            for giver in peers.names
+            if giver != taker
+        }
+        added = {}
+        for taker in peers.names:
+            pieces = [cuts[giver, taker] for giver in peers.names if giver != taker]
+            added[taker] = submit(
+                "sum", meeting_tasks.add_up, peers, version, list(steps.values()), pieces, worker=taker
+            )
+        return Meeting(version, steps, tuple(cuts.values()), added)
+
+    def adopt(self, last: Meeting) -> dict[str, Future]:
+        """All workers take over what the meeting came to, and hold nothing that depends on its tasks."""
+        submit, version = self._submit, last.version + 1
+        return {
+            w: submit("adopt", meeting_tasks.adopt, self.peers, version, _sums(last), worker=w)
+            for w in self.peers.names
+        }
+
+    def end(self, last: Meeting) -> dict[str, Future]:
+        """The same at the end of a round: reports."""
+        submit, version = self._submit, last.version + 1
+        return {
+            w: submit("adopt", meeting_tasks.end_round, self.peers, version, _sums(last), worker=w)
+            for w in self.peers.names
+        }
+
+
+def _sums(meeting: Meeting | None) -> list[Future]:
+    return list(meeting.sums.values()) if meeting else []
+
+
+AHEAD = 2  # meetings submitted before the oldest has ended
+
+
+class PeerExchange:
+    """Lets the replicas meet, and knows which of them have the present center."""
+
+    def __init__(self, context: RunContext, watch: Watch, period: int | None) -> None:
+        self._context, self._watch, self._period = context, watch, period
+        layout, weights = initial_weights(context.job, context.dataset)
+        self._peers = meeting_tasks.Peers(context.name, 0, (), layout.size)
+        self._holders: tuple[str, ...] = ()  # of the present center
+        self._version = 0
+        self._kept: tuple[int, Array] = (0, weights)  # a center that the driver has, and its version
+        self._rescued = False
+        self._round: PeerRound | None = None
+
+    def start(self, order: orders.StartServer, state: TrainingState) -> str:
+        """Fail: peers need no server."""
+        raise AssertionError("peers have no server")
+
+    def form(self, order: orders.FormGroups) -> None:
+        """Fail: peers are a worker each."""
+        raise AssertionError("peers are a worker each")
+
+    # --- joining ---
+
+    def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
+        """Give the worker the present center, unless it has it already."""
+        if order.life != self._peers.life:
+            self._begin_life(order.life, state)
+        submit, worker = self._context.dispatch.submit, order.replica
+        center = self._context.dispatch.send(self._center(), [worker])
+        given = self._peers, worker, optimizers.get(worker), self._version, center
+        future = submit("begin", meeting_tasks.begin_life, *given, worker=worker)
+        future.add_done_callback(lambda done: self._watch(worker, done))
+        return TaskWork(future, lambda _, at: facts.Joined(worker, order.life, order.session, at))
+
+    def _begin_life(self, life: int, state: TrainingState) -> None:
+        """From the center that was rescued, or else from the state kept last."""
+        self._context.workers.needs_server = False
+        if self._rescued:
+            self._center()  # its holders know it by their old life
+        else:
+            self._version, self._kept = state.step, (state.step, state.weights)
+        self._rescued, self._holders = False, ()
+        self._peers = replace(self._peers, life=life, names=())
+
+    def _center(self) -> Array:
+        """The center of the last meeting. Raises WorkersLost."""
+        version, center = self._kept
+        if version != self._version:
+            context, first = self._context, self._holders[0]
+            future = context.dispatch.submit("center", meeting_tasks.center_of, self._peers, worker=first)
+            center = context.results.gather({first: future}, within=context.job.cluster.stall_timeout)[first]
+            self._kept = self._version, center
+        return center
+
+    # --- rounds ---
+
+    def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
+        """The meetings of one round of these workers, who all make the same number of steps."""
+        names = tuple(sorted(order.round.worker for order in started))
+        self._peers, self._holders = replace(self._peers, names=names), names
+        graph = PeerGraph(self._context.dispatch, self._peers)
+        chain = self._context.job.cluster.chain
+        self._round = PeerRound(graph, started, self._version, self._period, chain, self._watch, self._met)
+        self._round.advance()
+        return dict.fromkeys(names, self._round)
+
+    def _met(self, version: int) -> None:
+        """A round has ended with the center of this version."""
+        self._version, self._round = version, None
+
+    def leave(self, order: orders.Leave) -> None:
+        """A worker that sits out has no place that others wait at."""
+
+    def waiting(self, overdue: Sequence[str]) -> tuple[frozenset[str], dict[str, tuple[str, ...]]]:
+        """Replicas that give a sign of life and whose tasks ended as the others' did not wait for others."""
+        late = self._round.late() if self._round is not None else ()
+        silent = self._context.workers.unheard(self._context.job.cluster.stall_timeout)
+        blamed = silent or (late if len(late) < len(self._peers.names) else ())
+        return frozenset(overdue) - frozenset(blamed), {}
+
+    # --- the center ---
+
+    def snapshot(self) -> Snapshot:
+        """The center of the last meeting. Raises WorkersLost."""
+        return Snapshot(self._center(), version=self._version, epoch=self._peers.life)
+
+    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
+        """Ask the workers that are left which center they have. Raises WorkersLost where one does not answer."""
+        context = self._context
+        left = [worker for worker in self._holders if worker in context.workers.alive]
+        asked = {
+            worker: context.dispatch.submit("rescue", meeting_tasks.rescue, self._peers, worker=worker)
+            for worker in left
+        }
+        found: dict[str, meeting_tasks.Rescued] = context.results.gather(
+            asked, within=context.job.cluster.stall_timeout
+        )
+        if not found:
+            return None
+        optimizers |= {worker: rescued.optimizer for worker, rescued in found.items()}
+        self._version = max(rescued.version for rescued in found.values())
+        self._holders = tuple(worker for worker, rescued in found.items() if rescued.version == self._version)
+        self._rescued = True
+        return self._version
+
+    def close(self) -> None:
+        """Give up the round under way."""
+        if self._round is not None:
+            self._round.cancel()
+            self._round = None
+
+
+class PeerRound:
+    """The meetings of a round, under way for all of its workers.
+
+    chain : meetings after which the chain of tasks is cut.
+    met : is told the version after the last meeting.
+    """
+
+    def __init__(
+        self,
+        graph: PeerGraph,
+        started: Sequence[orders.StartRound],
+        version: int,
+        period: int | None,
+        chain: int,
+        watch: Watch,
+        met: Callable[[int], None],
+    ) -> None:
+        self._graph, self._watch, self._met, self._version = graph, watch, met, version
+        self._chain = chain
+        self._started = {order.round.worker: order for order in started}
+        steps = started[0].round.steps
+        self._count = -(-steps // period) if steps and period else 1
+        self._made = 0
+        self._last: Meeting | None = None
+        self._flight: deque[Meeting] = deque()
+        self._stepped: dict[Any, meeting_tasks.Stepped] = {}  # by key
+        self._waits = dict.fromkeys(self._started, 0.0)
+        self._settling: dict[str, Future] = {}
+        self._ending: dict[str, Future] = {}
+        self._reports: dict[str, RoundReport] = {}
+
+    def expects(self, future: Future) -> bool:
+        """Whether the round waits for this task now."""
+        return future.key in self._awaited()
+
+    def _awaited(self) -> dict[Any, str]:
+        """Workers by the key of the task that is waited for."""
+        steps = (item for meeting in self._flight for item in meeting.steps.items())
+        waited = [*steps, *self._settling.items(), *self._ending.items()]
+        return {future.key: worker for worker, future in waited if future.key not in self._stepped}
+
+    def late(self) -> tuple[str, ...]:
+        """Workers whose part of what is waited for first has not ended."""
+        first = self._flight[0].steps if self._flight else self._settling or self._ending
+        return tuple(worker for worker, future in first.items() if not future.done())
+
+    def advance(self) -> None:
+        """Submit what may be ahead of what has ended."""
+        while not self._settling and len(self._flight) <= AHEAD:
+            if self._made == self._count:
+                self._end_when_met()
+                return
+            if self._made and self._made % self._chain == 0 and self._last is not None:
+                self._settle_when_met()
+                return
+            self._meet()
+
+    def _meet(self) -> None:
+        starts = {
+            worker: meeting_tasks.RoundStart(order.round, order.score, order.scale)
+            for worker, order in self._started.items()
+        }
+        version = self._version + self._made
+        self._last = self._graph.meet(version, {} if self._made else starts, self._last)
+        self._made += 1
+        self._flight.append(self._last)
+        self._watched(self._last.steps)
+
+    def _settle_when_met(self) -> None:
+        """Nothing that follows hangs on the meetings so far."""
+        if not self._flight and self._last is not None:
+            self._settling, self._last = self._graph.adopt(self._last), None
+            self._watched(self._settling)
+
+    def _end_when_met(self) -> None:
+        if not self._flight and not self._ending and self._last is not None:
+            self._ending = self._graph.end(self._last)
+            self._watched(self._ending)
+
+    def _watched(self, futures: Mapping[str, Future]) -> None:
+        for worker, future in futures.items():
+            future.add_done_callback(lambda done, worker=worker: self._watch(worker, done))
+
+    def take(self, future: Future, result: Any, now: float) -> list[Fact]:
+        """Go on with the result of a step, a settled chain or a report."""
+        worker = self._awaited()[future.key]
+        found: list[Fact] = []
+        if worker in self._ending:
+            self._reports[worker] = self._with_wait(result)
+            del self._ending[worker]
+            return [] if self._ending else self._done(now)
+        if worker in self._settling:
+            del self._settling[worker]
+        else:
+            self._stepped[future.key] = result
+            found = self._progress(now)
+        self.advance()
+        return found
+
+    def _progress(self, now: float) -> list[Fact]:
+        """The meetings whose training has ended; who waited for whom in them."""
+        found: list[Fact] = []
+        while self._flight and all(each.key in self._stepped for each in self._flight[0].steps.values()):
+            steps = self._flight.popleft().steps
+            seconds = {worker: self._stepped.pop(each.key).seconds for worker, each in steps.items()}
+            for worker, own in seconds.items():
+                self._waits[worker] += max(seconds.values()) - own
+            found += [facts.Progress(worker, order.life, order.session, now) for worker, order in self._started.items()]
+        return found
+
+    def _done(self, now: float) -> list[Fact]:
+        self._met(self._version + self._count)
+        return [
+            facts.RoundDone(worker, order.life, order.session, self._reports[worker], now)
+            for worker, order in self._started.items()
+        ]
+
+    def _with_wait(self, report: RoundReport) -> RoundReport:
+        """The report with the wait for the slowest worker (eq. 8) taken out of its communication."""
+        wait = min(report.communication, self._waits[report.worker])
+        return report._replace(wait=wait, communication=report.communication - wait)
+
+    def cancel(self) -> None:
+        """Training stops at its next step once cancelled."""
+        for meeting in self._flight:
+            meeting.cancel()
+        self._flight.clear()

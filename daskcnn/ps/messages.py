@@ -1,0 +1,161 @@
+"""Messages of the server: requests to it, instructions to its host, snapshots. Plain frozen data.
+
+`at` is in seconds, by the clock of the server's host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+
+from daskcnn.frozen import frozen
+
+Vector: TypeAlias = npt.NDArray[Any]
+"""One-dimensional, on the host, in the center's dtype."""
+RuleState: TypeAlias = dict[str, Vector]
+"""A rule's vectors on the server between merges, by name (an Adagrad server's sums of squares). Most keep none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """A worker begins a life (`session`, higher than its earlier ones) and asks for the center."""
+
+    epoch: int
+    worker: str
+    session: int
+    seq: int = 0
+    at: float = 0.0
+
+
+@frozen
+class Pull:
+    """A worker asks for the center; it trains from that version next."""
+
+    epoch: int
+    worker: str
+    session: int
+    seq: int = 0
+    at: float = 0.0
+
+
+@frozen
+class Push:
+    """What a worker gained since `base_version`. (epoch, worker, session, seq) is its key; seq counts from 1.
+
+    payload: what the rule says is pushed. n_samples: trained on for it. accuracy: Q, in [0, 1]; it is 1 / (1 + loss)
+    where the loss has no accuracy.
+    """
+
+    epoch: int
+    worker: str
+    session: int
+    seq: int
+    base_version: int
+    payload: Vector = field(compare=False, repr=False)
+    n_samples: int
+    accuracy: float
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker is gone, or done. Leaving twice, or for an earlier session, changes nothing."""
+
+    worker: str
+    session: int
+    at: float = 0.0
+
+
+Request: TypeAlias = Join | Pull | Push | Leave
+
+
+class Code(StrEnum):
+    """The reason of a refusal. The server counts refusals by their codes."""
+
+    EPOCH = "epoch"
+    WORKER = "worker"
+    SESSION = "session"
+    SEQ = "seq"
+    BASE = "base_version"
+    LENGTH = "length"
+    DTYPE = "dtype"
+    FINITE = "finite"
+    ACCURACY = "accuracy"
+    SAMPLES = "n_samples"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """Why a request cannot be granted. reason: value, reason and remedy in words."""
+
+    code: Code
+    reason: str = field(compare=False)
+
+
+@frozen
+class Reply:
+    """The answer to the join, pull or push with this (worker, session, seq).
+
+    Attributes
+    ----------
+    weights
+        What the rule's `adopt` takes, mostly the center. Read-only, and never written again. Where the ranges of the
+        center lie elsewhere, a `StoredVector` stands for it until its pieces are read.
+    version
+        The center's version after the merge.
+    staleness
+        Versions between the push's base and the center that it was merged into; 0 for a join or pull.
+    gamma
+        The rule's attenuation γ of the push; 1 where the rule has none.
+    waited
+        Seconds between the push and its merge.
+    """
+
+    epoch: int
+    worker: str
+    session: int
+    seq: int
+    weights: Vector = field(compare=False, repr=False)
+    version: int
+    base_version: int
+    staleness: int = 0
+    gamma: float = 1.0
+    accuracy: float = 0.0
+    n_samples: int = 0
+    waited: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The request with this (worker, session, seq) changed nothing. reason: value, reason and remedy in words."""
+
+    worker: str
+    session: int
+    seq: int
+    code: Code
+    reason: str = field(compare=False)
+
+
+Instruction: TypeAlias = Reply | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a new server needs to go on. The arrays are never written again.
+
+    state: the rule's (None: as before the first merge). merged, repeated: pushes so far, repeats answered.
+    refused: how many for each reason.
+    """
+
+    center: Vector = field(compare=False, repr=False)
+    version: int = 0
+    epoch: int = 0
+    state: RuleState | None = field(default=None, compare=False, repr=False)
+    merged: int = 0
+    repeated: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)

@@ -1,0 +1,291 @@
+"""A figure as numbers: curves or bars over one axis.
+
+What a step of sharded layers is made of: the figure, from reports on runs.
+
+The figures of runs, as numbers: of one run by itself, or of several in the same axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from itertools import pairwise
+
+from daskcnn.errors import DataError
+from daskcnn.show.history import EvaluationRow
+from daskcnn.show.report_tables import RoundBalance, RunReport, StepParts
+from daskcnn.show.text import clean, spread
+
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Values of x, and of y."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Curves by name over one axis. like: the figures of the papers that it repeats. doubling: x goes in powers of 2.
+
+    stacked: they are parts that add up, drawn as bars. rates: both axes go in powers of 10. ticks: what stands below
+    the x of the first curve, if not its numbers. levels: lines across, by name; marks: lines up, by name; points: like
+    curves, of which each point stands by itself. colours: the number of a curve's colour, where it is not that of its
+    place. top: the largest y that is shown, if not the largest one. Nothing is below 0.
+    """
+
+    name: str
+    title: str
+    like: str
+    x: str
+    y: str
+    curves: Mapping[str, Curve]
+    doubling: bool = False
+    levels: Mapping[str, float] = field(default_factory=dict)
+    marks: Mapping[str, float] = field(default_factory=dict)
+    stacked: bool = False
+    rates: bool = False
+    ticks: Sequence[str] = ()
+    points: Mapping[str, Curve] = field(default_factory=dict)
+    colours: Mapping[str, int] = field(default_factory=dict)
+    top: float | None = None
+
+
+PARTS = ("communication", "convolutions", "the rest")
+MILLI = 1e3
+GAP = 0.8
+"""Between the bars of two runs, in bars."""
+
+
+def stacked(name: str, title: str, like: str, x: str, bars: Mapping[str, Sequence[float]]) -> Figure:
+    """Bars by what stands below them: seconds of communication, of the slowest convolutions, of the rest."""
+    xs = range(len(bars))
+    curves = {part: (xs, [bar[i] for bar in bars.values()]) for i, part in enumerate(PARTS)}
+    return Figure(name, title, like, x, "seconds a step", curves, stacked=True, ticks=tuple(bars))
+
+
+def step_parts(reports: Mapping[str, RunReport]) -> Figure:
+    """Milliseconds of a step of sharded runs, by name: of each, the papers' bar and one a worker.
+
+    The papers' bar is `papers_step`; a worker's communication is all in which it does not compute (`StepParts`).
+    Raises DataError naming the run whose log has no epoch of sharded layers.
+    """
+    places: list[float] = []
+    bars: list[tuple[str, StepParts]] = []
+    for run, report in reports.items():
+        begin = places[-1] + 1 + GAP if places else 0.0
+        own = [(run, _papers_step(run, report)), *report.breakdown.items()]
+        places += [begin + i for i in range(len(own))]
+        bars += own
+    return Figure(
+        "breakdown",
+        "What a step of sharded layers takes",
+        "Marques et al. fig. 6 and 8",
+        "runs by the papers' definition, each with its workers beside it",
+        "milliseconds a step",
+        {part: (places, [MILLI * astuple(parts)[i] for _, parts in bars]) for i, part in enumerate(PARTS)},
+        stacked=True,
+        ticks=[clean(name) for name, _ in bars],
+    )
+
+
+def _papers_step(run: str, report: RunReport) -> StepParts:
+    if report.papers_step is None:
+        raise DataError(
+            clean(run), "this log has no epoch of sharded layers", "give a run of strategy 'layer' that ended one"
+        )
+    return report.papers_step
+
+
+FIGURES = (
+    "accuracy-by-time",
+    "accuracy-by-epoch",
+    "accuracy-by-bytes",
+    "loss-by-time",
+    "loss-by-epoch",
+    "auc-by-epoch",
+    "time-by-worker",
+    "samples-by-worker",
+    "balance-by-round",
+    "wait-by-round",
+    "breakdown",
+)
+"""Names of all figures, in the order in which they are shown."""
+MOST_POINTS, MOST_BARS = 300, 40
+"""Points of a curve, and workers with a bar of their own, in one figure."""
+PERCENT, MEGA = 100.0, 1e6
+FLAT, ROOM = 2.0, 1.05
+"""Times the largest of the later losses from which the first ones leave the figure; its height, likewise."""
+COLOUR_OF = {"compute": 0, "load": 2, "evaluation": 3, "communication": 1, "wait": 4}
+"""The parts of a worker's time, from below, each with its place among the colours."""
+
+Reports = Mapping[str, RunReport]
+"""Reports by the names of their runs."""
+
+
+def run_figures(reports: Reports) -> tuple[Figure, ...]:
+    """Every figure that these runs have numbers for, in the order of `FIGURES`."""
+    return tuple(figure for figure in _all(reports) if any(len(xs) for xs, _ in figure.curves.values()))
+
+
+def _all(reports: Reports) -> Iterator[Figure]:
+    yield from _accuracies(reports)
+    yield from _losses(reports)
+    yield from _workers(reports)
+    yield from _rounds(reports)
+    if reports and all(report.papers_step for report in reports.values()):
+        yield step_parts(reports)
+
+
+# --- the center ---
+
+
+def _accuracies(reports: Reports) -> Iterator[Figure]:
+    axes: list[tuple[str, str, str, Callable[[EvaluationRow], float]]] = [
+        ("time", "", "seconds", lambda look: look.at),
+        ("epoch", "BPT-CNN fig. 11", "epoch", lambda look: look.epoch),
+        ("bytes", "", "MB sent and received by all workers", lambda look: look.moved / MEGA),
+    ]
+    for by, like, x, of in axes:
+        if by == "bytes" and not any(look.moved for report in reports.values() for look in report.looks):
+            continue
+        curves = _looks(reports, of, lambda look: look.accuracy, lambda look: look.validation_accuracy, PERCENT)
+        title = {"bytes": "traffic"}.get(by, by)
+        yield Figure(
+            f"accuracy-by-{by}", f"Accuracy by {title}", like, x, "accuracy, %", curves, levels=_tested(reports)
+        )
+
+
+def _tested(reports: Reports) -> dict[str, float]:
+    """The accuracy on the test samples, where there is one run."""
+    tests = [report.test.accuracy for report in reports.values() if report.test]
+    return {"test": PERCENT * tests[0]} if len(reports) == 1 and tests and tests[0] is not None else {}
+
+
+def _losses(reports: Reports) -> Iterator[Figure]:
+    for by, x, of in (("time", "seconds", lambda look: look.at), ("epoch", "epoch", _epoch)):
+        curves = _looks(reports, of, lambda look: look.loss, lambda look: look.validation_loss)
+        yield Figure(
+            f"loss-by-{by}", f"Mean loss per sample by {by}", "", x, "loss", curves, top=top_of(curves.values())
+        )
+    curves = _looks(reports, _epoch, lambda look: None, lambda look: look.auc)
+    yield Figure("auc-by-epoch", "Area under the ROC curve", "BPT-CNN fig. 11", "epoch", "AUC", curves)
+
+
+def top_of(curves: Collection[Curve]) -> float | None:
+    """The largest loss to show: the losses of the first steps may be so large that all others lie on one line."""
+    first, later = (max((y for _, ys in curves for y in ys[part]), default=0.0) for part in (slice(1), slice(1, None)))
+    return ROOM * later if first > FLAT * later > 0 else None
+
+
+def _epoch(look: EvaluationRow) -> float:
+    return look.epoch
+
+
+def _looks(
+    reports: Reports,
+    x: Callable[[EvaluationRow], float],
+    training: Callable[[EvaluationRow], float | None],
+    validation: Callable[[EvaluationRow], float | None],
+    unit: float = 1.0,
+) -> dict[str, Curve]:
+    """Of one run a curve of training and one of validation; of several, the one of validation under each run's name."""
+    kinds = {"training": training, "validation": validation}
+    curves = {}
+    for name, report in reports.items():
+        for kind, y in kinds.items():
+            points = [(x(look), unit * value) for look in report.looks if (value := y(look)) is not None]
+            if points and (len(reports) == 1 or kind == "validation"):
+                curves[kind if len(reports) == 1 else clean(name)] = thinned(points)
+    return curves
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> Curve:
+    """A curve of at most `most` of these points: both ends, and the least and the largest y of equal parts between."""
+    if len(points) > most:
+        inner, parts = points[1:-1], max(1, (most - 2) // 2)
+        cuts = [i * len(inner) // parts for i in range(parts + 1)]
+        kept = {0, len(points) - 1}
+        for begin, end in pairwise(cuts):
+            of = sorted(range(begin, end), key=lambda i: inner[i][1])
+            kept |= {1 + of[0], 1 + of[-1]}
+        points = [points[i] for i in sorted(kept)]
+    return [x for x, _ in points], [y for _, y in points]
+
+
+# --- the workers ---
+
+
+def _workers(reports: Reports) -> Iterator[Figure]:
+    """Where the time of each worker went, and how many samples it had."""
+    chosen = [
+        (name, worker)
+        for name, report in reports.items()
+        for worker in spread(report.workers, max(1, MOST_BARS // len(reports)))
+        if worker.rounds
+    ]
+    places = _places([name for name, _ in chosen])
+    workers = [worker for _, worker in chosen]
+    ticks = [clean(w.name if len(reports) == 1 else f"{name} {w.name}") for name, w in chosen]
+    x = "worker" if len(workers) == sum(map(_trained, reports.values())) else "worker (some of many)"
+    names = {part: part_name(part, reports) for part in COLOUR_OF if any(getattr(worker, part) for worker in workers)}
+    yield Figure(
+        "time-by-worker",
+        "Where the time of each worker went",
+        "",
+        x,
+        "seconds",
+        {name: (places, [getattr(w, part) or 0.0 for w in workers]) for part, name in names.items()},
+        stacked=True,
+        ticks=ticks,
+        colours={name: COLOUR_OF[part] for part, name in names.items()},
+    )
+    yield Figure(
+        "samples-by-worker",
+        "Samples that each worker trained on",
+        "",
+        x,
+        "samples",
+        {"samples": (places, [float(worker.samples) for worker in workers])} if workers else {},
+        stacked=True,
+        ticks=ticks,
+    )
+
+
+def _trained(report: RunReport) -> int:
+    return sum(1 for worker in report.workers if worker.rounds)
+
+
+def _places(runs: Sequence[str]) -> list[float]:
+    """Where the bars stand: one after the other, with a gap between two runs."""
+    places: list[float] = []
+    for i, run in enumerate(runs):
+        places.append(places[-1] + 1 + (GAP if run != runs[i - 1] else 0.0) if places else 0.0)
+    return places
+
+
+def part_name(part: str, reports: Reports) -> str:
+    """A part of a worker's time for people: where communication is not measured apart, waiting contains it."""
+    apart = all(report.total.communication is not None for report in reports.values())
+    return part if apart or part != "wait" else "communication and wait"
+
+
+# --- the rounds ---
+
+
+def _rounds(reports: Reports) -> Iterator[Figure]:
+    """Balance and wait of the rounds that are compared. One worker alone has neither."""
+    several = {name: report for name, report in reports.items() if len(report.workers) > 1}
+    one = len(reports) == 1
+    balance = {"balance" if one else clean(name): _of_rounds(r, lambda b: b.balance) for name, r in several.items()}
+    pooled = [r.balance.balance for r in several.values() if r.balance and r.balance.balance is not None]
+    levels = {"of all rounds": pooled[0]} if one and pooled else {}
+    title, like = "Balance of the rounds (mean busy by longest)", "BPT-CNN fig. 15 b"
+    yield Figure("balance-by-round", title, like, "round", "balance", balance, levels=levels)
+    wait: dict[str, Curve] = {}
+    for name, report in several.items():
+        wait["measured" if one else clean(name)] = _of_rounds(report, lambda b: b.waited)
+        if one:
+            wait["by Eq. 8"] = _of_rounds(report, lambda b: b.wait)
+    yield Figure("wait-by-round", "Wait of all workers in a round", "BPT-CNN eq. 8", "round", "seconds", wait)
+
+
+def _of_rounds(report: RunReport, y: Callable[[RoundBalance], float | None]) -> Curve:
+    """By the number of the round, counted through all lives of the run."""
+    return thinned([(i, value) for i, each in enumerate(report.by_round, start=1) if (value := y(each)) is not None])

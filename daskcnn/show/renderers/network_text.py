@@ -1,0 +1,200 @@
+"""Networks in aligned text: layers, plans of convolutions, evaluations, predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from daskcnn.conv import ConvSpec
+from daskcnn.conv.planner import readable, unusual
+from daskcnn.show.text import TextTable, aligned, clean, count, percent, plain, size
+
+
+def readable_model(result: dict[str, Any]) -> str:
+    """A line a layer: output, parameters, operations of a sample there and back, memory of a batch's outputs."""
+    rows = [("layer", "", "output", "parameters", "FLOP forward", "FLOP backward", "memory")]
+    for row in result["layers"]:
+        alone = bool(row["outputs"])
+        numbers = (_count(row["parameters"]), operations(row["forward"]), operations(row["backward"]))
+        shown = (*numbers, size(row["memory"])) if alone else ("", "", "", "")
+        rows.append((row["name"], row["layer"], times(row["out_shape"]), *shown))
+    total = {key: sum(row[key] for row in result["layers"]) for key in ("parameters", "forward", "backward", "memory")}
+    sums = (f"{total['parameters']:,}", operations(total["forward"]), operations(total["backward"]))
+    rows.append(("total", "", "", *sums, size(total["memory"])))
+    head = f"{result['model']} for images of {times(result['image'])}, batch {result['batch']}, {result['dtype']}"
+    drawn = [f"figure {result['picture']}"] if result["picture"] else []
+    note = "FLOP: products of one image; memory: outputs that a step of training keeps at most."
+    return "\n".join([head, "", *aligned(rows, left=2), "", note, *drawn])
+
+
+def readable_models(rows: Sequence[dict[str, Any]]) -> str:
+    """A line a network."""
+    table = [("model", "images", "parameters", "FLOP forward", "from")]
+    table += [
+        (row["name"], times(row["image"]), f"{row['parameters']:,}", operations(row["forward"]), row["origin"])
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        f"{name:<{widths[0]}}  {image:>{widths[1]}}  {count:>{widths[2]}}  {flop:>{widths[3]}}  {origin}"
+        for name, image, count, flop, origin in table
+    ]
+    return "\n".join([*lines, "C1:C2, such as 50:500: two 5×5 convolutions of C1 and C2 kernels (Marques et al.)"])
+
+
+def operations(count: int) -> str:
+    """'1.23 G': three digits; '-' for none."""
+    for unit, many in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= 0.9995 * many:
+            return f"{count / many:.3g} {unit}"
+    return str(count) if count else "-"
+
+
+def times(shape: Sequence[int]) -> str:
+    """'32×32×3'."""
+    return "×".join(map(str, shape))
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters:,}" if parameters else "-"
+
+
+def readable_conv_plans(result: dict[str, Any]) -> str:
+    """A line a convolution, under it why, and the seconds a training step would take otherwise."""
+    rows = [("layer", "convolution", "algorithm", "step", "GFLOP/s", "workspace"), *map(_row, result["layers"])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    limit = result["workspace_limit"] / 2**20
+    head = (
+        f"{result['model']}, batch {result['batch']}, {result['dtype']}, on {result['device']}: "
+        f"threads {result['threads']}, workspace up to {limit:,.0f} MiB"
+    )
+    for i in range(len(result["layers"]), 0, -1):
+        lines[i + 1 : i + 1] = [f"{'':<{widths[0]}}  {line}" for line in _reasons(result["layers"][i - 1])]
+    return "\n".join([head, "", *lines])
+
+
+def _row(layer: dict[str, Any]) -> tuple[str, ...]:
+    s = layer["spec"]
+    down, right = s["stride"]
+    stride = "" if down == right == 1 else f" stride {down}" if down == right else f" stride {down}×{right}"
+    return (
+        layer["layer"],
+        f"{s['R']}×{s['S']} {s['C']}→{s['K']} on {s['H']}×{s['W']}{stride}{unusual(ConvSpec(**s))}",
+        layer["algorithm"],
+        readable(layer["seconds"]),
+        f"{layer['gflops_per_second']:.0f}",
+        f"{layer['workspace'] / 2**20:.1f} MiB",
+    )
+
+
+def _reasons(layer: dict[str, Any]) -> list[str]:
+    others = [c for c in layer["candidates"] if c["algorithm"] != layer["algorithm"]]
+    return [layer["why"], *([f"others: {', '.join(map(_alternative, others))}"] if others else [])]
+
+
+def _alternative(c: dict[str, Any]) -> str:
+    kind = "predicted" if c["measured"] is None else "measured"
+    return f"{c['algorithm']} {readable(c[kind])} ({kind})"
+
+
+MOST_ROWS, MOST_COLUMNS = 200, 20
+"""Classes up to which their figures are printed, and the confusion matrix."""
+_NAMES = 40
+"""Letters of all names that stand above a confusion matrix."""
+CONFUSION = "samples of each class (rows) by the network's answer (columns)"
+
+
+def readable_evaluation(result: Mapping[str, Any]) -> str:
+    """The figures in two lines, a table by class, and the confusion matrix. A network without classes has its loss."""
+    seen = "" if result["views"] == "none" else f", scores averaged over views: {result['views']}"
+    lines = [judged_line(result), f"checkpoint {result['checkpoint']}{seen}"]
+    if result["classes"]:
+        lines += ["", *_by_class(result), *_confusion(result)]
+    return plain("\n".join(lines))
+
+
+def judged_line(result: Mapping[str, Any]) -> str:
+    """The figures of all samples together; of a network that reconstructs images, its loss."""
+    samples = f"{result['samples']:,} test samples of {clean(result['data'])}"
+    if result["labels"] == "image":
+        return f"loss {_loss(result['loss'])} on {samples}"
+    top = "" if result["top5"] is None else f", top-5 {100 * result['top5']:.2f} %"
+    accuracy = "accuracy by label" if result["labels"] == "several" else "accuracy"
+    figures = f"{accuracy} {100 * result['accuracy']:.2f} %{top}, loss {_four(result['loss'])}"
+    return f"{figures}, AUC {_four(result['auc'])} on {samples}"
+
+
+def _loss(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _four(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _by_class(result: Mapping[str, Any]) -> list[str]:
+    if len(result["classes"]) > MOST_ROWS:
+        return [f"{len(result['classes']):,} classes: --csv FILE has the figures of each"]
+    return class_table(result).lines()
+
+
+def class_table(result: Mapping[str, Any]) -> TextTable:
+    """Precision, recall and AUC of each class or label."""
+    rows = tuple(
+        (clean(c["class"]), count(c["samples"]), percent(c["precision"]), percent(c["recall"]), _four(c["auc"]))
+        for c in result["classes"]
+    )
+    some = f"AUC of {result['auc_samples']:,} of the samples" if result["auc_samples"] < result["samples"] else ""
+    head = "label" if result["labels"] == "several" else "class"
+    return TextTable((head, "samples", "precision", "recall", "AUC"), rows, note=some)
+
+
+def _confusion(result: Mapping[str, Any]) -> Iterator[str]:
+    """The matrix with a number for each class, where it is not too wide to be read."""
+    confusion = result["confusion"]
+    if confusion is None:
+        return
+    yield ""
+    if len(confusion) > MOST_COLUMNS:
+        yield f"{len(confusion)} classes: --csv FILE or --picture FILE shows which of them are taken for which"
+        return
+    yield CONFUSION
+    yield from confusion_table(result).lines()
+
+
+def confusion_table(result: Mapping[str, Any]) -> TextTable:
+    """How many samples of the class of a row were answered with the class of a column.
+
+    Columns have the names of the classes, or numbers for each class where names are too long for a line.
+    """
+    names = tuple(clean(c["class"]) for c in result["classes"])
+    short = sum(map(len, names)) <= _NAMES
+    numbers = ("",) * len(names) if short else tuple(map(str, range(len(names))))
+    rows = zip(numbers, names, result["confusion"], strict=True)
+    heads = names if short else numbers
+    return TextTable(("", "", *heads), tuple((i, name, *map(str, row)) for i, name, row in rows), left=2)
+
+
+def readable_predictions(results: Sequence[Mapping[str, Any]]) -> str:
+    """A line an image, its classes by probability. "; " separates them, for a class's name may have commas.
+
+    A network that reconstructs images has a loss for each.
+    """
+    return "\n".join(f"{clean(r['image'])}: {_told(r)}" for r in results)
+
+
+def _told(result: Mapping[str, Any]) -> str:
+    if "loss" in result:
+        return f"loss {_loss(result['loss'])}"
+    return "; ".join(f"{clean(c['class'])} {100 * c['probability']:.1f} %" for c in result["classes"])
+
+
+def readable_table(done: Mapping[str, Any]) -> str:
+    """Where the predictions of how many samples are."""
+    rate = done["samples"] / max(done["seconds"], 1e-9)
+    missing = f", {done['unreadable']:,} of them unreadable" if done["unreadable"] else ""
+    return plain(
+        f"{clean(done['out'])}: {done['samples']:,} samples of {clean(done['data'])}{missing}, "
+        f"{done['seconds']:.1f} s, {rate:,.0f} a second"
+    )

@@ -1,0 +1,345 @@
+"""Pictures drawn with matplotlib, as SVG or PNG: figures, confusion matrices, contact sheets."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import cycle, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unicodedata import combining, normalize
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from daskcnn.errors import DataError, UserError, installing
+from daskcnn.show.figures import Figure
+from daskcnn.show.text import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's: told apart by the colour-blind too."""
+MARKERS, STROKES = "osD^vPX", ("-", "--", "-.", ":")
+"""Curves that lie on one another stay visible."""
+
+WIDTH, HEIGHT, BAR = 6.4, 4.0, 0.6
+"""Inches of a picture, and the width of a bar in one at the least."""
+LONG_TICK, LONGEST_TICK = 8, 24
+"""Letters below a bar from which they stand upright, and from which they are cut."""
+MARKED = 60
+"""Points of a curve up to which each has a mark."""
+ABOVE_BARS: dict[str, Any] = {"loc": "upper center", "ncols": 3}
+UNDER_ROOF: dict[str, Any] = {"loc": "lower right"}
+HEADROOM = 0.18
+"""Above the highest bar for each line of the legend, so that it stands above all; of the bar."""
+MARGIN = 0.05
+"""Above the highest point of the curves; of the height."""
+LETTER = 0.075
+"""Inches of a letter that stands upright below a bar."""
+
+
+def can_draw() -> bool:
+    """Is matplotlib installed?"""
+    return find_spec("matplotlib") is not None
+
+
+def need_matplotlib() -> Any:
+    """The package. Raises UserError with the remedy where it is not installed."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UserError("pictures", "matplotlib is not installed", installing("plot")) from error
+    return matplotlib
+
+
+def draw(figure: Figure, path: Path) -> Path:
+    """One picture, SVG or PNG by the file's ending; the same bytes for the same numbers. Raises DataError."""
+    return draw_together((figure,), path)
+
+
+def draw_together(figures: Sequence[Figure], path: Path) -> Path:
+    """One picture of these figures, in two columns where there are several; otherwise as `draw`."""
+    with drawn(figures) as canvas:
+        try:
+            canvas.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except OSError as error:
+            raise DataError(path, error.strerror or error, "give a folder that may be written") from error
+    return path
+
+
+@contextmanager
+def drawn(
+    figures: Sequence[Figure],
+    *,
+    size: tuple[float, float] = (WIDTH, HEIGHT),
+    margins: Mapping[str, float] | None = None,
+    titled: bool = True,
+    **look: Any,
+) -> Iterator[Canvas]:
+    """A picture of these figures, of this many inches each. titled: with their titles; look: Matplotlib's rcParams.
+
+    margins: shares of the picture, where they need not be measured, which takes long; names that stand upright are.
+    Raises UserError without matplotlib.
+    """
+    matplotlib = need_matplotlib()
+    from matplotlib.figure import Figure as Picture
+
+    columns = min(2, len(figures))
+    rows = -(-len(figures) // max(columns, 1))
+    fixed = {"svg.hashsalt": figures[0].name, "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
+    with matplotlib.rc_context(fixed | look), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
+        width, height = (max(of(figure, least) for figure in figures) for of, least in zip(_SIDES, size, strict=True))
+        measured = margins is None or any(map(_turned, figures))
+        canvas = Picture(figsize=(columns * width, rows * height), layout="constrained" if measured else None)
+        if margins is not None and not measured:
+            canvas.subplots_adjust(**margins)
+        places = canvas.subplots(rows, columns, squeeze=False).flat
+        for figure, axes in zip_longest(figures, places):
+            if figure is None:
+                axes.remove()
+            else:
+                _fill(axes, figure, titled)
+        yield canvas
+
+
+def _fill(axes: Axes, figure: Figure, titled: bool) -> None:
+    (_bars if figure.stacked else _curves)(axes, figure)
+    _lines(axes, figure)
+    if titled:
+        axes.set_title(f"{figure.title}\n(as {figure.like})" if figure.like else figure.title, fontsize=10)
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    axes.grid(alpha=0.3, axis="y" if figure.stacked else "both")
+    place = ABOVE_BARS if figure.stacked else UNDER_ROOF if figure.rates else {}
+    if not figure.stacked or len(figure.curves) > 1:
+        axes.legend(framealpha=0.85, edgecolor="none", **place)
+
+
+def _width(figure: Figure, least: float) -> float:
+    """Inches; more where many bars stand side by side, for what stands below them."""
+    return max(least, BAR * len(figure.ticks)) if figure.stacked and not _turned(figure) else least
+
+
+def _height(figure: Figure, least: float) -> float:
+    """Inches; more for names that stand upright."""
+    return least + LETTER * min(_longest(figure), LONGEST_TICK) if _turned(figure) else least
+
+
+_SIDES = (_width, _height)
+
+
+def _turned(figure: Figure) -> bool:
+    """Whether what stands below the bars is too long to stand side by side."""
+    return figure.stacked and _longest(figure) > LONG_TICK
+
+
+def _longest(figure: Figure) -> int:
+    return max((len(line) for tick in figure.ticks for line in tick.splitlines()), default=0)
+
+
+def _label(name: str) -> str:
+    """Matplotlib shows no name in a legend that begins with a low line."""
+    return f" {name}" if name.startswith("_") else name
+
+
+def _colour(figure: Figure, name: str, place: int) -> str:
+    return COLOURS[figure.colours.get(name, place) % len(COLOURS)]
+
+
+def _curves(axes: Axes, figure: Figure) -> None:
+    from matplotlib.ticker import LogFormatter
+
+    styles = zip(cycle(MARKERS), cycle(STROKES), strict=False)
+    drawn = [(curve, True) for curve in figure.curves.items()] + [(curve, False) for curve in figure.points.items()]
+    for i, (((name, (xs, ys)), joined), (marker, stroke)) in enumerate(zip(drawn, styles, strict=False)):
+        unmarked = joined and (figure.rates or len(xs) > MARKED)
+        line, mark, colour = stroke if joined else "none", "none" if unmarked else marker, _colour(figure, name, i)
+        look: dict[str, Any] = {"marker": mark, "markersize": 5, "fillstyle": "none", "linewidth": 1.4}
+        axes.plot(xs, ys, linestyle=line, label=_label(name), color=colour, **look)
+    if figure.rates:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):  # plain numbers, the minor ones only where there are few others
+            axis.set_major_formatter(LogFormatter())
+            axis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    if figure.doubling:
+        axes.set_xscale("log", base=2)
+        ticks = next(iter(figure.curves.values()))[0]
+        axes.set_xticks(ticks, figure.ticks or [f"{x:g}" for x in ticks])
+
+
+def _bars(axes: Axes, figure: Figure) -> None:
+    """One on top of the other."""
+    xs = next(iter(figure.curves.values()))[0]
+    below = [0.0] * len(xs)
+    for i, (name, (_, ys)) in enumerate(figure.curves.items()):
+        axes.bar(xs, ys, bottom=below, label=_label(name), color=_colour(figure, name, i), width=0.7)
+        below = [b + y for b, y in zip(below, ys, strict=True)]
+    ticks = figure.ticks or [f"{x:g}" for x in xs]
+    if _turned(figure):
+        axes.set_xticks(xs, [_short(tick) for tick in ticks], rotation=90)
+    else:
+        axes.set_xticks(xs, ticks)
+    axes.set_axisbelow(True)
+    legend = -(-len(figure.curves) // ABOVE_BARS["ncols"]) if len(figure.curves) > 1 else 0
+    axes.set_ylim(top=(1 + HEADROOM * max(legend, 0.3)) * max(below, default=0.0) or 1.0)
+
+
+def _short(tick: str) -> str:
+    return tick if len(tick) <= LONGEST_TICK else f"{tick[: LONGEST_TICK - 1]}…"
+
+
+def _lines(axes: Axes, figure: Figure) -> None:
+    for name, level in figure.levels.items():
+        axes.axhline(level, color="#555555", linestyle="--", linewidth=1, label=f"{_label(name)}: {level:.4g}")
+    for name, mark in figure.marks.items():
+        axes.axvline(mark, color="#555555", linestyle=":", linewidth=1.2, label=name)
+    if figure.rates:
+        return
+    axes.set_ylim(bottom=0)
+    if not figure.stacked:  # the margin is one of the whole height: curves between 0.99 and 1 are off the edge too
+        highest = max((y for _, ys in (*figure.curves.values(), *figure.points.values()) for y in ys), default=0.0)
+        axes.set_ylim(top=figure.top or (1 + MARGIN) * max(highest, *figure.levels.values(), 0.0) or 1.0)
+    if not (figure.stacked or figure.doubling):
+        axes.set_xlim(left=0)
+
+
+CELL, EDGE, LEAST, MOST = 0.42, 2.6, 4.8, 24.0
+"""Inches: a class in the picture, what stands around, and the picture at the least and at the most."""
+LONGEST = 24
+"""Characters of a class's name."""
+MOST_NAMES, MOST_NUMBERS = 50, 30
+"""Classes up to which a picture has their names, and numbers in its cells."""
+
+
+def draw_confusion(classes: Sequence[str], confusion: Sequence[Sequence[int]], path: Path, *, title: str) -> Path:
+    """Draw which classes are taken for which, in shares of the samples of each; the same bytes for the same numbers.
+
+    confusion: samples of the class of the row that were answered with the class of the column. Raises UserError without
+    matplotlib, DataError where the file cannot be written.
+    """
+    matplotlib = need_matplotlib()
+    from matplotlib.figure import Figure
+
+    look = {"svg.hashsalt": "confusion", "font.size": 9, "svg.fonttype": "none", "text.parse_math": False}
+    with matplotlib.rc_context(look), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # a name in letters that the font lacks
+        side = min(max(LEAST, CELL * len(classes) + EDGE), MOST)
+        figure = Figure(figsize=(side, side), layout="constrained")
+        axes = figure.add_subplot()
+        _cells(axes, np.asarray(confusion))
+        _names(axes, [_short_class(name) for name in classes])
+        axes.set_title(_short_class(title, 80), fontsize=10)
+        try:
+            figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+        except OSError as error:
+            raise DataError(path, error.strerror or error, "give a folder that may be written") from error
+    return path
+
+
+def _cells(axes: Axes, counts: np.ndarray) -> None:
+    """Shares of each row as shades, with the numbers of samples where there is room."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(counts) <= MOST_NUMBERS:
+        for (row, column), n in np.ndenumerate(counts):
+            if n:
+                shade = "white" if shares[row, column] > 0.5 else "black"
+                axes.text(column, row, str(n), ha="center", va="center", fontsize=7, color=shade)
+
+
+def _names(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_xlabel("answer")
+    axes.set_ylabel("class")
+    if len(names) <= MOST_NAMES:
+        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+
+
+def _short_class(name: str, most: int = LONGEST) -> str:
+    name = clean(name)
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+SAMPLE_CELL = 96
+"""Pixels a side that a sample has at most. Smaller samples are enlarged by whole factors."""
+_GAP, _NAMES, _LINE, _SIZE, _LEAST = 4, 220, 18, 14, 800
+_BACK, _INK, _GREY = (255, 255, 255), (0, 0, 0), (110, 110, 110)
+_LONGEST = 200
+
+
+@dataclass(frozen=True)
+class SheetRow:
+    """One class: its name, a caption, and its samples, (h, w, 3) of at most `CELL` pixels a side."""
+
+    name: str
+    caption: str
+    samples: Sequence[npt.NDArray[np.uint8]]
+
+
+def contact_sheet(title: Sequence[str], rows: Sequence[SheetRow], columns: int) -> bytes:
+    """Return a PNG with a line for each class.
+
+    Names are written in ASCII: accents are left out, other letters and control characters are escaped. Long names are
+    cut.
+    """
+    samples = [sample for row in rows for sample in row.samples]
+    factor = _factor(samples)
+    height, width = (factor * max((sample.shape[axis] for sample in samples), default=0) for axis in (0, 1))
+    step, across = max(height, 2 * _LINE) + _GAP, width + _GAP
+    top = _LINE * len(title) + 2 * _GAP
+    wide = max(_NAMES + columns * across + _GAP, _LEAST)
+    sheet = Image.new("RGB", (wide, top + step * len(rows) + _GAP), _BACK)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_SIZE)
+    for i, line in enumerate(title):
+        _write(draw, font, (_GAP, _GAP + _LINE * i), line, wide - 2 * _GAP, _INK)
+    for i, row in enumerate(rows):
+        y = top + step * i
+        _write(draw, font, (_GAP, y), row.name, _NAMES - 2 * _GAP, _INK)
+        _write(draw, font, (_GAP, y + _LINE), row.caption, _NAMES - 2 * _GAP, _GREY)
+        for j, sample in enumerate(row.samples[:columns]):
+            sheet.paste(Image.fromarray(_enlarged(sample, factor)), (_NAMES + j * across, y))
+    file = io.BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()
+
+
+def _factor(samples: Sequence[npt.NDArray[np.uint8]]) -> int:
+    """How many times the samples are enlarged, all alike."""
+    return max(1, SAMPLE_CELL // max((max(sample.shape[:2]) for sample in samples), default=SAMPLE_CELL))
+
+
+def _enlarged(sample: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(sample[:SAMPLE_CELL, :SAMPLE_CELL].repeat(factor, axis=0).repeat(factor, axis=1))
+
+
+def _in_ascii(text: str) -> str:
+    """Return the text in the letters of Pillow's own font: without accents, and others as their codes."""
+    bare = "".join(c for c in normalize("NFKD", text) if not combining(c))
+    return bare.encode("ascii", "backslashreplace").decode()
+
+
+def _write(
+    draw: ImageDraw.ImageDraw,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    at: tuple[int, int],
+    text: str,
+    width: int,
+    colour: tuple[int, int, int],
+) -> None:
+    """Write as much of the text as there is room for."""
+    cut = line = _in_ascii(clean(text[:_LONGEST]))
+    while cut and font.getlength(cut) > width:
+        line = line[:-1]
+        cut = f"{line}..."
+    draw.text(at, cut, colour, font)

@@ -1,0 +1,267 @@
+"""Runs in aligned text: a report, a summary, a folder of runs, a simulation."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from daskcnn.sharded import eq2_elements
+from daskcnn.show.report_sections import sections
+from daskcnn.show.report_tables import RunReport
+from daskcnn.show.text import (
+    Section,
+    aligned,
+    clean,
+    count,
+    duration,
+    judged,
+    number,
+    percent,
+    plural,
+    size,
+    time_shares,
+)
+from daskcnn.sim.cluster import SimulatedCluster
+from daskcnn.sim.papers_costs import Constants, Cost, Sharding, ceiling, costs
+
+MOST = 24
+"""Rows of a table, where they are not asked for in full."""
+
+
+def format_report(report: RunReport, *, full: bool = False) -> str:
+    """All tables of a run. full: with one of every worker's rounds, and no table shortened."""
+    found = sections(report, most=None if full else MOST, rounds=full)
+    return "\n\n".join("\n".join(_lines(part)) for part in found)
+
+
+def _lines(part: Section) -> list[str]:
+    """Lines with their labels; a table under its title, indented."""
+    facts = [f"{label:<12}{value}" for label, value in part.facts]
+    table = part.table.lines() if part.table else []
+    title = [part.title] if part.title else []
+    return [*title, *facts, *(f"  {line}".rstrip() for line in table)]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One run.
+
+    Attributes
+    ----------
+    state : how it ended, or "running", "broken off" (killed before it could say so) or "damaged".
+    accuracy : on the test samples once it has ended, before that on the validation samples; None where none is known.
+    seconds : of training; of a run without a summary since it was last started.
+    """
+
+    run: str
+    state: str
+    strategy: str = ""
+    epochs: float = 0.0
+    accuracy: float | None = None
+    seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return asdict(self)
+
+
+def readable_runs(rows: Sequence[RunRow], folder: str) -> str:
+    """A line a run, under a heading."""
+    if not rows:
+        return f"{clean(folder)}: no runs here"
+    cells = [("run", "state", "strategy", "epochs", "accuracy", "duration"), *map(_cells, rows)]
+    return "\n".join(aligned(cells, left=3))
+
+
+def _cells(row: RunRow) -> tuple[str, ...]:
+    epochs, state = f"{row.epochs:.4g}", clean(row.state)
+    return clean(row.run), state, clean(row.strategy), epochs, percent(row.accuracy), duration(row.seconds)
+
+
+Parts = Mapping[str, Any]
+
+
+LABEL = 12
+"""Columns of the labels."""
+GLUE = "\N{NO-BREAK SPACE}"
+WHOLE = ("kept in", "checkpoint", "evaluate", "report", "page", "picture", "both need", "resume")
+"""Labels of paths and commands, which are copied as they stand."""
+SPENT = ("busy", "evaluation", "wait", "communication")
+"""What a worker's seconds go to."""
+
+
+def format_summary(summary: Parts, width: int | None = None, *, to_draw: str = "") -> str:
+    """The summary in aligned lines for people: results, workers, where the run is kept and what to do with it.
+
+    Lines longer than `width` columns are broken behind commas; paths and commands are left whole. None: none is.
+    to_draw: the command that installs what pictures need, where it is missing.
+    """
+    rate = f", {count(summary['images_per_second'])} images/s"
+    epochs, traffic = plural(f"{summary['epochs']:.4g}", "epoch"), summary["bytes"]
+    run, command = clean(summary["run"]), shlex.quote(str(summary["run"]))
+    lines = [
+        ("status", clean(summary["status"]) + (f": {clean(reason)}" if (reason := summary.get("reason")) else "")),
+        ("training", f"{summary['strategy']}, {epochs} in {duration(summary['seconds'])}{rate}"),
+        *((part, _result(summary[part])) for part in ("test", "validation") if summary[part]),
+        *([("time", time)] if (time := _time(summary)) else []),
+        ("traffic", f"{size(traffic['up'])} up, {size(traffic['down'])} down"),
+        *zip(["workers"] + [""] * len(summary["workers"]), _worker_lines(summary["workers"]), strict=True),
+        ("kept in", run),
+        *([("checkpoint", clean(summary["checkpoint"]))] if summary["checkpoint"] else []),
+        *([("evaluate", f"daskcnn evaluate {command}")] if summary["checkpoint"] else []),
+        ("report", f"daskcnn report {command}"),
+        ("page", f"daskcnn report {command} --html run.html"),
+        ("picture", f"daskcnn plot {command} --out run.svg"),
+        *([("both need", to_draw)] if to_draw else []),
+        *([("resume", f"python -m daskcnn.run --resume {command}")] if _resumable(summary) else []),
+    ]
+    return "\n".join(line.rstrip() for label, value in lines for line in _broken(label, value, width))
+
+
+def _broken(label: str, value: str, width: int | None) -> list[str]:
+    """A line, or several where it is too long: continued under its value, or whole on a line of its own."""
+    if width is None or LABEL + len(value) <= width:
+        return [f"{label:<{LABEL}}{value}"]
+    if label in WHOLE:
+        own = f"  {value}"
+        return [label, own] if len(own) <= width else [label, value]
+    if label in ("workers", ""):  # a row of a table
+        return [*([label] if label else []), f"  {value}"]
+    indent, room = " " * LABEL, max(width - LABEL, 1)
+    first, *more = textwrap.wrap(_glued(value), room, break_long_words=False, break_on_hyphens=False)
+    return [line.replace(GLUE, " ") for line in (f"{label:<{LABEL}}{first}", *(f"{indent}{line}" for line in more))]
+
+
+def _glued(value: str) -> str:
+    """The text with spaces that are no place for a line to end, but behind commas: numbers stay with their units."""
+    return value.replace(" ", GLUE).replace(f",{GLUE}", ", ")
+
+
+def _time(summary: Parts) -> str:
+    workers = summary["workers"]
+    spent = {kind: sum(w.get(kind, 0.0) for w in workers) for kind in SPENT}
+    return time_shares((summary["seconds"] or 0.0) * len(workers), **spent)
+
+
+def _resumable(summary: Parts) -> bool:
+    return summary["checkpoint"] is not None and summary["status"] not in ("done", "diverged")
+
+
+def _result(result: Parts) -> str:
+    return judged(result["accuracy"], result["loss"], result.get("auc"))
+
+
+def _worker_lines(workers: Sequence[Parts]) -> list[str]:
+    """A table of the workers, its heading first."""
+    cells: list[Sequence[str]] = [("name", "device", "samples", "busy", "wait", "communication")]
+    for w in workers:
+        seconds = (duration(w[key]) for key in ("busy", "wait", "communication"))
+        cells.append((clean(w["name"]), clean(w["device"]), count(w["samples"]), *seconds))
+    return aligned(cells, left=2)
+
+
+Formulas = Constants | Sharding
+"""What the papers' formulas say: of a data-parallel job their constants, of sharded kernels the step."""
+
+
+def simulation_dict(cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> dict[str, Any]:
+    """For programs: the report, the costs or the step's parts, and the cluster."""
+    found: dict[str, Any] = {"report": report.to_dict(), "cluster": cluster.model_dump()}
+    if isinstance(formulas, Sharding):
+        return {**found, "step": _step_dict(formulas)}
+    costs_ = {"constants": asdict(formulas), "saturation": formulas.saturation, "table": _cost_dicts(formulas)}
+    return {**found, "costs": costs_}
+
+
+def _cost_dicts(constants: Constants) -> list[dict[str, Any]]:
+    return [asdict(cost) for cost in costs(constants)]
+
+
+def _step_dict(sharding: Sharding) -> dict[str, Any]:
+    return {
+        **asdict(sharding.step()),
+        "serial": sharding.serial,
+        "ceiling": ceiling(sharding.serial),
+        "speedup": sharding.speedup(),
+        "eq2_elements": eq2_elements(sharding.specs),
+    }
+
+
+def format_simulation(source: str, cluster: SimulatedCluster, report: RunReport, formulas: Formulas) -> str:
+    """For people: the cluster and where it is from, the report of the run, and the formulas' figures beside it."""
+    more = _step_lines(formulas) if isinstance(formulas, Sharding) else _cost_lines(formulas)
+    if all(look.validation_loss is None for look in report.looks):  # nothing was learnt
+        report = replace(report, looks=())
+    return "\n\n".join([_cluster_lines(source, cluster), format_report(report), more])
+
+
+def _cluster_lines(source: str, cluster: SimulatedCluster) -> str:
+    members = cluster.members()
+    server, latencies = cluster.server, [member.latency for member in members]
+    kinds = ", ".join(f"{sum(m.kind == kind for m in members)} {kind}" for kind in sorted({m.kind for m in members}))
+    lines = [
+        ("cluster", f"{source}: {kinds} of {_span([m.images_per_second for m in members])} images/s"),
+        ("links", f"{_bandwidths([m.bandwidth for m in members])}, {1000 * min(latencies):.3g} ms and more a message"),
+        ("server", f"{_bandwidths([server.bandwidth])} each way, merges {_bandwidths([server.merge_rate])}"),
+        ("overheads", f"{_ms(cluster.costs.dispatch)} a round, {_ms(cluster.costs.exchange)} an exchange"),
+    ]
+    return "\n".join(f"{label:<12}{text}" for label, text in lines)
+
+
+def _ms(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = min(values), max(values)
+    return count(low) if low == high else f"{count(low)} to {count(high)}"
+
+
+def _bandwidths(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    if not known:
+        return "without limit"
+    low, high = min(known), max(known)
+    return f"{size(low)}/s" if low == high else f"{size(low)}/s to {size(high)}/s"
+
+
+def _cost_lines(c: Constants) -> str:
+    rows = [("rule", "cost", "grows as", "here"), *((x.rule, x.what, x.formula, _value(x)) for x in costs(c))]
+    saturation = "not known: the server has no limit" if c.saturation is None else f"{c.saturation:.1f} workers"
+    head = [
+        "costs by Hegde & Usmani",
+        f"  k = {c.k}, p = {count(c.p)}, N = {count(c.D / c.k)}, q = {c.q}, T = {_ms(c.T)}, tau = {_ms(c.tau)}, "
+        f"theta = {count(c.theta)}, eps = {c.epsilon:g}",
+    ]
+    lines = [f"  {line}" for line in aligned(rows, left=3)]
+    return "\n".join([*head, *lines, f"  Downpour is saturated by T/tau: {saturation}"])
+
+
+def _value(cost: Cost) -> str:
+    return size(cost.value) if cost.unit == "B" else _ms(cost.value)
+
+
+def _step_lines(sharding: Sharding) -> str:
+    step, batch = sharding.step(), sharding.batch
+    moved = sum(step.up) + sum(step.down)
+    lines = [
+        (
+            "a step",
+            f"{_ms(step.seconds)}: communication {_ms(step.comm)}, convolutions {_ms(step.conv)}, the rest "
+            f"{_ms(step.comp)}",
+        ),
+        (
+            "speed-up",
+            f"{sharding.speedup():.2f} against {sharding.workers[sharding.home].name} alone; at most "
+            f"{number(ceiling(sharding.serial))}, as {percent(sharding.serial)} of its step is serial",
+        ),
+        (
+            "bytes",
+            f"{size(moved)} a step of {batch}; by eq. 2 {size(sharding.itemsize * eq2_elements(sharding.specs))}, "
+            f"which counts {number(eq2_elements(sharding.specs))} numbers",
+        ),
+    ]
+    return "\n".join(["a step of sharded layers", *(f"  {label:<10}{text}" for label, text in lines)])

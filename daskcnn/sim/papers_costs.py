@@ -1,0 +1,285 @@
+"""The papers' own formulas for time: layer-sharded steps (Marques et al.), and the rules of Hegde & Usmani, §5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from daskcnn import events
+from daskcnn.conv import ConvSpec
+from daskcnn.partition.proportions import kernel_shards
+from daskcnn.sharded import eq2_elements
+from daskcnn.sim.cluster import Worker
+
+EPSILON = 1e-2
+"""The error to be reached where none is given: it only sets how many iterations, ln(1/ε), the formulas count."""
+
+
+@dataclass(frozen=True)
+class Constants:
+    """A job on a cluster, in the paper's letters.
+
+    k: workers; p: numbers in the vector; D: samples; q: threads of a worker; epsilon: ε; theta: θ, updates in the run;
+    T: seconds between two pushes of a worker; tau: τ, seconds from one push to the next that the server can take
+    (receiving one while it merges another); add: seconds to add two numbers; B: bytes a second of a link; L: seconds a
+    message; itemsize, sample_bytes: bytes of a number, of a sample.
+    """
+
+    k: int
+    p: int
+    D: int
+    q: int
+    theta: int
+    T: float
+    tau: float
+    add: float
+    B: float
+    L: float
+    itemsize: int
+    sample_bytes: int
+    epsilon: float = EPSILON
+
+    @property
+    def iterations(self) -> float:
+        """ln(1/ε)."""
+        return math.log(1 / self.epsilon)
+
+    @property
+    def turns(self) -> float:
+        """log2 k."""
+        return math.log2(self.k)
+
+    @property
+    def saturation(self) -> float | None:
+        """Workers from which on the server is what Downpour waits for: T/τ; None where τ is not known."""
+        return self.T / self.tau if self.tau else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One line of the table. unit: "s" or "B"."""
+
+    rule: str
+    what: str
+    formula: str
+    value: float
+    unit: str
+
+
+def costs(c: Constants) -> list[Cost]:
+    """All of the paper's, for these constants."""
+    vector = c.p * c.itemsize
+    meeting = 2 * vector * (c.k - 1)
+    meeting_time = 2 * c.turns * (c.L + vector / c.B)
+    summing = c.turns * c.p * c.add
+    descent = c.iterations * c.T
+    return [
+        Cost("parallel-sgd", "computation", "(p/q)·log k + p·log 1/ε", summing / c.q + descent, "s"),
+        Cost("parallel-sgd", "shuffle", "N·k", c.D * c.sample_bytes, "B"),
+        Cost("parallel-sgd", "communication", "p·k", meeting, "B"),
+        Cost("parallel-sgd", "communication time", "p·log k", meeting_time, "s"),
+        Cost("admm", "computation", "p·log k·log 1/ε + p·log 1/ε", c.iterations * summing + descent, "s"),
+        Cost("admm", "communication", "k·p·log 1/ε", c.iterations * meeting, "B"),
+        Cost("admm", "communication time", "p·log 1/ε·log k", c.iterations * meeting_time, "s"),
+        Cost("downpour", "one update", "T + τ", c.T + c.tau, "s"),
+        Cost("downpour", "communication", "θ·p", c.theta * vector, "B"),
+        Cost("downpour", "all updates", "θ·max((T + τ)/k, τ)", c.theta * max((c.T + c.tau) / c.k, c.tau), "s"),
+    ]
+
+
+PAPER_ITEMSIZE = 8
+"""Bytes of the doubles that the paper sends."""
+
+
+def ceiling(serial: float) -> float:
+    """The most that any number of workers can be faster by, where this part of the work is serial (Amdahl)."""
+    return math.inf if serial == 0 else 1 / serial
+
+
+@dataclass(frozen=True)
+class ShardedStep:
+    """Seconds of a step and its parts. kernels: of each layer and worker, and taken: the seconds that they take there;
+    up, down: bytes that each worker sends and gets; busy: seconds each computes.
+    """
+
+    comm: float
+    conv: float
+    comp: float
+    kernels: tuple[tuple[int, ...], ...]
+    taken: tuple[tuple[float, ...], ...]
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+    busy: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole step."""
+        return self.comm + self.conv + self.comp
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A network's convolutions at the job's batch size, over these workers; the fastest of them is home.
+
+    bandwidth: bytes a second of home's link each way, besides those of the workers' own. overhead: seconds of handing
+    out a step's tasks, part of its communication. itemsize: bytes a number.
+    """
+
+    specs: tuple[ConvSpec, ...]
+    names: tuple[str, ...]
+    workers: tuple[Worker, ...]
+    bandwidth: float = math.inf
+    overhead: float = 0.0
+    itemsize: int = 4
+
+    @property
+    def batch(self) -> int:
+        """Samples of a minibatch."""
+        return self.specs[0].N
+
+    @property
+    def home(self) -> int:
+        """The worker whose step is shortest."""
+        return min(range(len(self.workers)), key=lambda i: self.workers[i].seconds)
+
+    def conv_seconds(self, worker: Worker) -> list[float]:
+        """Seconds a step of each whole layer takes a worker: measured, or its part of a step by operations."""
+        if worker.conv_seconds:
+            return [self.batch * worker.conv_seconds[name] for name in self.names]
+        passes = [2, *[3] * (len(self.specs) - 1)]  # the first layer's input needs no gradient
+        work = [n * spec.flops for n, spec in zip(passes, self.specs, strict=True)]
+        return [self.batch * worker.seconds * worker.conv_share * w / sum(work) for w in work]
+
+    def rest_seconds(self, worker: Worker) -> float:
+        """Seconds a step of what only home does: layers that are not divided, the loss.
+
+        Without a measurement it is all that a worker's step takes besides its convolutions.
+        """
+        if worker.conv_seconds and worker.rest_seconds is not None:
+            return self.batch * worker.rest_seconds
+        return max(0.0, self.batch * worker.seconds - sum(self.conv_seconds(worker)))
+
+    @property
+    def alone(self) -> float:
+        """Seconds a step takes home by itself."""
+        home = self.workers[self.home]
+        return sum(self.conv_seconds(home)) + self.rest_seconds(home)
+
+    @property
+    def serial(self) -> float:
+        """The part of the home's step that other workers cannot take over."""
+        return self.rest_seconds(self.workers[self.home]) / self.alone
+
+    def step(self) -> ShardedStep:
+        """A step of all workers."""
+        per_worker = [self.conv_seconds(worker) for worker in self.workers]
+        kernels, taken = [], []
+        for spec, seconds in zip(self.specs, zip(*per_worker, strict=True), strict=True):
+            shares = kernel_shards(spec.K, seconds)
+            taken.append(tuple(s * n / spec.K for s, n in zip(seconds, shares, strict=True)))
+            kernels.append(tuple(shares))
+        rest = self.rest_seconds(self.workers[self.home])
+        comm, up, down = self._communication(kernels)
+        conv, busy = sum(map(max, taken)), self._busy(taken, rest)
+        return ShardedStep(comm, conv, rest, tuple(kernels), tuple(taken), up, down, busy)
+
+    def _busy(self, taken: Sequence[Sequence[float]], alone: float) -> tuple[float, ...]:
+        """Seconds of each worker: its shards', and at home what is done there alone."""
+        return tuple(sum(own) + (alone if w == self.home else 0.0) for w, own in enumerate(zip(*taken, strict=True)))
+
+    def speedup(self) -> float:
+        """Against the home alone."""
+        return self.alone / self.step().seconds
+
+    def paper_speedup(self, bandwidth: float) -> float:
+        """The same by the paper's own count: eq. 2 in doubles over a link, however many workers, none for one alone."""
+        step = self.step()
+        comm = PAPER_ITEMSIZE * eq2_elements(self.specs) / bandwidth if len(self.workers) > 1 else 0.0
+        return self.alone / (comm + step.conv + step.comp)
+
+    def division(self) -> dict[str, Any]:
+        """How layers are divided, as the log has it: here all by kernels."""
+        return {}
+
+    def _communication(self, kernels: Sequence[Sequence[int]]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+        """Seconds, and bytes of each worker up and down.
+
+        Every layer's inputs go to each worker that has kernels of it and their outputs come back; the same backwards
+        with gradients, where the first layer's input needs none. Kernels stay where they are.
+        """
+        seconds, up, down = self.overhead, [0] * len(self.workers), [0] * len(self.workers)
+        for i, (spec, shares) in enumerate(zip(self.specs, kernels, strict=True)):
+            away = {w: n for w, n in enumerate(shares) if n and w != self.home}
+            whole = spec.H * spec.W * spec.C * spec.N * self.itemsize
+            parts = {w: spec.out_H * spec.out_W * n * spec.N * self.itemsize for w, n in away.items()}
+            inputs = dict.fromkeys(away, whole)
+            for way, sent in ((down, inputs), (up, parts), (down, parts), (up, inputs if i else {})):
+                seconds += self._phase(sent)
+                for w, nbytes in sent.items():
+                    way[w] += nbytes
+        return seconds, tuple(up), tuple(down)
+
+    def _phase(self, sent: dict[int, int]) -> float:
+        """Seconds until the last of these bytes is there: over home's link, and at the same time over the workers'."""
+        if not sent:
+            return 0.0
+        links = {w: self.workers[w].link() for w in sent}
+        home = self.workers[self.home].bandwidth or math.inf
+        shared = sum(sent.values()) / min(self.bandwidth, home)
+        own = max(nbytes / links[w].bandwidth for w, nbytes in sent.items())
+        return max(shared, own) + max(link.latency for link in links.values())
+
+
+def sharded_events(sharding: Sharding, samples: int, epochs: int, about: Mapping[str, Any]) -> list[events.Event]:
+    """The log of a layer-sharded run, by the step model: every step takes as long as any other.
+
+    about: what the first event says besides of the run.
+    """
+    step, steps = sharding.step(), -(-samples // sharding.batch)
+    seconds = steps * step.seconds
+    start = {"run": "simulated", "strategy": "layer", "epochs": epochs, "batch_size": sharding.batch, "simulated": True}
+    names = [worker.name for worker in sharding.workers]
+    rows = [
+        events.CalibratedWorker(name=w.name, device=w.kind, threads=w.threads, images_per_second=w.images_per_second)
+        for w in sharding.workers
+    ]
+    home, kernels = names[sharding.home], dict(zip(names, map(list, zip(*step.kernels, strict=True)), strict=True))
+    by_layer = {name: dict(zip(sharding.names, own, strict=True)) for name, own in kernels.items()}
+    return [
+        events.RunStarted(at=0.0, samples=samples, **start | dict(about)),
+        events.WorkersCalibrated(at=0.0, workers=rows),
+        events.KernelsSharded(at=0.0, home=home, kernels=by_layer, **sharding.division()),
+        *(_epoch(sharding, step, samples, epoch, epochs) for epoch in range(1, epochs + 1)),
+        events.RunEnded(at=epochs * seconds, status="done"),
+    ]
+
+
+def _epoch(sharding: Sharding, step: ShardedStep, samples: int, epoch: int, epochs: int) -> events.EpochEnded:
+    steps = -(-samples // sharding.batch)
+    seconds = steps * step.seconds
+    workers = [
+        events.EpochWorker(
+            name=worker.name,
+            samples=samples,
+            busy=steps * busy,
+            wait=max(0.0, seconds - steps * busy),
+            communication=0.0,
+            bytes_up=steps * up,
+            bytes_down=steps * down,
+            conv_seconds={name: steps * own for name, own in zip(sharding.names, taken, strict=True)},
+        )
+        for worker, busy, up, down, taken in zip(
+            sharding.workers, step.busy, step.up, step.down, zip(*step.taken, strict=True), strict=True
+        )
+    ]
+    return events.EpochEnded(
+        at=epoch * seconds,
+        epoch=float(epoch),
+        epochs=epochs,
+        step=epoch * steps,
+        samples_per_second=samples / seconds,
+        seconds=seconds,
+        workers=workers,
+    )

@@ -1,0 +1,183 @@
+"""Labels as people have them, integers, names, or rows of 0 and 1, into labels as a data set has them.
+
+Labels of somebody else's array as numbers of classes, or as rows of 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.errors import DataError
+from daskcnn.store.chunk_source import Indices
+from daskcnn.store.foreign.array import read_labels
+from daskcnn.store.manifest import MOST_CLASSES, Labelling, sha256
+
+_MOST = 1 << 53
+"""The largest whole number that all real types can tell from its neighbours."""
+_REMEDY = "give one integer or string for each image, or a row of 0 and 1"
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """Labels by number, and what the numbers stand for.
+
+    Attributes
+    ----------
+    values : (N,) int64, each the number of a class, or (N, L) uint8 of 0 and 1
+    classes : names of the classes, or of the L labels
+    """
+
+    values: npt.NDArray[Any]
+    classes: tuple[str, ...]
+
+
+def numbered(labels: npt.NDArray[Any], classes: Sequence[str] | None = None) -> Labelled:
+    """Return labels by number.
+
+    Parameters
+    ----------
+    labels : (N,) integers, strings or booleans, or (N, L) of 0 and 1, one column for each of several labels
+    classes : names, in the order of the numbers or columns. Without them the classes are the values that there are,
+        sorted; the columns are called by their numbers.
+
+    Raises
+    ------
+    DataError : for what is no label, naming the first sample that has it
+    """
+    if classes is not None:
+        _check_names(classes)
+    if labels.ndim == 2:
+        return Labelled(_rows(labels), _column_names(labels.shape[1], classes))
+    if labels.ndim != 1:
+        raise DataError("labels", f"an array of shape {labels.shape}", _REMEDY)
+    if labels.dtype.kind in "OT" and all(isinstance(value, str) for value in labels.tolist()):
+        labels = labels.astype(object).astype(str)  # NumPy's own texts (kind T) have no width to cast by
+    if labels.dtype.kind == "O" and all(type(value) is int and -_MOST <= value <= _MOST for value in labels.tolist()):
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind == "f":
+        labels = whole(labels)
+    if labels.dtype.kind not in "iubU":
+        raise DataError("labels", f"{labels.dtype} such as {labels[:1].tolist()!r:.60}", _REMEDY)
+    return _by_name(labels, classes) if classes is not None else _by_value(labels)
+
+
+def whole(labels: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return real labels (N,) as integers. Raises DataError naming the first that is no whole number, such as NaN."""
+    wrong = ~((labels == np.rint(labels)) & (np.abs(labels) <= _MOST))
+    if wrong.any():
+        sample = int(np.flatnonzero(wrong)[0])
+        raise DataError("labels", f"sample {sample} has {labels[sample].item()}, which is no whole number", _REMEDY)
+    return labels.astype(np.int64)
+
+
+def _check_names(classes: Sequence[str]) -> None:
+    seen = set[str]()
+    for name in map(str, classes):
+        if name in seen:
+            raise DataError("classes", f"{name!r:.60} stands there twice", "give each class a name of its own")
+        seen.add(name)
+
+
+def _column_names(columns: int, classes: Sequence[str] | None) -> tuple[str, ...]:
+    names = tuple(map(str, range(columns) if classes is None else classes))
+    if len(names) != columns:
+        reason = f"{len(names)} names for labels with {columns} columns"
+        raise DataError("classes", reason, "give a name for each column, in their order")
+    return names
+
+
+def _rows(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    wrong = ~((labels == 0) | (labels == 1))
+    if labels.shape[1] == 0 or wrong.any():
+        reason = f"an array of shape {labels.shape}"
+        if wrong.any():
+            sample, column = np.argwhere(wrong)[0].tolist()
+            reason = f"sample {sample}, column {column} has {labels[sample, column]!s:.40}"
+        raise DataError("labels", reason, "several labels a sample are rows of 0 and 1; one class a sample is (N,)")
+    return labels.astype(np.uint8)
+
+
+def _by_value(labels: npt.NDArray[Any]) -> Labelled:
+    found, values = np.unique(labels, return_inverse=True)
+    if len(found) > MOST_CLASSES:
+        raise DataError("labels", f"{len(found):,} different values", f"at most {MOST_CLASSES:,} classes are possible")
+    return Labelled(values.reshape(-1).astype(np.int64), tuple(map(str, found.tolist())))
+
+
+def _by_name(labels: npt.NDArray[Any], classes: Sequence[str]) -> Labelled:
+    names = tuple(map(str, classes))
+    if labels.dtype.kind != "U":
+        values = labels.astype(np.int64)
+        wrong = (values < 0) | (values >= len(names))
+    else:
+        place = {name: index for index, name in enumerate(names)}
+        values = np.array([place.get(label, -1) for label in labels.tolist()], np.int64)
+        wrong = values < 0
+    if wrong.any():
+        sample = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            "labels",
+            f"sample {sample} has {labels[sample].item()!r:.60}, which is none of {len(names)} classes",
+            "add it to the classes, or correct the label",
+        )
+    return Labelled(values, names)
+
+
+@dataclass(frozen=True)
+class ArrayLabels:
+    """Labels of all samples of an array.
+
+    Attributes
+    ----------
+    classes : names, by number
+    codes : (N,) uint8 or uint16, or (N, L) uint8 of 0 and 1
+    """
+
+    classes: tuple[str, ...]
+    codes: npt.NDArray[Any]
+
+    @property
+    def kind(self) -> Labelling:
+        """What a label is."""
+        return "several" if self.codes.ndim == 2 else "classes"
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of classes and labels."""
+        return sha256("\n".join((*self.classes, sha256(np.ascontiguousarray(self.codes)))).encode())
+
+    def counts(self, samples: Indices) -> tuple[int, ...]:
+        """Samples of each class among these, or with each of several labels."""
+        codes = self.codes[samples]
+        if codes.ndim == 2:
+            return tuple(codes.sum(axis=0, dtype=np.int64).tolist())
+        return tuple(np.bincount(codes, minlength=len(self.classes)).tolist())
+
+
+def array_labels(path: str, like: ArrayLabels | None) -> ArrayLabels:
+    """Read labels; the classes are the sorted values, or those of other labels that these belong with.
+
+    Raises DataError naming the path.
+    """
+    found = read_labels(path)
+    if like is not None and found.shape[1:] != like.codes.shape[1:]:
+        raise DataError(path, "other labels a sample than those to train on", "give the same kind, in the same order")
+    try:
+        if found.ndim == 1 and found.dtype.kind == "f":
+            found = whole(found)
+        if like is None or found.ndim == 2:
+            known = numbered(found, None if like is None else like.classes)
+        else:
+            known = numbered(found.astype(np.str_), like.classes)
+    except DataError as error:
+        if like is None:
+            raise DataError(path, error.reason, error.remedy) from error
+        reason = f"{error.reason} (those of the labels to train on)"
+        raise DataError(path, reason, "correct it, or train on images of its class too") from error
+    few = found.ndim == 2 or len(known.classes) <= 256
+    return ArrayLabels(known.classes, known.values.astype(np.uint8 if few else np.uint16))

@@ -1,0 +1,437 @@
+"""A replica's side of the exchanges with the center, as a state machine without I/O and without a clock.
+
+Theory of operation. A method is called for each fact: what has happened on the worker, and when. It returns the order
+that follows: what is to be done next. Whoever drives the machine (a task on a worker, the simulator, a test) carries
+the order out and calls the method that answers it. The driver measures or simulates time and moves the bytes; it
+decides nothing.
+
+    fact                       orders that may follow
+    joined                     none: a round may begin
+    begin                      TrainSteps
+    trained                    JudgeLocal, Send, Await; after a last stop without exchange as after its reply
+    judged_local               Send
+    judged_center              Report
+    replied (Send)             TrainSteps, PullCenter, JudgeCenter, Report
+    replied (Send, overlapped) none: training goes on
+    replied (Await)            JudgeLocal, Send
+    replied (PullCenter)       JudgeCenter
+    report                     none: a round may begin
+
+Rounds. A round is cut into stretches of steps. Each ends at a stop, after which the rule wants a push, a pull or both;
+the last stop is the round's end. `Cadence` knows the stops ahead, so that one fact stands for a whole stretch. After
+the last exchange the center is judged if the round asks for it. A replica that goes its own way (the rule answers a
+push with a difference) has not seen the center since it joined, and pulls it first. Every round that is not given up
+ends in exactly one report.
+
+Exchanges. At most one is under way; its push and its pull are one Send, and all its replies are one fact. `seq` counts
+the pushes of a session from 1, and a push carries the version that it was trained from. Q is measured before a push,
+on the weights that are pushed.
+
+Overlap. Where rule and cluster allow it, a Send names the stretch to train meanwhile, unless it is the round's last.
+The weights that were sent are set aside. What the steps since then have added to them is added to what the replies
+bring, when these are there: between two steps, or at the next stop, where the machine says Await first.
+
+Seconds. Facts carry the times at which work began and ended. An exchange counts as communication from the moment at
+which the replica has nothing else to do until the replies are there; what the server says it waited for other workers
+counts as wait. An exchange that ends while steps are made costs nothing. Judging counts as evaluation.
+
+Arithmetic. The weights are changed here, by the rule's own functions: `begin`, `payload`, `adopt`, `pulled`. The
+driver hands in vectors where the replica computes, in its dtype, and brings payloads into the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeAlias
+
+from daskcnn.nn import OptimizerState
+from daskcnn.nn.score import Score
+from daskcnn.partition.rounds import Round
+from daskcnn.ps import Local, Reply, UpdateRule, Vector
+from daskcnn.training.cadence import Cadence, JudgeLocal, TrainSteps
+from daskcnn.training.round_report import RoundReport
+
+CERTAIN = 1.0
+"""The Q of a push where nothing is known of its weights."""
+
+
+class Gain(NamedTuple):
+    """A push without its sender. payload: where the replica computes; it is not written to any more, or
+    is `Local.weights` itself, which rest until the reply is there.
+    """
+
+    seq: int
+    base_version: int
+    payload: Vector
+    samples: int
+    accuracy: float
+
+
+class Send(NamedTuple):
+    """Push, then pull, as far as either is asked for, each once the one before is answered.
+
+    meanwhile: what to train while the calls are made; None: wait for the replies.
+    """
+
+    push: Gain | None
+    pull: bool
+    meanwhile: TrainSteps | None
+
+
+class Await(NamedTuple):
+    """Wait for the replies of the exchange that is under way."""
+
+
+class PullCenter(NamedTuple):
+    """Pull the center, to judge it."""
+
+
+class JudgeCenter(NamedTuple):
+    """Judge these weights on samples lo…hi of the training part."""
+
+    lo: int
+    hi: int
+    weights: Vector
+
+
+class Report(NamedTuple):
+    """The round has ended: ask for its report."""
+
+
+Meet: TypeAlias = JudgeLocal | Send | Await
+"""Orders within a round, around an exchange."""
+Order: TypeAlias = TrainSteps | Meet | PullCenter | JudgeCenter | Report
+Answer: TypeAlias = tuple[Reply, Vector]
+"""A reply, and the vector that it brings, where the replica computes."""
+
+_AWAIT, _PULL_CENTER, _REPORT = Await(), PullCenter(), Report()
+
+
+class ExchangePhase(Enum):
+    """The input that the machine waits for."""
+
+    APART = "a session"
+    IDLE = "a round"
+    TRAINING = "steps"
+    AWAITING = "the replies of the exchange under way"
+    JUDGING_LOCAL = "the score of the own weights"
+    SENDING = "replies"
+    PULLING_CENTER = "the center"
+    JUDGING_CENTER = "the center's score"
+    REPORTING = "the report to be asked for"
+
+
+# the module's own names: looking up a member of an enum takes ten times as long
+_APART, _IDLE, _TRAINING, _AWAITING = (
+    ExchangePhase.APART,
+    ExchangePhase.IDLE,
+    ExchangePhase.TRAINING,
+    ExchangePhase.AWAITING,
+)
+_JUDGING_LOCAL, _SENDING, _PULLING_CENTER = (
+    ExchangePhase.JUDGING_LOCAL,
+    ExchangePhase.SENDING,
+    ExchangePhase.PULLING_CENTER,
+)
+_JUDGING_CENTER, _REPORTING = ExchangePhase.JUDGING_CENTER, ExchangePhase.REPORTING
+
+
+class Arithmetic(Protocol):
+    """Arithmetic of an exchange, of the push and of its answer: a rule's own, unless merges travel in another way."""
+
+    def payload(self, local: Local) -> Vector:
+        """The vector that is pushed."""
+        ...
+
+    def adopt(self, local: Local, answer: Vector, version: int) -> None:
+        """Go on from the reply to a push."""
+        ...
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Sums of a round so far. told: of its stops, how many were reached; pushed: samples up to the last push.
+
+    since: when the work ended that was done last.
+    """
+
+    round: Round
+    center_range: tuple[int, int] | None
+    stops: tuple[TrainSteps, ...]
+    version: int
+    base_version: int
+    told: int = 0
+    score: Score | None = None
+    lr: float | None = None
+    busy: float = 0.0
+    load: float = 0.0
+    since: float = 0.0
+    wait: float = 0.0
+    communication: float = 0.0
+    evaluation: float = 0.0
+    pushed: int = 0
+    pushes: int = 0
+    staleness: int = 0
+    gamma: float = 1.0
+    q: float | None = None
+    judged: int = 0
+    center: Score | None = None
+
+
+class ReplicaExchange:
+    """One worker's machine, for its whole life in a run. See the module's text for how it works.
+
+    Parameters
+    ----------
+    rule:
+        The run's update rule.
+    local:
+        The replica's weights, where it computes.
+    cadence:
+        Where rounds stop; shared by all workers.
+    overlap:
+        Whether replicas may train during an exchange, if the rule allows it.
+    via:
+        How merges travel, if not as the rule has it.
+    frozen:
+        Places in the weights that no exchange changes once a session has begun.
+    """
+
+    __slots__ = (
+        "_cadence",
+        "_frozen",
+        "_overlaps",
+        "_own_way",
+        "_phase",
+        "_sent",
+        "_seq",
+        "_tally",
+        "_under_way",
+        "_via",
+        "local",
+        "rule",
+    )
+
+    def __init__(
+        self,
+        rule: UpdateRule,
+        local: Local,
+        cadence: Cadence,
+        *,
+        overlap: bool,
+        via: Arithmetic | None = None,
+        frozen: Sequence[slice] = (),
+    ) -> None:
+        self.rule, self.local, self._frozen = rule, local, tuple(frozen)
+        self._cadence, self._via, self._overlaps = cadence, via or rule, overlap and rule.overlaps
+        self._own_way = rule.answers == "difference"  # then a replica has not seen the center since it joined
+        self._phase, self._seq = _APART, 0
+        self._tally: _Tally | None = None
+        self._under_way: Send | None = None
+        self._sent: Vector | None = None  # set aside during an exchange that overlaps training
+
+    @property
+    def phase(self) -> ExchangePhase:
+        """The input that the machine waits for."""
+        return self._phase
+
+    # --- facts ---
+
+    def joined(self, center: Vector, version: int) -> None:
+        """A session has begun, from this center. A round under way is given up."""
+        self._tally = self._under_way = self._sent = None
+        self.rule.begin(self.local, center, version)
+        self._phase, self._seq = _IDLE, 0
+
+    def begin(self, round_: Round, center_range: tuple[int, int] | None) -> TrainSteps:
+        """A round begins. center_range: the samples of the training part to judge the center on afterwards."""
+        assert self._phase is _IDLE, self._not_now("a round begins")
+        stops, version = self._cadence.stops(round_), self.local.base_version
+        self._tally = _Tally(round_, center_range, stops, version, version)
+        self._phase = _TRAINING
+        return stops[0]
+
+    def trained(self, score: Score | None, lr: float | None, *, busy: float, load: float, at: float) -> Order:
+        """The stretch that was ordered last is trained. score, busy, load: of the round so far; busy includes load."""
+        tally = self._tally
+        assert tally is not None and self._phase is _TRAINING, self._not_now("steps are made")  # noqa: PT018
+        tally.score, tally.lr, tally.busy, tally.load, tally.since = score, lr, busy, load, at
+        if self._under_way is not None:
+            self._phase = _AWAITING
+            return _AWAIT
+        return self._at_stop(tally)
+
+    def judged_local(self, score: Score | None, *, begun: float, at: float) -> Send:
+        """The replica's own weights have this score; None: it is not known."""
+        tally = self._tally
+        assert tally is not None and self._phase is _JUDGING_LOCAL, self._not_now("own weights are judged")  # noqa: PT018
+        tally.evaluation += at - begun
+        tally.since = at
+        return self._send(tally, None if score is None else score.quality)
+
+    def judged_center(self, score: Score | None, *, begun: float, at: float) -> Report:
+        """The center has this score; None: it is not known."""
+        tally = self._tally
+        assert tally is not None and self._phase is _JUDGING_CENTER, self._not_now("the center is judged")  # noqa: PT018
+        assert tally.center_range is not None
+        lo, hi = tally.center_range
+        tally.evaluation += at - begun
+        tally.center, tally.judged = score, hi - lo
+        self._phase = _REPORTING
+        return _REPORT
+
+    def replied(self, answers: Sequence[Answer], at: float) -> Order | None:
+        """All that was sent is answered. None: training goes on as ordered."""
+        tally, phase = self._tally, self._phase
+        assert tally is not None, self._not_now("replies are there")
+        if phase is _PULLING_CENTER:
+            tally.communication += at - tally.since
+            ((_, center),) = answers
+            assert tally.center_range is not None
+            self._phase = _JUDGING_CENTER
+            return JudgeCenter(*tally.center_range, center)
+        sent, self._under_way = self._under_way, None
+        assert sent is not None, self._not_now("replies are there")
+        if phase is not _TRAINING:
+            tally.communication += at - tally.since
+            tally.since = at
+        if sent.meanwhile is None:
+            self._take_in(tally, sent, answers)
+            return self._go_on(tally)
+        self._settle(tally, sent, answers)
+        return None if phase is _TRAINING else self._at_stop(tally)
+
+    def report(self, *, bytes_up: int, bytes_down: int, optimizer: OptimizerState | None = None) -> RoundReport:
+        """The round that has ended, with what the driver moved for it and the optimizer's state on the host."""
+        tally = self._tally
+        assert tally is not None and self._phase is _REPORTING, self._not_now("a report is asked for")  # noqa: PT018
+        self._tally, self._phase = None, _IDLE
+        communication = tally.communication - tally.wait
+        return RoundReport(
+            tally.round,
+            tally.score,
+            tally.lr,
+            tally.busy,
+            tally.load,
+            tally.wait,
+            communication if communication > 0.0 else 0.0,
+            tally.evaluation,
+            bytes_up,
+            bytes_down,
+            tally.pushes,
+            tally.version,
+            tally.base_version,
+            tally.staleness,
+            tally.gamma,
+            tally.q,
+            tally.judged,
+            tally.center,
+            optimizer,
+        )
+
+    def give_up(self) -> None:
+        """The round under way is not to be ended: whatever comes of it is dropped, and no report is made."""
+        self._tally = self._under_way = self._sent = None
+        if self._phase is not _APART:
+            self._phase = _IDLE
+
+    # --- what follows ---
+
+    def _at_stop(self, tally: _Tally) -> Order:
+        """Nothing is under way, and all steps up to the stop are made."""
+        stop = tally.stops[tally.told]
+        if stop.judge is not None:
+            self._phase = _JUDGING_LOCAL
+            return stop.judge
+        if stop.push or stop.pull:
+            return self._send(tally, None if tally.score is None else tally.score.quality)
+        tally.told += 1
+        return self._go_on(tally)
+
+    def _send(self, tally: _Tally, q: float | None) -> Send:
+        stop, local, push = tally.stops[tally.told], self.local, None
+        tally.told += 1
+        meanwhile = tally.stops[tally.told] if self._overlaps and not stop.last else None
+        self._sent = None if meanwhile is None else local.weights.copy()
+        if stop.push:
+            payload = self._via.payload(local)
+            if self._sent is not None and payload is local.weights:  # they are trained on meanwhile
+                payload = self._sent
+            self._seq += 1
+            tally.q, tally.base_version = q, local.base_version
+            samples, tally.pushed = stop.samples - tally.pushed, stop.samples
+            push = Gain(self._seq, local.base_version, payload, samples, CERTAIN if q is None else q)
+        self._phase = _SENDING if meanwhile is None else _TRAINING
+        self._under_way = order = Send(push, stop.pull, meanwhile)
+        return order
+
+    def _settle(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
+        """Go on from the replies and from what was trained since."""
+        weights, before = self.local.weights, self._sent
+        assert before is not None, "weights are set aside"
+        gained, self._sent = weights - before, None
+        weights[...] = before
+        self._take_in(tally, sent, answers)
+        weights += gained
+
+    def _take_in(self, tally: _Tally, sent: Send, answers: Sequence[Answer]) -> None:
+        """Go on from the replies: first that to the push, then that to the pull, as far as they were asked for."""
+        push, pull, _ = sent
+        kept = [self.local.weights[place].copy() for place in self._frozen]
+        assert len(answers) == (push is not None) + pull, f"{len(answers)} replies to {sent}"
+        if push is not None:
+            reply, brought = answers[0]
+            self._via.adopt(self.local, brought, reply.version)
+            tally.pushes += 1
+            tally.wait += reply.waited
+            tally.gamma = reply.gamma
+            if reply.staleness > tally.staleness:
+                tally.staleness = reply.staleness
+            tally.version = reply.version
+        if pull:
+            reply, brought = answers[-1]
+            self.rule.pulled(self.local, brought, reply.version)
+            tally.version = reply.version
+        for place, own in zip(self._frozen, kept, strict=True):
+            self.local.weights[place] = own
+
+    def _go_on(self, tally: _Tally) -> TrainSteps | PullCenter | JudgeCenter | Report:
+        """Train the next stretch, or end the round."""
+        if tally.told < len(tally.stops):
+            self._phase = _TRAINING
+            return tally.stops[tally.told]
+        if tally.center_range is None:
+            self._phase = _REPORTING
+            return _REPORT
+        if self._own_way:
+            self._phase = _PULLING_CENTER
+            return _PULL_CENTER
+        self._phase = _JUDGING_CENTER
+        lo, hi = tally.center_range
+        return JudgeCenter(lo, hi, self.local.base)
+
+    # --- what holds ---
+
+    def _not_now(self, fact: str) -> str:
+        return f"{fact}, while the machine waits for {self._phase.value}"
+
+    def validate(self) -> None:
+        """Check what holds between two facts. Raises AssertionError."""
+        tally, sent, phase = self._tally, self._under_way, self._phase
+        assert (tally is None) == (phase in (_APART, _IDLE)), phase
+        assert (self._sent is not None) == (sent is not None and sent.meanwhile is not None)
+        assert self._seq >= 0
+        if tally is None:
+            assert sent is None
+            return
+        waiting = phase in (_SENDING, _AWAITING)
+        assert (sent is not None) if waiting else (sent is None or phase is _TRAINING), phase
+        assert 0 <= tally.told <= len(tally.stops)
+        assert tally.pushed <= tally.round.samples
+        assert tally.stops[-1].samples == tally.round.samples
+        assert tally.pushes + (sent is not None and sent.push is not None) <= self._seq
+        assert min(tally.wait, tally.communication, tally.evaluation) >= 0.0
+        if phase in (_PULLING_CENTER, _JUDGING_CENTER, _REPORTING):
+            assert tally.told == len(tally.stops), "the round has ended"

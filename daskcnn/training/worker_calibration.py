@@ -1,0 +1,219 @@
+"""How long a worker takes for a step of training, and for each convolution of it.
+
+How long a worker takes for the stages of a network, and for what stays at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from daskcnn.arrays import Array, Device
+from daskcnn.conv.tuner import Begun, tune
+from daskcnn.job.network import convolutions
+from daskcnn.nn import Context, Shape, StepPace, inside, walk
+from daskcnn.nn.layers.conv import Conv
+from daskcnn.sharded.cutting import stages_of
+from daskcnn.sharded.passes import descended, loss_of, merged_backward, merged_forward, shard_backward, shard_forward
+from daskcnn.sharded.pieces import Edges, Piece, cut_pieces
+from daskcnn.sharded.stages import Share, Stage, shape_behind, shard_shape, shares_of, stage_shapes
+from daskcnn.store import Batch
+from daskcnn.training.replica import Replica
+
+TUNING = 10.0
+"""Seconds a worker may spend on measuring convolutions before it is calibrated; next time it remembers."""
+
+
+def tune_convolutions(replica: Replica, seconds: float = TUNING, *, begun: Begun = lambda done, of, spec: None) -> None:
+    """Let the planner measure the network's convolutions, those that this machine does not remember.
+
+    `begun` is told which one comes next. It comes before `step_seconds`, which should see the speed of training.
+    """
+    specs = convolutions(replica.model, replica.dataset.shape, replica.batch_size, replica.job.model.dtype)
+    tune([spec for _, spec in specs], replica.device, clock=replica.watch.clock, seconds=seconds, begun=begun)
+
+
+def step_seconds(replica: Replica, *, steps: int = 5) -> tuple[float, dict[str, float]]:
+    """Seconds a sample of a whole step, and of each convolution (forward and backward), on random values.
+
+    The shapes are the real ones, and the code path is that of training. A warm-up is dropped and the median kept.
+    Weights and the optimizer's state are the same afterwards.
+    """
+    batch, watch = _random_batch(replica), replica.watch
+    n = len(batch.labels)
+    weights, state = replica.host_weights(), replica.host_optimizer()
+    whole = watch.median_seconds(lambda: replica.step(batch, StepPace(0.0)), steps) / n
+    convs = {
+        name: watch.median_seconds(_conv_step(replica, name, layer, shape), steps) / n
+        for name, layer, shape in walk(replica.model, replica.dataset.shape)
+        if isinstance(layer, Conv)
+    }
+    replica.adopt(weights)
+    replica.adopt_optimizer(state)
+    return whole, convs
+
+
+def _random_batch(replica: Replica) -> Batch:
+    rng, n = np.random.default_rng(replica.job.train.seed), replica.batch_size
+    H, W, C = replica.dataset.shape
+    x = rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    return Batch(x, _labels(replica, rng, n), rng.integers(0, 2**63, n).astype(np.uint64))
+
+
+def random_labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[Any]:
+    """Labels of n samples such as the replica's loss takes."""
+    if replica.loss.labels == "image":
+        H, W, C = replica.dataset.shape
+        return rng.standard_normal((H, W, n, C)).astype(replica.job.model.dtype)
+    return _labels(replica, rng, n)
+
+
+def _labels(replica: Replica, rng: np.random.Generator, n: int) -> npt.NDArray[np.integer]:
+    """Labels of n samples such as the replica's data set has."""
+    classes = len(replica.dataset.classes)
+    return rng.integers(0, classes, n) if replica.dataset.labels == "classes" else rng.integers(0, 2, (n, classes))
+
+
+def _conv_step(replica: Replica, name: str, layer: Conv, in_shape: Shape) -> Callable[[], None]:
+    """One convolution, there and back."""
+    params, xp = inside(replica.layout.views(replica.weights)[0], name), replica.device.xp
+    H, W, C = in_shape
+    x, ctx = xp.ones((H, W, replica.batch_size, C), replica.job.model.dtype), Context(replica.device, training=True)
+
+    def step() -> None:
+        y, _, residual = layer.forward(params, {}, x, ctx)
+        layer.backward(params, residual, y, ctx)
+
+    return step
+
+
+MOST_FIXED = 0.9
+"""Of a stage's seconds: some are for its kernels, whatever the clock says of so few."""
+
+
+class StageSeconds(NamedTuple):
+    """Seconds a sample, forward and backward, with the optimizer's step.
+
+    Attributes
+    ----------
+    whole
+        Of each convolution and the layers spread with it, by name, with all kernels.
+    fixed
+        Of those, what a shard takes however few kernels it has.
+    rest
+        Of what home does alone: all layers that are not divided, and the loss.
+    """
+
+    whole: Mapping[str, float]
+    fixed: Mapping[str, float]
+    rest: float
+
+
+def stage_seconds(replica: Replica, *, steps: int = 5) -> StageSeconds:
+    """Measured on random values of the real shapes, through the code path of training.
+
+    A warm-up is dropped and the median kept. What is fixed is found from half of the kernels, which take their turns
+    with all of them: by the shortest times, for a disturbance would count as much of either.
+    """
+    n, whole, fixed = replica.batch_size, dict[str, float](), dict[str, float]()
+    for i, stage in enumerate(stages_of(replica.model)):
+        if stage.name is None or stage.conv is None:
+            continue
+        kernels = stage.conv.kernels
+        sizes = [kernels, kernels // 2][: min(kernels, 2)]
+        passes = [_passes(replica, i, size) for size in sizes]
+        rounds = [[replica.watch.seconds(each) / n for each in passes] for _ in range(steps + 1)][1:]
+        seconds = list(zip(*rounds, strict=True))
+        whole[stage.name] = median(seconds[0])
+        fixed[stage.name] = _fixed(*map(min, seconds), part=sizes[-1] / kernels) if kernels > 1 else 0.0
+    return StageSeconds(whole, fixed, replica.watch.median_seconds(_at_home(replica), steps) / n)
+
+
+def _fixed(whole: float, seconds: float, *, part: float) -> float:
+    """The part of `whole` that does not depend on the size of a part, if such a part takes these seconds."""
+    return min(max(0.0, (seconds - part * whole) / (1 - part)), MOST_FIXED * whole)
+
+
+def _passes(replica: Replica, i: int, kernels: int) -> Callable[[], object]:
+    """A shard of the stage's first kernels, there and back."""
+    n, device, rng = replica.batch_size, replica.device, np.random.default_rng(replica.job.train.seed)
+    stages = stages_of(replica.model)
+    shapes = stage_shapes(stages, replica.dataset.shape)
+
+    def drawn(shape: Shape, channels: int) -> Array:
+        return rng.standard_normal((*shape[:-1], n, channels)).astype(replica.job.model.dtype)
+
+    x = drawn(shapes[i], shapes[i][-1])
+    added = [[shape_behind(stages[s], shapes[s]) for s in each.inputs] or [shapes[0]] for each in stages[i].addends]
+    addends = [drawn(of[0], min(kernels, sum(shape[-1] for shape in of))) for of in added]
+    keys = rng.integers(0, 2**63, n).astype(np.uint64)
+    stage, share, piece, edges = _shard(replica, i, kernels)
+    there = piece.on(device)
+    fed, args = bool(stage.inputs), (there, share, edges, keys, device)
+    y, _ = shard_forward(stage, [x], *args, need_dx=fed, addends=addends)
+    graded = y.shape[-1] if stage.summed else share.graded.stop - share.graded.start
+    dy = rng.standard_normal((*y.shape[:-1], graded)).astype(y.dtype)
+
+    def passes() -> None:
+        _, kept = shard_forward(stage, [x], *args, need_dx=fed, addends=addends)
+        _, grads, _ = shard_backward(stage, kept, [dy], there, share, keys, device, need_dx=fed)
+        descended(there, grads, kept.state, replica.descent, StepPace(0.0), device)
+
+    return passes
+
+
+def _at_home(replica: Replica) -> Callable[[], object]:
+    """The layers that are not divided, there and back, and the loss, as home computes them from the shards' outputs."""
+    stages = stages_of(replica.model)
+    counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
+    _, merged = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
+    shapes = stage_shapes(stages, replica.dataset.shape)
+    here = [i for i, stage in enumerate(stages) if stage.merged or i == len(stages) - 1]
+    each = [_merged_passes(replica, stages[i], merged[i], shapes[i], last=i == len(stages) - 1) for i in here]
+
+    def passes() -> None:
+        for one in each:
+            one()
+
+    return passes
+
+
+def _merged_passes(
+    replica: Replica, stage: Stage, piece: Piece | None, in_shape: Shape, *, last: bool
+) -> Callable[[], object]:
+    """A stage's layers that are not divided, there and back; of the last one the loss too."""
+    n, rng = replica.batch_size, np.random.default_rng(replica.job.train.seed)
+    *sides, channels = shard_shape(stage, in_shape)
+    x = rng.standard_normal((*sides, n, channels)).astype(replica.job.model.dtype)
+    keys = rng.integers(0, 2**63, n).astype(np.uint64)
+    labels = random_labels(replica, rng, n)
+    device = Device() if last and stage.light else replica.device  # it is done on every worker's host then
+    there, fed = piece and piece.on(device), stage.conv is not None or bool(stage.inputs)
+
+    def passes() -> None:
+        y, residual, state = merged_forward(stage, [x], there, keys, device)
+        dy = loss_of(replica.training_loss, y, labels, device)[0] if last else y
+        _, grads = merged_backward(stage, residual, [dy], there, keys, device, need_dx=fed)
+        if there is not None:
+            descended(there, grads, state, replica.descent, StepPace(0.0), device)
+
+    return passes
+
+
+def _shard(replica: Replica, i: int, kernels: int) -> tuple[Stage, Share, Piece, Edges]:
+    """The stage's first kernels, with those of the next shard that its layers reach over to."""
+    stages = stages_of(replica.model)
+    counts = [[stage.conv.kernels] if stage.conv else [] for stage in stages]
+    stage, conv = stages[i], stages[i].conv
+    assert conv is not None, "asked for stages with kernels"
+    counts[i] = [n for n in (kernels, conv.kernels - kernels) if n]
+    shards, _ = cut_pieces(stages, replica.layout, replica.host_weights(), replica.host_optimizer(), counts)
+    own, share = shards[i], shares_of(counts[i], stage.reach)[0]
+    if share.alone:
+        return stage, share, own[0], Edges()
+    next_one = own[1].edge(stage, "left", share.held.stop - share.stop, replica.device)
+    return stage, share, own[0], Edges(after=[next_one])
