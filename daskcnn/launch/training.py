@@ -22,7 +22,7 @@ from daskcnn.cluster.run.admission import admit
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.shell.data_parallel import DataParallel
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
-from daskcnn.cluster.shell.shell import Heard
+from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.dashboard.feed import fed
 from daskcnn.datasets.job_dataset import find_dataset, forget, indexed, must_be_made, outlined
 from daskcnn.errors import DataError, Diverged, Interrupted, Lost, UserError
@@ -301,22 +301,22 @@ def _train(
     heard: Heard | None = None,
 ) -> Result:
     job = context.job
-    strategy: DataParallel | LayerSharded | None = None
+    shell: Shell | None = None
     try:
         state = to_state(checkpoint, job) if checkpoint else _started(recorder)
         if checkpoint and state is not None:
             recorder.resumed(state)
-        strategy = driver_of(job)(context, state, heard)
-        status, final = _trained(strategy, listener)
+        shell = Shell(context, driver_of(job)(context, state), heard)
+        status, final = _trained(shell, listener)
         seconds = recorder.seconds
         test = context.scoring.score(final.weights, "test", 0, len(context.dataset.test))
     except Exception as error:
         status = STATUS.get(type(error), "failed")
-        reached = strategy.state if strategy else TrainingState(0, 0.0, np.zeros(0), {}, {})
+        reached = shell.state if shell else TrainingState(0, 0.0, np.zeros(0), {}, {})
         _finish(recorder, status, reached, recorder.seconds, None)
         if error is listener.error:
             error.add_note(f"raised by on_event; go on with the run by resume={str(recorder.directory.path)!r}")
-        elif isinstance(error, UserError) and strategy:
+        elif isinstance(error, UserError) and shell:
             raise _with_remedy(error, recorder) from error
         raise
     finally:
@@ -355,19 +355,19 @@ def _started(recorder: Recorder) -> TrainingState | None:
     return state
 
 
-def _trained(strategy: DataParallel | LayerSharded, listener: Listener) -> tuple[str, TrainingState]:
+def _trained(shell: Shell, listener: Listener) -> tuple[str, TrainingState]:
     """How training has ended, and its last state. Raises what the user's function raised, and what training raises."""
     try:
-        return "done", strategy.train()
+        return "done", shell.train()
     except Interrupted as error:
         if not listener.ended(error):
             raise
     listener.raise_error()
-    return "stopped", strategy.state
+    return "stopped", shell.state
 
 
 def driver_of(job: Job) -> type[DataParallel] | type[LayerSharded]:
-    """What drives a run of this job."""
+    """The strategy that a shell drives for this job."""
     return LayerSharded if job.train.strategy == LAYER else DataParallel
 
 

@@ -35,7 +35,7 @@ from daskcnn.cluster.run.dispatch import Bundle, Dispatch
 from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.shell.layer_sharded import LayerSharded
-from daskcnn.cluster.shell.shell import Heard
+from daskcnn.cluster.shell.shell import Heard, Shell
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session
 from daskcnn.cluster.worker.tasks import calibrate
 from daskcnn.events import Event, KernelsSharded, StepsEnded
@@ -56,9 +56,21 @@ class Result:
 
     def __init__(self, key: tuple[str, int], tasks: Tasks) -> None:
         self.key, self._tasks = key, tasks
+        self._told: list[Callable[[Result], None]] = []
 
     def done(self) -> bool:
         return self.key in self._tasks.made
+
+    def add_done_callback(self, told: Callable[[Result], None]) -> None:
+        self._told.append(told)
+
+    def ended(self) -> None:
+        """Tell who wants to know."""
+        while self._told:
+            self._told.pop()(self)
+
+    def cancel(self) -> None:
+        """Nobody refers to it any more."""
 
 
 @dataclass(frozen=True)
@@ -214,9 +226,12 @@ class Tasks:
     def run_one(self) -> None:
         """Run one of the tasks that may run now, chosen by chance."""
         self._forget()
-        if not (key := self._next()):
-            return
-        task = self._waiting.pop(key)
+        if key := self._next():
+            self._run(key, self._waiting.pop(key))
+            if (result := self._wanted.get(key)) is not None:
+                result.ended()
+
+    def _run(self, key: tuple[str, int], task: Submitted) -> None:
         failed = next((made for each in task.inputs if isinstance((made := self.made[each]).value, Exception)), None)
         if failed is not None:  # as Dask has it, what hangs on it has failed as well
             self.made[key] = failed
@@ -323,6 +338,11 @@ class ResultsHere(Results):
     def __init__(self, workers: RunWorkers, tasks: Tasks) -> None:
         super().__init__(workers, 0.0)
         self._tasks = tasks
+
+    def next_ended(self) -> tuple[str, Future] | None:
+        if self.ended.empty():
+            self._tasks.run_one()
+        return None if self.ended.empty() else self.ended.get()
 
     def turn(self, futures: Iterable[Future]) -> set[Future]:
         self._tasks.run_one()
@@ -435,11 +455,11 @@ def train_here(
     dataset = open_dataset(str(job.data.path), limit=job.data.limit)
     here = InProcess.of(job, dataset, {f"cpu-{i}": worker for i, worker in enumerate(workers)}, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("layers.transfers", "worker.session", "worker.stopping"):
+        for module in ("layers.transfers", "worker.session"):
             patch.setattr(f"daskcnn.cluster.{module}.get_worker", lambda: here.tasks.worker)
         try:
             prepare(here.tasks)
-            state = LayerSharded(here.context, None, heard).train()
+            state = Shell(here.context, LayerSharded(here.context, None), heard).train()
         finally:
             here.tasks.close()
     return TrainedHere(here.events, state, here.tasks.ran)

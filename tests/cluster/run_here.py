@@ -33,6 +33,7 @@ from daskcnn.cluster.run.results import Results
 from daskcnn.cluster.run.workers import RunWorkers
 from daskcnn.cluster.server import actor as server_actor
 from daskcnn.cluster.shell.data_parallel import DataParallel
+from daskcnn.cluster.shell.shell import Shell
 from daskcnn.cluster.worker import session as stopping
 from daskcnn.cluster.worker.session import Session, forget_run, keep_session
 from daskcnn.cluster.worker.tasks import calibrate
@@ -313,7 +314,8 @@ class RunHere:
             patch.setattr(stopping, "get_worker", threads.worker)
             patch.setattr(server_actor, "Actor", lambda kind, address, key: self._actors[key])
             try:
-                state = DataParallel(context, resumed, lambda *told: self.heard.append(told)).train()
+                strategy = DataParallel(context, resumed)
+                state = Shell(context, strategy, lambda *told: self.heard.append(told)).train()
             finally:
                 threads.close()
                 for session in dispatch.sessions:

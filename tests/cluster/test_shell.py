@@ -1,4 +1,4 @@
-"""What the cluster raises, as facts: without any process."""
+"""The shell without any process: exceptions of the cluster as facts."""
 
 from __future__ import annotations
 
@@ -9,37 +9,76 @@ import pytest
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import WorkersLost
-from daskcnn.cluster.shell.shell import Shell, look_round
+from daskcnn.cluster.run.results import Results
+from daskcnn.cluster.shell.shell import Shell
 from daskcnn.errors import Interrupted, Lost
-from daskcnn.training.coordinator import facts
+from daskcnn.training.coordinator import facts, orders
 
 GONE = Lost("scheduler tcp://s: connection lost")
 
 
-def context(*broken: Exception) -> Any:
-    """A context that raises this when it looks round, until signals are ignored."""
+class Noting:
+    """A strategy whose coordinator notes what it is told, and ends the run."""
+
+    def __init__(self) -> None:
+        self.state, self.life, self.told = SimpleNamespace(), 3, list[facts.Fact]()
+        self.coordinator = self
+
+    def handle(self, fact: facts.Fact) -> list[orders.Order]:
+        self.told.append(fact)
+        return [orders.End("done")]
+
+    def actions(self, shell: Shell) -> dict[Any, Any]:
+        return {}
+
+    def ahead(self) -> None: ...
+
+    def taken(self, fact: facts.Fact) -> None: ...
+
+    def failed(self, name: str, error: Exception) -> facts.Fact:
+        raise error
+
+    def close(self) -> None: ...
+
+
+def shell_of(*broken: Exception) -> tuple[Shell, Noting]:
+    """A shell whose workers raise this when it looks round, until signals are ignored."""
     found = list(broken)
 
-    def look() -> None:
+    def look() -> bool:
         if found:
             raise found[0]
+        return True
 
-    return SimpleNamespace(
-        workers=SimpleNamespace(look_round=look, alive={}),
-        connection=SimpleNamespace(ignore_signals=found.clear),
-        calibrations={},
-    )
+    workers = SimpleNamespace(look_round=look, alive={}, newcomers=[], members=SimpleNamespace(workers=()))
+    connection = SimpleNamespace(ignore_signals=found.clear)
+    context: Any = SimpleNamespace(workers=workers, connection=connection, calibrations={}, emit=None)
+    context.results = Results(context.workers, 1.0)
+    strategy: Any = Noting()
+    return Shell(context, strategy), strategy
 
 
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        (WorkersLost(["a", "b"]), facts.WorkerGone(("a", "b"), "connection lost", 3.0)),
-        (GONE, facts.SchedulerGone(GONE, 3.0)),
+        (WorkersLost(["a", "b"]), facts.WorkerGone.match(workers=("a", "b"), reason="connection lost")),
+        (GONE, facts.SchedulerGone.match(error=GONE)),
+        (Interrupted("interrupted by signal 15", 15), facts.Interrupted.match(signum=15)),
     ],
 )
-def test_who_is_gone_is_told(broken: Exception, told: facts.Fact) -> None:
-    assert look_round(context(broken), 3.0) == [told]
+def test_losses_and_signals_are_told(broken: Exception, told: Any) -> None:
+    shell, strategy = shell_of(broken)
+    shell.train()
+    assert strategy.told == [told]
+
+
+def test_a_signal_is_told_once() -> None:
+    shell, strategy = shell_of(Interrupted("interrupted by signal 15", 15))
+    shell.look()
+    shell.look()
+    shell.train()
+    assert strategy.told == [facts.Interrupted.match(signum=15)]
+    assert facts.Tick.match() != facts.Interrupted(15, 1.0)
 
 
 def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
@@ -48,13 +87,8 @@ def test_nothing_is_left_to_give_up_where_the_scheduler_is_gone() -> None:
     def cancel() -> None:
         raise ClosedClientError("Client is closed. Can't send cancel-keys message.")
 
-    shell = Shell(context(), SimpleNamespace())
-    shell._work["a"] = SimpleNamespace(cancel=cancel)
+    shell, _ = shell_of()
+    there: Any = SimpleNamespace(cancel=cancel)
+    shell.work["a"] = there
     shell.give_up("a")
-    assert shell._work == {}
-
-
-def test_a_signal_is_told_once() -> None:
-    there = context(Interrupted("interrupted by signal 15", 15))
-    assert look_round(there, 3.0) == [facts.Interrupted(15, 3.0)]
-    assert look_round(there, 4.0) == []
+    assert shell.work == {}

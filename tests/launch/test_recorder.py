@@ -183,7 +183,8 @@ def test_an_interrupted_run_names_the_place_and_keeps_its_exit_code(
                 recorder.save(self.state)
                 raise Interrupted("interrupted by signal 15", 15)
 
-        monkeypatch.setattr(runner, "DataParallel", Ending)
+        monkeypatch.setattr(runner, "DataParallel", lambda *_: None)
+        monkeypatch.setattr(runner, "Shell", Ending)
         full(True)
         context: Any = SimpleNamespace(job=recorder.prepared.job, close=lambda: None)
         with pytest.raises(Interrupted) as caught:

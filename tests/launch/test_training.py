@@ -157,7 +157,8 @@ def test_a_clean_up_that_fails_hides_no_early_end(
     def close() -> None:
         raise OSError("the scheduler is gone")
 
-    monkeypatch.setattr(runner, "DataParallel", Ending)
+    monkeypatch.setattr(runner, "DataParallel", lambda *_: None)
+    monkeypatch.setattr(runner, "Shell", Ending)
     context: Any = SimpleNamespace(job=recorder.prepared.job, close=close)
     with pytest.raises(type(error), match="no checkpoint was written yet"):
         runner._train(context, recorder, None, Listener(runner.Silent()))

@@ -220,7 +220,7 @@ class GroupRound:
         watch: Watch,
         chain: int,
     ) -> None:
-        self._graph, self._order, self._steps, self._told = graph, order, steps, watch
+        self._graph, self._order, self._steps, self._watch = graph, order, steps, watch
         self._chain = chain
         self._begun = time.monotonic()
         self._score = Score(0.0, 0, 0)  # of the steps that have ended
@@ -260,9 +260,6 @@ class GroupRound:
         members = tuple(GroupMember(name=name, **asdict(each)) for name, each in found.members.items())
         return own._replace(busy=max(self.seconds - apart, 1e-9), members=members)
 
-    def _watch(self, future: Future) -> None:
-        future.add_done_callback(lambda done: self._told(self._order.worker, done))
-
     def advance(self) -> None:
         """Submit what may be ahead of what has ended."""
         while self._report is None and self._settling is None and len(self._flight) <= STEPS_AHEAD:
@@ -272,7 +269,7 @@ class GroupRound:
                 return
             else:
                 self._settling = self._graph.settle()
-                self._watch(self._settling)
+                self._watch(self._order.worker, self._settling)
 
     def cancel(self) -> None:
         """Give up all that is under way.
@@ -293,13 +290,13 @@ class GroupRound:
     def _submit(self, step: RoundStep) -> None:
         score = self._graph.submit(step)
         self._flight[score.key] = step, score
-        self._watch(score)
+        self._watch(self._order.worker, score)
         if step.meets:
             meeting = GroupMeeting(self._order, step.last, self._score, step.pace.lr)
             self._met = self._graph.meet(meeting, [future for _, future in self._flight.values()])
         if step.last:
             self._report = self._graph.end(self._order)
-            self._watch(self._report)
+            self._watch(self._order.worker, self._report)
 
 
 class GroupReplicas:

@@ -115,14 +115,6 @@ class PeerExchange:
         self._rescued = False
         self._round: PeerRound | None = None
 
-    def start(self, order: orders.StartServer, state: TrainingState) -> str:
-        """Fail: peers need no server."""
-        raise AssertionError("peers have no server")
-
-    def form(self, order: orders.FormGroups) -> None:
-        """Fail: peers are a worker each."""
-        raise AssertionError("peers are a worker each")
-
     # --- joining ---
 
     def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
@@ -133,7 +125,7 @@ class PeerExchange:
         center = self._context.dispatch.send(self._center(), [worker])
         given = self._peers, worker, optimizers.get(worker), self._version, center
         future = submit("begin", meeting_tasks.begin_life, *given, worker=worker)
-        future.add_done_callback(lambda done: self._watch(worker, done))
+        self._watch(worker, future)
         return TaskWork(future, lambda _, at: facts.Joined(worker, order.life, order.session, at))
 
     def _begin_life(self, life: int, state: TrainingState) -> None:
@@ -295,7 +287,7 @@ class PeerRound:
 
     def _watched(self, futures: Mapping[str, Future]) -> None:
         for worker, future in futures.items():
-            future.add_done_callback(lambda done, worker=worker: self._watch(worker, done))
+            self._watch(worker, future)
 
     def take(self, future: Future, result: Any, now: float) -> list[Fact]:
         """Go on with the result of a step, a settled chain or a report."""

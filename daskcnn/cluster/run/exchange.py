@@ -61,17 +61,13 @@ class TaskWork:
 
 
 Watch: TypeAlias = Callable[[str, Future], None]
-"""Tells the shell when a task of this replica has ended."""
+"""Has the shell take the result of this replica's task once the task has ended."""
 OptimizerStates: TypeAlias = Mapping[str, OptimizerState]
 """By replica."""
 
 
 class Exchange(Protocol):
     """How merges travel: through a server, or from peer to peer."""
-
-    def start(self, order: orders.StartServer, state: TrainingState) -> str:
-        """Start a server from this state; returns its host. Raises ServerLost, WorkersLost."""
-        ...
 
     def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Let a replica begin a session."""
@@ -93,10 +89,6 @@ class Exchange(Protocol):
         """Center and rule state as they are now. Raises ServerLost, WorkersLost."""
         ...
 
-    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
-        """Go on from the last center that a worker has: its version. Updates `optimizers`. Raises WorkersLost."""
-        ...
-
     def close(self) -> None:
         """End the server."""
         ...
@@ -104,10 +96,6 @@ class Exchange(Protocol):
 
 class Replicas(Protocol):
     """Replicas of one kind: a worker each, or a group of workers each."""
-
-    def form(self, order: orders.FormGroups) -> None:
-        """Make groups. Raises WorkersLost."""
-        ...
 
     def join(self, order: RoundOrder) -> Future:
         """Join the server; ends when the replica holds the center."""
@@ -128,10 +116,6 @@ class WorkerReplicas:
     def __init__(self, dispatch: Dispatch) -> None:
         self._submit = dispatch.submit
 
-    def form(self, order: orders.FormGroups) -> None:
-        """Fail: replicas of one worker are in no groups."""
-        raise AssertionError("replicas of one worker are in no groups")
-
     def join(self, order: RoundOrder) -> Future:
         """Let the worker join the server; ends when it holds the center."""
         return self._submit("join", join_run, order, worker=order.worker)
@@ -139,7 +123,7 @@ class WorkerReplicas:
     def start(self, order: RoundOrder, watch: Watch) -> PendingWork:
         """Submit the worker's round as one task."""
         future = self._submit("round", train_round, order, worker=order.worker)
-        future.add_done_callback(lambda done: watch(order.worker, done))
+        watch(order.worker, future)
 
         def done(report: RoundReport | None, at: float) -> facts.RoundDone:
             if report is None:  # it was stopped: the worker is about to be found lost
@@ -175,15 +159,11 @@ class ServerExchange:
         context.workers.hosts = self._hosted.hosts
         return context.workers.members.server.name
 
-    def form(self, order: orders.FormGroups) -> None:
-        """Make groups of workers. Raises WorkersLost."""
-        self._replicas.form(order)
-
     def join(self, order: orders.Join, state: TrainingState, optimizers: OptimizerStates) -> PendingWork:
         """Let a replica begin a session with the server."""
         sent = replace(self._order(order.replica, order), optimizer=optimizers.get(order.replica))
         future = self._replicas.join(sent)
-        future.add_done_callback(lambda done: self._watch(order.replica, done))
+        self._watch(order.replica, future)
         return TaskWork(future, lambda _, at: facts.Joined(order.replica, order.life, order.session, at))
 
     def rounds(self, started: Sequence[orders.StartRound]) -> Mapping[str, PendingWork]:
@@ -212,10 +192,6 @@ class ServerExchange:
         """The server's center and rule state. Raises ServerLost."""
         snapshot: Snapshot = self._call("snapshot")
         return snapshot
-
-    def rescue(self, optimizers: dict[str, OptimizerState]) -> int | None:
-        """Fail: the server has the center."""
-        raise AssertionError("a run with a server goes on from its snapshot")
 
     def close(self) -> None:
         """The server goes with its futures."""

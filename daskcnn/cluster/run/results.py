@@ -6,6 +6,7 @@ Judges weights on the workers of a run, each a part of the samples by its speed.
 from __future__ import annotations
 
 import math
+import queue
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import CancelledError
@@ -35,11 +36,23 @@ class Results:
     Parameters
     ----------
     limit : seconds after which a worker whose result has not come counts as lost, where a call names no other.
+
+    Attributes
+    ----------
+    ended : tasks that have ended and whose results are to be taken, each with a name.
     """
 
     def __init__(self, workers: RunWorkers, limit: float) -> None:
         self._workers, self._limit = workers, limit
+        self.ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
         self._turns: dict[Any, float] = {}  # by task, where its result did not come in the first turn
+
+    def next_ended(self) -> tuple[str, Future] | None:
+        """Wait a moment for the next of the tasks that have ended."""
+        try:
+            return self.ended.get(timeout=LOOK)
+        except queue.Empty:
+            return None
 
     def turn(self, futures: Iterable[Future]) -> set[Future]:
         """Wait a moment. Returns the tasks that have not ended. Raises WorkersLost where one was lost with its data."""

@@ -1,115 +1,172 @@
-"""Turns what happens in a cluster into facts, and a coordinator's orders into tasks. Decides nothing."""
+"""The shell of every coordinator: a cluster's happenings become facts, and orders become tasks. It decides nothing.
+
+A strategy is a value that the shell is given: its coordinator, an action for each order that is its own, and the facts
+that errors of its tasks stand for. The shell has what every strategy needs: it watches workers, signals and the
+scheduler, has workers calibrated, and takes results in the order in which tasks end.
+"""
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from distributed import Future
 from distributed.client import ClosedClientError
 
 from daskcnn.cluster.link.calls import NotYet, ServerLost, WorkersLost
-from daskcnn.cluster.run.admission import lost_while_calibrated
+from daskcnn.cluster.link.members import unique_names
+from daskcnn.cluster.run.admission import calibrated, lost_while_calibrated, submit_calibration
 from daskcnn.cluster.run.context import RunContext
 from daskcnn.cluster.run.exchange import PendingWork
-from daskcnn.cluster.run.workers import LOOK
 from daskcnn.errors import Interrupted, Lost
+from daskcnn.runs.state import TrainingState
 from daskcnn.training.coordinator import facts, orders
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.orders import Order
+
+BROKEN = (WorkersLost, Interrupted, Lost)
+"""Exceptions that any call to the cluster may raise in place of its result."""
+Heard: TypeAlias = Callable[[Fact, list[Order]], None]
+"""Is told every fact and the orders that it led to."""
+Actions: TypeAlias = Mapping[type[Order], Callable[[Any], None]]
 
 
 class Decider(Protocol):
     """A coordinator."""
 
     def handle(self, fact: Any) -> list[Any]:
-        """Take a fact in; returns the orders that follow."""
+        """Take a fact in; return the orders that follow."""
         ...
 
 
-BROKEN = (WorkersLost, Interrupted, Lost)
-"""What any call to the cluster may raise in place of its result."""
+class Strategy(Protocol):
+    """A way to train, as a shell is given it.
 
+    Attributes
+    ----------
+    state : the state that was kept last.
+    life : of the server, or of the pieces that are placed.
+    """
 
-def facts_of(context: RunContext, broken: WorkersLost | Interrupted | Lost, at: float) -> list[Fact]:
-    """The exception as facts. A signal is told once: what is under way then is the coordinator's to end."""
-    if isinstance(broken, WorkersLost):
-        return _of_lost(context, broken.names, at)
-    if isinstance(broken, Interrupted):
-        context.connection.ignore_signals()
-        return [facts.Interrupted(broken.signum, at)]
-    return [facts.SchedulerGone(broken, at)]
+    state: TrainingState
+    life: int
 
+    @property
+    def coordinator(self) -> Decider:
+        """The machine that decides what is done next."""
+        ...
 
-def _of_lost(context: RunContext, names: Iterable[str], at: float) -> list[Fact]:
-    calibrating = [name for name in names if name in context.workers.alive and name not in context.calibrations]
-    gone = tuple(name for name in names if name not in calibrating)
-    found: list[Fact] = [lost_while_calibrated(context, name, at) for name in calibrating]
-    return [*found, *([facts.WorkerGone(gone, "connection lost", at)] if gone else [])]
+    def actions(self, shell: Shell) -> Actions:
+        """Return an action for every kind of order that the shell does not carry out itself."""
+        ...
 
+    def ahead(self) -> None:
+        """Submit tasks that may be submitted before those under way have ended."""
+        ...
 
-def look_round(context: RunContext, at: float) -> list[Fact]:
-    """Look at workers and scheduler; returns what has become of them since the last look."""
-    try:
-        context.workers.look_round()
-    except BROKEN as broken:
-        return facts_of(context, broken, at)
-    return []
+    def taken(self, fact: Fact) -> None:
+        """Take note of a fact that a task's result stands for."""
+        ...
 
+    def failed(self, name: str, error: Exception) -> Fact:
+        """Return the fact that an error of this worker's or replica's task stands for. Raises it if there is none."""
+        ...
 
-Heard = Callable[[Fact, list[Order]], None]
-"""Is told every fact and the orders that it led to."""
+    def close(self) -> None:
+        """Give up all that is under way besides the shell's tasks."""
+        ...
 
 
 class Shell:
-    """Drives one coordinator. `carry_out` has a function for every kind of order.
+    """Drives one run of a strategy over the workers of a context.
 
     Attributes
     ----------
     end : the last order, once it was given.
-    life : the server's, for facts about it.
+    work : tasks under way, by worker, replica or purpose.
     """
 
-    def __init__(self, context: RunContext, coordinator: Decider, heard: Heard | None = None) -> None:
-        self.context, self._coordinator, self._heard = context, coordinator, heard
+    def __init__(self, context: RunContext, strategy: Strategy, heard: Heard | None = None) -> None:
+        self.context, self.strategy, self._heard = context, strategy, heard
         self.end: orders.End | None = None
-        self.life = 0
+        self.work: dict[str, PendingWork] = {}
         self._facts: deque[Fact] = deque()
-        self._ended: queue.SimpleQueue[tuple[str, Future]] = queue.SimpleQueue()
-        self._work: dict[str, PendingWork] = {}
-        self._carry_out: Mapping[type, Callable[[Any], None]] = {}
+        self._candidates = {member.name: member for member in context.workers.members.workers}
+        self._calibrating: dict[str, Future] = {}
+        self._actions: Actions = {
+            orders.Calibrate: self._calibrate,
+            orders.Dismiss: self._dismiss,
+            orders.Cancel: lambda order: self.give_up(order.replica),
+            orders.CancelAll: lambda order: self._cancel_all(),
+            orders.Log: lambda order: context.emit(order.event),
+            orders.End: self._end,
+            **strategy.actions(self),
+        }
 
-    def watch(self, name: str, future: Future) -> None:
-        """A task of this worker or replica has ended, one way or another. May be called on any thread."""
-        self._ended.put((name, future))
+    @property
+    def state(self) -> TrainingState:
+        """The state that was kept last."""
+        return self.strategy.state
 
-    def run(self) -> orders.End:
-        """To the end. Raises what tasks raise by a mistake of ours."""
+    @property
+    def now(self) -> float:
+        """Seconds on this process's clock."""
+        return time.monotonic()
+
+    def train(self) -> TrainingState:
+        """Train to the end and return the last state.
+
+        Raises
+        ------
+        Diverged, Lost, ClusterError, Interrupted : the run has ended early; what was to be saved is saved.
+        """
+        self.context.workers.alive.clear()  # until they are calibrated
+        for name, member in self._candidates.items():
+            self.tell(facts.WorkerReady(name, member.kind, self.now))
+        try:
+            end = self._run()
+        finally:
+            self._cancel_all()
+        if end.error is not None:
+            raise end.error
+        return self.state
+
+    def _run(self) -> orders.End:
+        """To the last order. Raises what tasks raise by a mistake of ours."""
         while self.end is None:
-            self._look()
-            self._take_result()
+            self.look()
+            with self._losses_told():
+                self.strategy.ahead()
+            if not self._facts:
+                self._take_result()
             while self._facts and self.end is None:
                 fact = self._facts.popleft()
-                found = self._coordinator.handle(fact)
+                found = self.strategy.coordinator.handle(fact)
                 if self._heard is not None:
                     self._heard(fact, found)
-                with self._losses_told():
-                    self.carry_out(found)
+                self._carry_out(found)
         return self.end
 
+    # --- facts ---
+
     def tell(self, fact: Fact) -> None:
-        """A fact that the coordinator is told in its turn."""
+        """Queue a fact; the coordinator is told it in its turn."""
         self._facts.append(fact)
 
-    def carry_out(self, found: list[Order]) -> None:
-        """Do what was ordered, in turn."""
-        for order in found:
-            with self._losses_told():
-                self._carry_out[type(order)](order)
+    def look(self) -> None:
+        """Look at workers, signals and the scheduler, if the last look is a moment ago; time passes with it."""
+        workers = self.context.workers
+        with self._losses_told():
+            if workers.look_round():
+                self.tell(facts.Tick(self.now))
+        while workers.newcomers:
+            member = workers.newcomers.pop()
+            (name,) = unique_names([member.name], [member.kind], self._candidates)
+            self._candidates[name] = member.named(name)
+            self.tell(facts.WorkerReady(name, member.kind, self.now))
 
     @contextmanager
     def _losses_told(self) -> Iterator[None]:
@@ -117,53 +174,89 @@ class Shell:
         try:
             yield
         except ServerLost:
-            self.tell(facts.ServerGone(self.life, self.now))
-        except BROKEN as broken:
-            self._facts += facts_of(self.context, broken, self.now)
+            self.tell(facts.ServerGone(self.strategy.life, self.now))
+        except WorkersLost as lost:
+            calibrating = [name for name in lost.names if name in self._calibrating]
+            self._facts += [lost_while_calibrated(self.context, name, self.now) for name in calibrating]
+            if gone := tuple(name for name in lost.names if name not in calibrating):
+                self.tell(facts.WorkerGone(gone, "connection lost", self.now))
+        except Interrupted as signal:  # told once: the coordinator ends what is under way then
+            self.context.connection.ignore_signals()
+            self.tell(facts.Interrupted(signal.signum, self.now))
+        except Lost as gone:
+            self.tell(facts.SchedulerGone(gone, self.now))
 
-    @property
-    def now(self) -> float:
-        """Seconds on this process's clock."""
-        return time.monotonic()
+    # --- orders ---
 
-    def _look(self) -> None:
-        with self._losses_told():
-            if self.context.workers.look_round():
-                self.tell(facts.Tick(self.now))
+    def _carry_out(self, found: list[Order]) -> None:
+        """Do what was ordered, in turn. Rounds that are ordered together start together: peers meet each other."""
+        started = [order for order in found if isinstance(order, orders.StartRound)]
+        for order in found:
+            if not isinstance(order, orders.StartRound):
+                with self._losses_told():
+                    self._actions[type(order)](order)
+        if started and self.end is None:
+            with self._losses_told():
+                self._actions[orders.StartRound](started)
+
+    def _calibrate(self, order: orders.Calibrate) -> None:
+        self.context.workers.alive[order.worker] = self._candidates[order.worker]
+        self._calibrating[order.worker] = future = submit_calibration(self.context, order.worker)
+        self.watch(order.worker, future)
+
+    def _dismiss(self, order: orders.Dismiss) -> None:
+        if (future := self._calibrating.pop(order.worker, None)) is not None:
+            future.cancel()
+        self.give_up(order.worker)
+        self.context.workers.alive.pop(order.worker, None)
+
+    def give_up(self, name: str) -> None:
+        """Stop waiting for what is under way under this name."""
+        if (work := self.work.pop(name, None)) is not None:
+            with suppress(ClosedClientError):  # the scheduler is gone, and all that was under way
+                work.cancel()
+
+    def _cancel_all(self) -> None:
+        """Tasks stop at their next step once they are cancelled. Workers that measure themselves go on with that."""
+        for name in [*self.work]:
+            self.give_up(name)
+        self.strategy.close()
+
+    def _end(self, order: orders.End) -> None:
+        self.end = order
 
     # --- results ---
 
+    def watch(self, name: str, future: Future) -> None:
+        """Take the task's result once it has ended, one way or another. May be called on any thread."""
+        future.add_done_callback(lambda done: self.context.results.ended.put((name, done)))
+
     def _take_result(self) -> None:
-        if self._facts:
+        """Wait a moment for a task to end. Its result, or its error, becomes facts."""
+        if (ended := self.context.results.next_ended()) is None:
             return
-        try:
-            name, future = self._ended.get(timeout=LOOK)
-        except queue.Empty:
-            return
-        work = self._work.get(name)
-        if work is None or not work.expects(future):
-            return  # of something that was given up
+        name, future = ended
+        work = self.work.get(name)
         with self._losses_told():
             try:
-                result = self.fetch(name, future)
+                if self._calibrating.get(name) is future:
+                    self.tell(calibrated(self.context, name, future, self.now))
+                    del self._calibrating[name]
+                elif work is not None and work.expects(future):
+                    self._take(name, work, future)
             except NotYet:
-                self._ended.put((name, future))
-            except (WorkersLost, ServerLost, Interrupted, Lost):
-                self._ended.put((name, future))  # it is put off, unless it is of what was lost
+                self.context.results.ended.put(ended)
+            except (ServerLost, *BROKEN):
+                self.context.results.ended.put(ended)  # it is put off, unless it is of what was lost
                 raise
-            else:
-                self.take(name, work, future, result)
 
-    def fetch(self, name: str, future: Future) -> Any:
-        """The result of a task. Raises NotYet, WorkersLost, ServerLost."""
-        return self.context.results.fetch(future)
-
-    def take(self, name: str, work: PendingWork, future: Future, result: Any) -> None:
-        """Go on with a result."""
-        self._facts += work.take(future, result, self.now)
-
-    def give_up(self, name: str) -> None:
-        """Stop waiting for what this worker or replica has under way."""
-        if (work := self._work.pop(name, None)) is not None:
-            with suppress(ClosedClientError):  # the scheduler is gone, and all that was under way
-                work.cancel()
+    def _take(self, name: str, work: PendingWork, future: Future) -> None:
+        try:
+            found = work.take(future, self.context.results.fetch(future), self.now)
+        except (NotYet, ServerLost, *BROKEN):
+            raise
+        except Exception as error:
+            found = [self.strategy.failed(name, error)]
+        for fact in found:
+            self.strategy.taken(fact)
+            self.tell(fact)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import CalibratedWorker, Spent
-from daskcnn.frozen import frozen
+from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLinks
 from daskcnn.training.round_report import RoundReport
@@ -22,8 +22,15 @@ Kind: TypeAlias = str
 """A worker's device kind, "cpu" or "gpu"."""
 
 
+class Fact(Stated):
+    """An event of a run as a coordinator is told it, and its time."""
+
+    __slots__ = ()
+    at: float
+
+
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(Fact):
     """A worker is there and may be used: at the start, or at any time of the run."""
 
     worker: str
@@ -32,7 +39,7 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrated:
+class Calibrated(Fact):
     """A worker has measured itself.
 
     Attributes
@@ -48,7 +55,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationFailed:
+class CalibrationFailed(Fact):
     """A worker could not be calibrated: its device is missing, it ran out of memory, it was lost or did not answer."""
 
     worker: str
@@ -58,7 +65,7 @@ class CalibrationFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerGone:
+class WorkerGone(Fact):
     """Workers have left the cluster. None of their tasks will end."""
 
     workers: tuple[str, ...]
@@ -67,7 +74,7 @@ class WorkerGone:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerReady:
+class ServerReady(Fact):
     """The parameter server of this life answers. host: the worker that holds it."""
 
     life: int
@@ -76,7 +83,7 @@ class ServerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerGone:
+class ServerGone(Fact):
     """The parameter server of this life does not answer any more."""
 
     life: int
@@ -84,7 +91,7 @@ class ServerGone:
 
 
 @frozen
-class Joined:
+class Joined(Fact):
     """A replica holds the center and counts in the barrier."""
 
     replica: str
@@ -94,7 +101,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Fact):
     """A replica's round goes on: a step of a group, a meeting of peers. The stall clock begins anew."""
 
     replica: str
@@ -104,7 +111,7 @@ class Progress:
 
 
 @frozen
-class RoundDone:
+class RoundDone(Fact):
     """A replica's round has ended."""
 
     replica: str
@@ -115,7 +122,7 @@ class RoundDone:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundFailed:
+class RoundFailed(Fact):
     """A replica's round ended with an error that ends the run, such as a push that is not finite."""
 
     replica: str
@@ -125,7 +132,7 @@ class RoundFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfStep:
+class OutOfStep(Fact):
     """Dask ran a task twice although no worker is lost: the tasks under way no longer fit together."""
 
     life: int
@@ -134,7 +141,7 @@ class OutOfStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Fact):
     """The answer to `AskWaiting`.
 
     Attributes
@@ -149,7 +156,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class LinksMeasured:
+class LinksMeasured(Fact):
     """The answer to `MeasureLinks`."""
 
     life: int
@@ -158,7 +165,7 @@ class LinksMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Fact):
     """A step of a layer-sharded run has ended. Steps end in order.
 
     Attributes
@@ -176,7 +183,7 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentStopped:
+class SegmentStopped(Fact):
     """The answer to `StopSegment`. end: the first step that will not run."""
 
     life: int
@@ -185,7 +192,7 @@ class SegmentStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesCollected:
+class PiecesCollected(Fact):
     """The answer to `Collect`. finite: whether every weight is a finite number."""
 
     life: int
@@ -195,7 +202,7 @@ class PiecesCollected:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class Counted(Fact):
     """The answer to `AskCounters` of this number: what each worker spent and moved since it was last asked."""
 
     ask: int
@@ -204,7 +211,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Rescued:
+class Rescued(Fact):
     """The answer to `Rescue`. version: of the last center that a worker still has; None: no worker has one."""
 
     version: int | None
@@ -212,7 +219,7 @@ class Rescued:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Fact):
     """The answer to `Judge`. None: a simulation in which nothing is learnt."""
 
     score: Score | None
@@ -220,7 +227,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(Fact):
     """The state of the last `Save` is kept. step: merges that its center has."""
 
     step: int
@@ -228,7 +235,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerGone:
+class SchedulerGone(Fact):
     """The scheduler does not answer any more. error: what to tell the user."""
 
     error: UserError
@@ -236,7 +243,7 @@ class SchedulerGone:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class Interrupted(Fact):
     """A signal asks the run to end."""
 
     signum: int
@@ -244,34 +251,7 @@ class Interrupted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Fact):
     """Time has passed."""
 
     at: float
-
-
-Fact: TypeAlias = (
-    WorkerReady
-    | Calibrated
-    | CalibrationFailed
-    | WorkerGone
-    | ServerReady
-    | ServerGone
-    | Joined
-    | Progress
-    | RoundDone
-    | RoundFailed
-    | OutOfStep
-    | Waits
-    | LinksMeasured
-    | StepDone
-    | SegmentStopped
-    | PiecesCollected
-    | Counted
-    | Rescued
-    | Judged
-    | Saved
-    | SchedulerGone
-    | Interrupted
-    | Tick
-)

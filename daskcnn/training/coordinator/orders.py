@@ -1,7 +1,4 @@
-"""Orders of a coordinator. Plain frozen data; a shell carries the orders out in turn and answers with facts.
-
-Where the parts of a coordinator put what is to be done, in turn.
-"""
+"""Orders of a coordinator. Plain frozen data; a shell carries the orders out in turn and answers with facts."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from daskcnn.errors import UserError
 from daskcnn.events import Event, Warned
-from daskcnn.frozen import frozen
+from daskcnn.frozen import Stated, frozen
 from daskcnn.nn.score import Score
 from daskcnn.partition.rounds import Round
 from daskcnn.training.coordinator.shares import Shares
@@ -19,15 +16,21 @@ from daskcnn.training.coordinator.shares import Shares
 Status: TypeAlias = Literal["done", "diverged", "interrupted", "lost", "failed", "unusable"]
 
 
+class Order(Stated):
+    """Work that a coordinator gives to a shell."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Calibrate:
+class Calibrate(Order):
     """Check that the worker fits the run and let it measure itself. Answer: `Calibrated` or `CalibrationFailed`."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class FormGroups:
+class FormGroups(Order):
     """Make these groups of workers, by the name of the replica that each has.
 
     left_out: workers in none. measure_links: whether the links between a group's members are measured first.
@@ -39,7 +42,7 @@ class FormGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class StartServer:
+class StartServer(Order):
     """Start a parameter server of this life from the state kept last. Answer: `ServerReady` or `ServerGone`.
 
     moved: the one before it was lost with its host.
@@ -50,7 +53,7 @@ class StartServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class Join(Order):
     """Let the replica begin a session: it takes the center and counts in the barrier. Answer: `Joined`."""
 
     replica: str
@@ -59,7 +62,7 @@ class Join:
 
 
 @frozen
-class StartRound:
+class StartRound(Order):
     """Let the replica train a round. Answer: `RoundDone`.
 
     Attributes
@@ -76,7 +79,7 @@ class StartRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Order):
     """The replica frees its place at the server's barrier: it is gone or has no round now."""
 
     replica: str
@@ -85,33 +88,33 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Order):
     """Give up what this replica has under way."""
 
     replica: str
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAll:
+class CancelAll(Order):
     """Give up all that is under way, and the server with it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class Dismiss(Order):
     """The worker is no longer part of the run."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskWaiting:
+class AskWaiting(Order):
     """Find out who waits for others, and for whom the overdue replicas wait. Answer: `Waits`."""
 
     overdue: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureLinks:
+class MeasureLinks(Order):
     """Measure every worker's link to home. Answer: `LinksMeasured`, or `WorkerGone` of a worker out of reach."""
 
     life: int
@@ -119,7 +122,7 @@ class MeasureLinks:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Place(Order):
     """Send every piece of the snapshot to the worker that trains it from this step on."""
 
     life: int
@@ -128,7 +131,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSegment:
+class RunSegment(Order):
     """Train the steps begin…end on the pieces that were placed, some of them submitted ahead. Answers: `StepDone`.
 
     scale: factor of the learning rate.
@@ -141,14 +144,14 @@ class RunSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class StopSegment:
+class StopSegment(Order):
     """Submit no further step; those under way end. Answer: `SegmentStopped`."""
 
     life: int
 
 
 @dataclass(frozen=True, slots=True)
-class Collect:
+class Collect(Order):
     """Gather the pieces as this step has left them. Answer: `PiecesCollected`."""
 
     life: int
@@ -156,7 +159,7 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class Keep(Order):
     """The pieces collected last become the snapshot. `Judge` scores it, `Save` writes it, `Place` begins from it.
 
     Attributes
@@ -173,24 +176,24 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class Restore(Order):
     """The state to go on from, optimizers' included, is the one that was saved last, or that the run began with."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskCounters:
+class AskCounters(Order):
     """Ask every worker what it spent and moved, between two tasks of steps. Answer: `Counted` of the same number."""
 
     ask: int
 
 
 @dataclass(frozen=True, slots=True)
-class Rescue:
+class Rescue(Order):
     """Find the last center that one of the workers has, and go on from it. Answer: `Rescued`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Order):
     """Score the center on the training part's samples lo…hi. Answer: `Judged`."""
 
     lo: int
@@ -198,7 +201,7 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(Order):
     """Write the server's state, or the snapshot, with this book. Answer: `Saved`, or `ServerGone`.
 
     Attributes
@@ -216,51 +219,23 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class CountServer:
+class CountServer(Order):
     """Log what the server has merged and refused so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class Log(Order):
     """Record an event of the run."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class End(Order):
     """The run is over. error: what to tell the user; None where it is done. No order follows."""
 
     status: Status
     error: UserError | None = None
-
-
-Order: TypeAlias = (
-    Calibrate
-    | FormGroups
-    | StartServer
-    | Join
-    | StartRound
-    | Leave
-    | Cancel
-    | CancelAll
-    | Dismiss
-    | AskWaiting
-    | MeasureLinks
-    | Place
-    | RunSegment
-    | StopSegment
-    | Collect
-    | Keep
-    | Restore
-    | AskCounters
-    | Rescue
-    | Judge
-    | Save
-    | CountServer
-    | Log
-    | End
-)
 
 
 class Outbox:
