@@ -123,7 +123,7 @@ class ThreadsHere:
 
     def worker(self) -> Any:
         """This thread's worker, as a task asks Dask for it."""
-        return SimpleNamespace(get_current_task=lambda: self._present.key, state=self)
+        return SimpleNamespace(get_current_task=lambda: self._present.key, state=self, address="")
 
     def close(self) -> None:
         for task in list(self.tasks.values()):

@@ -23,10 +23,10 @@ from daskcnn.events import (
 from daskcnn.nn.score import Score
 from daskcnn.sharded import WorkerLink, WorkerLinks
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.coordinator import Phase
 from daskcnn.training.coordinator.layer import GO_BACK
 from daskcnn.training.coordinator.layer_records import LayerSnapshot
 from daskcnn.training.coordinator.orders import Order
-from daskcnn.training.coordinator.phase import LayerPhase
 from daskcnn.training.coordinator.shares import REPORTS
 from tests.training.layer_shell import Shell, balancing, row_of, settings_of, spent_by
 
@@ -658,7 +658,7 @@ class Machine(RuleBasedStateMachine):
             self.shell.tell(facts.WorkerReady(worker, "cpu", 0.0))
 
     def calibrates(self) -> bool:
-        return self.coordinator.phase is LayerPhase.CALIBRATING
+        return self.coordinator.phase is Phase.CALIBRATING
 
     def trains(self) -> bool:
         return self.shell.trained < self.shell.end
@@ -764,7 +764,7 @@ class Machine(RuleBasedStateMachine):
         assert coordinator.snapshot.step == shell.kept
         assert coordinator.records.saved == shell.saved <= shell.kept
         assert coordinator.snapshot.epoch == shell.kept / 30
-        if coordinator.phase is LayerPhase.STEPPING:
+        if coordinator.phase is Phase.STEPPING:
             assert coordinator.done == shell.trained
             assert set(coordinator.roster.alive) == shell.alive
 
@@ -772,13 +772,13 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_for_nothing(self) -> None:
         """Whatever the coordinator waits for, the shell has still to answer."""
         awaited = {
-            LayerPhase.CALIBRATING: bool(self.coordinator.roster.calibrating),
-            LayerPhase.MEASURING: orders.MeasureLinks in self.shell.open,
-            LayerPhase.STEPPING: self.shell.trained < self.shell.end,
-            LayerPhase.COLLECTING: orders.Collect in self.shell.open,
-            LayerPhase.JUDGING: orders.Judge in self.shell.open,
-            LayerPhase.COUNTING: orders.AskCounters in self.shell.open,
-            LayerPhase.ENDED: True,
+            Phase.CALIBRATING: bool(self.coordinator.roster.calibrating),
+            Phase.MEASURING: orders.MeasureLinks in self.shell.open,
+            Phase.STEPPING: self.shell.trained < self.shell.end,
+            Phase.COLLECTING: orders.Collect in self.shell.open,
+            Phase.JUDGING: orders.Judge in self.shell.open,
+            Phase.COUNTING: orders.AskCounters in self.shell.open,
+            Phase.ENDED: True,
         }
         assert awaited[self.coordinator.phase], f"{self.coordinator.phase} waits for nothing"
 

@@ -28,17 +28,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from daskcnn import errors
-from daskcnn.errors import ClusterError, Diverged, Lost, UserError
-from daskcnn.events import WorkerLost
+from daskcnn.errors import Diverged, Lost, UserError
 from daskcnn.sharded import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.calibration import CalibrationPhase
+from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
-from daskcnn.training.coordinator.orders import Order, Outbox
-from daskcnn.training.coordinator.phase import LayerPhase
-from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
 from daskcnn.training.coordinator.silence import Silence
@@ -47,7 +42,7 @@ GO_BACK = 5
 """Times on end that tasks out of step take a run back to the same snapshot before it ends."""
 
 
-class LayerCoordinator:
+class LayerCoordinator(Coordinating):
     """Decides a layer-sharded run. See the module's text for how it works.
 
     Parameters
@@ -57,12 +52,9 @@ class LayerCoordinator:
     """
 
     def __init__(self, settings: LayerSettings, snapshot: LayerSnapshot | None = None) -> None:
-        self.settings, self._out = settings, Outbox()
+        super().__init__(settings)
+        self.settings = settings
         self.records = LayerRecords(settings, snapshot or LayerSnapshot(), self._out)
-        self.roster = Roster(settings.wanted)
-        self.calibration = CalibrationPhase(self.roster, settings.stall_timeout)
-        self.phase = LayerPhase.CALIBRATING
-        self.life = 0
         self.done = self.end = self.snapshot.step  # steps that have ended; the segment's end
         self.links: WorkerLinks | None = None
         self.sharing = Sharing(settings.between_moves)
@@ -72,11 +64,9 @@ class LayerCoordinator:
         self._last_ask = False  # whether the answer that is awaited is the epoch's last
         self.silence = Silence()
         self._now = 0.0
-        self._interrupted: errors.Interrupted | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            facts.WorkerReady: self._on_worker_ready,
-            facts.Calibrated: self._on_calibrated,
-            facts.CalibrationFailed: self._on_calibration_failed,
+
+    def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
+        return {
             facts.WorkerGone: self._on_worker_gone,
             facts.LinksMeasured: self._on_links_measured,
             facts.StepDone: self._on_step_done,
@@ -87,57 +77,24 @@ class LayerCoordinator:
             facts.OutOfStep: self._on_out_of_step,
             facts.Waits: self._on_waits,
             facts.Saved: self._on_saved,
-            facts.SchedulerGone: self._on_scheduler_gone,
-            facts.Interrupted: self._on_interrupted,
             facts.Tick: self._on_tick,
         }
 
-    def handle(self, fact: Fact) -> list[Order]:
-        """Take a fact in; returns what is to be done now, in order."""
-        if self.phase is LayerPhase.ENDED:
-            return []
-        found, self._now = self._out.renew(), fact.at
-        self._handlers[type(fact)](fact)
-        return found
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last order was `End`."""
-        return self.phase is LayerPhase.ENDED
+    def handle(self, fact: Fact) -> list[orders.Order]:
+        """Take a fact in; return what is to be done now, in order."""
+        self._now = fact.at
+        return super().handle(fact)
 
     @property
     def snapshot(self) -> LayerSnapshot:
         """The state to go on from."""
         return self.records.snapshot
 
-    # --- workers come ---
+    def _takes_workers(self) -> bool:
+        return not self.calibration.begun
 
-    def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
-        calibration = self.calibration
-        self._out.extend(calibration.ignored(fact) if calibration.begun else calibration.ready(fact))
-
-    def _on_calibrated(self, fact: facts.Calibrated) -> None:
-        if self.calibration.calibrated(fact):
-            self._begin_if_calibrated()
-
-    def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
-        self._leave_out(self.calibration.failed(fact))
-
-    def _leave_out(self, left_out: list[Order]) -> None:
-        """Go on without workers that were not calibrated, if these are orders to leave some out."""
-        self._out.extend(left_out)
-        if left_out:
-            self._begin_if_calibrated()
-
-    def _begin_if_calibrated(self) -> None:
-        if not self.calibration.over:
-            return
-        try:
-            self._out.extend(self.calibration.begin())
-        except ClusterError as error:
-            self._end("unusable", error)
-            return
-        self.records.begin_epoch(self._now)
+    def _begin(self, now: float) -> None:
+        self.records.begin_epoch(now)
         if self.records.over:
             self._end("done", None)
         else:
@@ -149,14 +106,14 @@ class LayerCoordinator:
         """Share out the network over the workers that are left, once their links are known."""
         self._fewer = False
         if self.settings.measures_links and self.links is None and len(self.roster.alive) > 1:
-            self._enter(LayerPhase.MEASURING)
+            self._enter(Phase.MEASURING)
             self.life += 1
             self._out.put(orders.MeasureLinks(self.life, self.roster.fastest))
         else:
             self._share_out()
 
     def _on_links_measured(self, fact: facts.LinksMeasured) -> None:
-        if self.phase is LayerPhase.MEASURING and fact.life == self.life:
+        if self.phase is Phase.MEASURING and fact.life == self.life:
             self.links = fact.links
             self._share_out()
 
@@ -176,18 +133,18 @@ class LayerCoordinator:
         assert shares is not None
         self.life += 1
         self.done, self.end = self.snapshot.step, self.records.segment_end
-        self._enter(LayerPhase.STEPPING)
+        self._enter(Phase.STEPPING)
         self._out.put(orders.Place(self.life, self.done, shares))
         scale = self.records.divergence.scale
         self._out.put(orders.RunSegment(self.life, self.done, self.end, scale))
 
-    def _enter(self, phase: LayerPhase) -> None:
+    def _enter(self, phase: Phase) -> None:
         """The shell has something new to carry out; how long that takes is none of the workers' silence."""
         self.phase, self._stopping = phase, False
         self.silence.restart()
 
     def _on_step_done(self, fact: facts.StepDone) -> None:
-        if self.phase is not LayerPhase.STEPPING or fact.life != self.life or fact.number != self.done:
+        if self.phase is not Phase.STEPPING or fact.life != self.life or fact.number != self.done:
             return
         if not math.isfinite(fact.score.loss_sum):
             value = f"loss = {fact.score.loss} at step {fact.number}"
@@ -219,11 +176,11 @@ class LayerCoordinator:
     # --- a snapshot ---
 
     def _collect(self) -> None:
-        self._enter(LayerPhase.COLLECTING)
+        self._enter(Phase.COLLECTING)
         self._out.put(orders.Collect(self.life, self.done))
 
     def _on_pieces_collected(self, fact: facts.PiecesCollected) -> None:
-        if self.phase is not LayerPhase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
+        if self.phase is not Phase.COLLECTING or (fact.life, fact.step) != (self.life, self.done):
             return
         if not fact.finite:  # the last step may have spoilt what its own loss does not show yet
             value = f"weights after step {fact.step} are not finite"
@@ -238,15 +195,15 @@ class LayerCoordinator:
             self._go_on(better=False)
 
     def _judge(self) -> None:
-        self._enter(LayerPhase.JUDGING)
+        self._enter(Phase.JUDGING)
         lo = self.settings.samples
         self._out.put(orders.Judge(lo, lo + self.settings.validation))
 
     def _on_judged(self, fact: facts.Judged) -> None:
-        if self.phase is not LayerPhase.JUDGING:
+        if self.phase is not Phase.JUDGING:
             return
         self.records.judged(self.done, fact.score, fact.at)
-        self._enter(LayerPhase.COUNTING)
+        self._enter(Phase.COUNTING)
         self._last_ask = False
         if self._fewer:
             self._end_epoch()
@@ -309,7 +266,7 @@ class LayerCoordinator:
             return
         watch.take(fact.spent)  # of the shares that there were when it was asked
         self._move_if_worth_it()
-        if self.phase is not LayerPhase.COUNTING:
+        if self.phase is not Phase.COUNTING:
             return
         if self._last_ask:
             self._end_epoch()
@@ -322,31 +279,27 @@ class LayerCoordinator:
         if self.records.ending(self.done) or self._interrupted is not None or not self.sharing.seek(self.done):
             return
         self._out.warn(f"after step {self.done}: {self.sharing.move}")
-        if self.phase is LayerPhase.STEPPING:
+        if self.phase is Phase.STEPPING:
             self._stop_segment()
 
     # --- workers go, and tasks out of step ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
         if not self.calibration.begun:
-            self._leave_out(self.calibration.gone(fact))
+            self._leave_out(self.calibration.gone(fact), fact.at)
         elif lost := [worker for worker in fact.workers if worker in self.roster.alive]:
             self._lose(lost, fact.reason)
 
     def _lose(self, lost: Iterable[str], reason: str) -> None:
         """Go on with the workers that are left. A snapshot that is complete does not need the others."""
         for worker in lost:
-            address = self.roster.alive[worker].row.address
-            self.roster.drop(worker)
-            self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=0))
-            self._out.put(orders.Dismiss(worker))
-            if not self.roster.alive:
-                self._give_up(Lost(f"worker {worker} ({address}): {reason}, and it was the last of the run"))
+            self._drop(worker, reason)
+            if self.ended:
                 return
         self._fewer = True
-        if self.phase in (LayerPhase.JUDGING, LayerPhase.COUNTING):
+        if self.phase in (Phase.JUDGING, Phase.COUNTING):
             self._out.put(orders.CancelAll())
-            self._judge() if self.phase is LayerPhase.JUDGING else self._end_epoch()
+            self._judge() if self.phase is Phase.JUDGING else self._end_epoch()
         elif self._interrupted is not None:
             self._end_interrupted()
         else:
@@ -361,7 +314,7 @@ class LayerCoordinator:
         self._go_on_from_snapshot()
 
     def _on_out_of_step(self, fact: facts.OutOfStep) -> None:
-        if self.phase not in (LayerPhase.STEPPING, LayerPhase.COLLECTING) or fact.life != self.life:
+        if self.phase not in (Phase.STEPPING, Phase.COLLECTING) or fact.life != self.life:
             return
         if self._interrupted is not None:
             self._end_interrupted()
@@ -379,8 +332,8 @@ class LayerCoordinator:
 
     def _on_tick(self, fact: facts.Tick) -> None:
         if not self.calibration.begun:
-            self._leave_out(self.calibration.overdue(fact.at))
-        elif self.phase is LayerPhase.MEASURING:  # each transfer has a limit of its own
+            self._leave_out(self.calibration.overdue(fact.at), fact.at)
+        elif self.phase is Phase.MEASURING:  # each transfer has a limit of its own
             return
         elif self.silence.overdue(fact.at, self._limit):
             self._out.put(orders.AskWaiting((REPLICA,)))
@@ -389,7 +342,7 @@ class LayerCoordinator:
     def _limit(self) -> float:
         """Seconds after which nothing more is expected."""
         limit = self.settings.stall_timeout
-        if self.phase is LayerPhase.JUDGING:
+        if self.phase is Phase.JUDGING:
             limit += PATIENCE * self.settings.validation / sum(1 / each for each in self.roster.seconds.values())
         return limit
 
@@ -398,35 +351,29 @@ class LayerCoordinator:
         if not asked or not self.silence.longer(fact.at, self._limit):
             return
         awaited = {
-            LayerPhase.STEPPING: f"step {self.done}",
-            LayerPhase.COLLECTING: f"weights after step {self.done}",
-            LayerPhase.JUDGING: f"score of step {self.done}",
-            LayerPhase.COUNTING: "counters",
+            Phase.STEPPING: f"step {self.done}",
+            Phase.COLLECTING: f"weights after step {self.done}",
+            Phase.JUDGING: f"score of step {self.done}",
+            Phase.COUNTING: "counters",
         }[self.phase]
         names = ", ".join(fact.stuck.get(REPLICA, ())) or "the scheduler"
         self._give_up(Lost(f"{awaited}: no progress for {self._limit:g} s, waiting for {names}"))
 
     # --- the end ---
 
-    def _on_interrupted(self, fact: facts.Interrupted) -> None:
-        if self._interrupted is not None:
-            return
-        self._interrupted = errors.Interrupted(f"interrupted by signal {fact.signum}", fact.signum)
-        if self.phase is LayerPhase.STEPPING:
+    def _stop(self) -> None:
+        if self.phase is Phase.STEPPING:
             self._stop_segment()
-        elif self.phase is not LayerPhase.COLLECTING:
+        elif self.phase is not Phase.COLLECTING:
             self._end_interrupted()
 
     def _end_interrupted(self) -> None:
         """The snapshot is saved; where training has not begun there is none. Ruined weights are not."""
         if self.records.look is not None and self.records.ruined is not None:
             self.records.restore()
-        if self.phase not in (LayerPhase.CALIBRATING, LayerPhase.MEASURING) or self.records.unsaved:
+        if self.phase not in (Phase.CALIBRATING, Phase.MEASURING) or self.records.unsaved:
             self.records.save()
         self._end("interrupted", self._interrupted)
-
-    def _on_scheduler_gone(self, fact: facts.SchedulerGone) -> None:
-        self._give_up(fact.error)
 
     def _give_up(self, error: UserError) -> None:
         """Nothing more can be trained: save what is new, and end."""
@@ -437,11 +384,6 @@ class LayerCoordinator:
             self.records.save()
         self._end("lost", error)
 
-    def _end(self, status: orders.Status, error: UserError | None) -> None:
-        self._out.put(orders.CancelAll())
-        self._out.put(orders.End(status, error))
-        self.phase = LayerPhase.ENDED
-
     def validate(self) -> None:
         """Assert every invariant that holds between two facts."""
         self.roster.validate()
@@ -450,20 +392,20 @@ class LayerCoordinator:
         settings, snapshot, alive = self.settings, self.snapshot, self.roster.alive
         assert alive, "a run without workers goes on"
         assert self.records.saved <= snapshot.step <= self.done <= self.end <= settings.steps
-        assert not self._stopping or self.phase is LayerPhase.STEPPING
-        assert self._interrupted is None or self.phase in (LayerPhase.STEPPING, LayerPhase.COLLECTING)
-        if self.phase is LayerPhase.STEPPING:
+        assert not self._stopping or self.phase is Phase.STEPPING
+        assert self._interrupted is None or self.phase in (Phase.STEPPING, Phase.COLLECTING)
+        if self.phase is Phase.STEPPING:
             assert self.done < self.end, "a segment that has ended goes on"
             begun, last = (step // settings.steps_per_epoch for step in (snapshot.step, self.end - 1))
             assert begun == last, "a segment goes over an epoch's end"
-        if self.phase in (LayerPhase.STEPPING, LayerPhase.COLLECTING):
+        if self.phase in (Phase.STEPPING, Phase.COLLECTING):
             shares = self.sharing.shares
             assert shares is not None
             assert not self._fewer
             assert self.end - snapshot.step <= settings.snapshot_every
             assert shares.balance.compute.keys() == alive.keys(), "shares of other workers"
             shares.validate()
-        if self.phase in (LayerPhase.JUDGING, LayerPhase.COUNTING):
+        if self.phase in (Phase.JUDGING, Phase.COUNTING):
             assert snapshot.step == self.done
             assert self.done % settings.steps_per_epoch == 0, "judged within an epoch"
-        assert (self.records.look is not None) == (self.phase is LayerPhase.COUNTING)
+        assert (self.records.look is not None) == (self.phase is Phase.COUNTING)

@@ -29,18 +29,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from daskcnn import errors
-from daskcnn.errors import ClusterError, Lost, UserError
+from daskcnn.errors import Lost, UserError
 from daskcnn.events import WorkerLost, WorkersCalibrated
 from daskcnn.partition.rounds import Rounds
 from daskcnn.training.coordinator import facts, orders
-from daskcnn.training.coordinator.calibration import CalibrationPhase
+from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.evaluations import Looks
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.life import Life
-from daskcnn.training.coordinator.orders import Order, Outbox
-from daskcnn.training.coordinator.phase import Phase
 from daskcnn.training.coordinator.records import Kept, Records
-from daskcnn.training.coordinator.roster import Roster
 from daskcnn.training.coordinator.settings import Settings
 from daskcnn.training.coordinator.teams import too_few
 
@@ -48,7 +45,7 @@ from daskcnn.training.coordinator.teams import too_few
 _TRAINING, _ENDED = Phase.TRAINING, Phase.ENDED
 
 
-class Coordinator:
+class Coordinator(Coordinating):
     """Decides a data-parallel run. See the module's text for how it works.
 
     Parameters
@@ -59,20 +56,14 @@ class Coordinator:
     """
 
     def __init__(self, settings: Settings, kept: Kept | None = None, *, logs: bool = True) -> None:
+        super().__init__(settings, "start it again; it is taken when it is there")
         self.settings, self._logs = settings, logs
-        self.roster, self._out = Roster(settings.wanted), Outbox()
-        remedy = "start it again; it is taken when it is there"
-        self._calibration = CalibrationPhase(self.roster, settings.stall_timeout, remedy)
         self._records = Records(settings, kept or Kept(), self._out)
-        self.phase = Phase.CALIBRATING
-        self.life = 0
         self._present: Life | None = None  # the life of that number
         self._moved_from: int | None = None  # merges that the lost server had
-        self._interrupted: errors.Interrupted | None = None
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            facts.WorkerReady: self._on_worker_ready,
-            facts.Calibrated: self._on_calibrated,
-            facts.CalibrationFailed: self._on_calibration_failed,
+
+    def _own_handlers(self) -> dict[type[Fact], Callable[[Any], None]]:
+        return {
             facts.WorkerGone: self._on_worker_gone,
             facts.ServerReady: self._on_server_ready,
             facts.ServerGone: self._on_server_gone,
@@ -85,23 +76,8 @@ class Coordinator:
             facts.Rescued: self._on_rescued,
             facts.Judged: self._on_judged,
             facts.Saved: self._on_saved,
-            facts.SchedulerGone: self._on_scheduler_gone,
-            facts.Interrupted: self._on_interrupted,
             facts.Tick: self._on_tick,
         }
-
-    def handle(self, fact: Fact) -> list[Order]:
-        """Take a fact in; returns what is to be done now, in order."""
-        if self.phase is _ENDED:
-            return []
-        found = self._out.renew()
-        self._handlers[type(fact)](fact)
-        return found
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last order was `End`."""
-        return self.phase is _ENDED
 
     @property
     def rounds(self) -> Rounds | None:
@@ -126,40 +102,20 @@ class Coordinator:
 
     # --- workers come ---
 
-    def _on_worker_ready(self, fact: facts.WorkerReady) -> None:
-        ending = self.phase in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
-        self._out.extend(self._calibration.ignored(fact) if ending else self._calibration.ready(fact))
+    def _takes_workers(self) -> bool:
+        return self.phase not in (Phase.JUDGING, Phase.STOPPING, Phase.CLOSING)
 
     def _on_calibrated(self, fact: facts.Calibrated) -> None:
-        if not self._calibration.calibrated(fact):
-            return
         if self.phase is Phase.CALIBRATING:
-            self._begin_if_calibrated(fact.at)
-            return
-        self._out.log(WorkersCalibrated(workers=[fact.row]))
-        if self.settings.replica_size == 1:
-            self._alive.newcomers.append(fact.worker)
-            if self.phase is _TRAINING:
-                self._alive.issue(fact.at)
+            super()._on_calibrated(fact)
+        elif self.calibration.calibrated(fact):
+            self._out.log(WorkersCalibrated(workers=[fact.row]))
+            if self.settings.replica_size == 1:
+                self._alive.newcomers.append(fact.worker)
+                if self.phase is _TRAINING:
+                    self._alive.issue(fact.at)
 
-    def _on_calibration_failed(self, fact: facts.CalibrationFailed) -> None:
-        self._leave_out(self._calibration.failed(fact), fact.at)
-
-    def _leave_out(self, left_out: list[Order], now: float) -> None:
-        """Go on without workers that were not calibrated, if these are orders to leave some out."""
-        self._out.extend(left_out)
-        if left_out and self.phase is Phase.CALIBRATING:
-            self._begin_if_calibrated(now)
-
-    def _begin_if_calibrated(self, now: float) -> None:
-        """Begin the first life once every worker has measured itself or was left out."""
-        if not self._calibration.over:
-            return
-        try:
-            self._out.extend(self._calibration.begin())
-        except ClusterError as error:
-            self._end("unusable", error)
-            return
+    def _begin(self, now: float) -> None:
         if (problem := too_few(self.settings, len(self.roster.alive))) is not None:
             self._end("unusable", problem)
         else:
@@ -302,23 +258,15 @@ class Coordinator:
             self.phase = Phase.CLOSING
             self._records.save(fact.score, self._alive.rounds, self.life)
 
-    def _end(self, status: orders.Status, error: UserError | None) -> None:
-        if self._interrupted is not None and status == "lost":  # nothing more can be kept
-            status, error = "interrupted", self._interrupted
-        self._out.put(orders.CancelAll())
-        self._out.put(orders.End(status, error))
-        self.phase = Phase.ENDED
-
-    def _on_interrupted(self, fact: facts.Interrupted) -> None:
-        self._interrupted = errors.Interrupted(f"interrupted by signal {fact.signum}", fact.signum)
+    def _stop(self) -> None:
         if self.phase in (Phase.CALIBRATING, Phase.STARTING):
             self._end_interrupted()
         elif self.settings.peers:
             self._rescue()
-        elif self.phase is not Phase.STOPPING:
-            self._stop()
+        else:
+            self._keep_and_stop()
 
-    def _stop(self) -> None:
+    def _keep_and_stop(self) -> None:
         """Keep the state as it is, whatever else is being kept, and end."""
         self.phase = Phase.STOPPING
         self._records.saving.clear()
@@ -327,13 +275,13 @@ class Coordinator:
     def _end_interrupted(self) -> None:
         self._end("interrupted", self._interrupted)
 
-    def _on_scheduler_gone(self, fact: facts.SchedulerGone) -> None:
-        self._end("lost", fact.error)
+    def _give_up(self, error: UserError) -> None:
+        self._end("lost", error)
 
     # --- workers go ---
 
     def _on_worker_gone(self, fact: facts.WorkerGone) -> None:
-        self._leave_out(self._calibration.gone(fact), fact.at)
+        self._leave_out(self.calibration.gone(fact), fact.at)
         for worker in fact.workers:
             if worker in self.roster.alive and self._forming:
                 self._drop(worker, fact.reason, 0)
@@ -353,7 +301,7 @@ class Coordinator:
         life = self._present
         replica = life.teams.of(worker) if life else None
         if life is None or replica is None:
-            self._drop(worker, reason, 0)
+            self._drop(worker, reason)
         elif replica == worker:
             self._drop(worker, reason, life.samples_of(worker))
             self._lose_replica(replica)
@@ -363,21 +311,15 @@ class Coordinator:
     def _lose_group(self, replica: str, reason: str, workers: Iterable[str]) -> None:
         """Go on without the group, and without these of its workers at all."""
         for worker in workers:
-            self._drop(worker, reason, 0)
+            self._drop(worker, reason)
         if self.phase is not _ENDED:
             self._out.log(WorkerLost(worker=replica, reason=reason, samples_moved=self._alive.samples_of(replica)))
             self._lose_replica(replica, f"{replica} ({reason}): it was the last group of the run")
 
-    def _drop(self, worker: str, reason: str, samples: int) -> None:
-        """The run goes on without the worker; it ends where that was the last."""
-        row = self.roster.alive[worker].row
-        self.roster.drop(worker)
+    def _drop(self, worker: str, reason: str, samples: int = 0) -> None:
         if self._present and worker in self._present.newcomers:
             self._present.newcomers.remove(worker)
-        self._out.log(WorkerLost(worker=worker, reason=reason, samples_moved=samples))
-        self._out.put(orders.Dismiss(worker))
-        if not self.roster.alive and self.phase is not _ENDED:
-            self._end("lost", Lost(f"worker {worker} ({row.address}): {reason}, and it was the last of the run"))
+        super()._drop(worker, reason, samples)
 
     def _lose_replica(self, replica: str, last: str = "") -> None:
         """The replica's samples go to the others."""
@@ -420,13 +362,13 @@ class Coordinator:
         elif fact.version is None:
             self._end_interrupted()
         else:
-            self._stop()
+            self._keep_and_stop()
 
     # --- silence ---
 
     def _on_tick(self, fact: facts.Tick) -> None:
         now, limit = fact.at, self.settings.stall_timeout
-        self._leave_out(self._calibration.overdue(now), now)
+        self._leave_out(self.calibration.overdue(now), now)
         if self.phase is not _TRAINING:
             return
         sessions, members = self._alive.sessions, self._alive.teams.members
