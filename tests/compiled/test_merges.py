@@ -127,7 +127,7 @@ def test_arrays_in_any_state_can_be_read() -> None:
 @both
 def test_what_the_server_loads_ahead_is_what_it_calls(rng: np.random.Generator, dtype: str) -> None:
     """With vectors as they come from other processes: nothing is compiled when the first push comes."""
-    warm_module("merges", dtype)
+    warm_module("updates", dtype)
     loops = [loop.function for loop in LOOPS if loop.name.startswith("merges.")]
     known = [len(function.signatures) for function in loops]
     a, b, c = vectors(rng, 3, 10, dtype)

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 import numpy as np
 import daskcnn.compiled.warm as warm
-warm._modules = lambda: ["optimizer"]
+warm._modules = lambda: ["updates"]
 new = warm.warm("float32")
 from daskcnn.arrays import Device
 from daskcnn.nn import SGD
@@ -26,7 +26,7 @@ assert (params == 0.5).all(), params
 print(new, warm.is_ready("float32"), warm.UNCACHED)
 """
 
-NEW = (Path(daskcnn.compiled.__path__[0]) / "optimizer.py").read_text().count("\n@loop(")
+NEW = (Path(daskcnn.compiled.__path__[0]) / "updates.py").read_text().count("\n@loop(")
 """Loops of that module, none of them compiled yet."""
 
 

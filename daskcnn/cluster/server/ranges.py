@@ -50,7 +50,7 @@ def load_merges(dtype: str) -> None:
 
     Importing Numba takes half a second. Compiling takes a few seconds, on a machine that has never trained.
     """
-    compiled.warm.warm_module("merges", dtype)
+    compiled.warm.warm_module("updates", dtype)
 
 
 class RangeActor:
