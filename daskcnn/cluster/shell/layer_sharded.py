@@ -54,7 +54,7 @@ class Gathered:
         return [self._fact(self._found, now)] if len(self._found) == len(self._futures) else []
 
     def cancel(self) -> None:
-        """Drop the tasks: nobody wants them. Dask's own cancel would take what hangs on a task with it."""
+        """Drop the tasks, whose results are of no use. Dask's own cancel would take what hangs on a task with it."""
         self._futures = {}
 
 
@@ -93,7 +93,7 @@ class Segment:
         return found
 
     def cancel(self) -> None:
-        """Drop the steps: nobody wants them. Dask's own cancel would take what hangs on a task with it."""
+        """Drop the steps, whose scores are of no use. Dask's own cancel would take what hangs on a task with it."""
         self.end = self.next
         self._flight.clear()
 

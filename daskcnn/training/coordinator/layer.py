@@ -31,12 +31,12 @@ from typing import Any
 from daskcnn.errors import Diverged, Lost, UserError
 from daskcnn.sharded import WorkerLinks
 from daskcnn.training.coordinator import facts, orders
+from daskcnn.training.coordinator.calibration import Silence
 from daskcnn.training.coordinator.coordinator import Coordinating, Phase
 from daskcnn.training.coordinator.facts import Fact
 from daskcnn.training.coordinator.layer_records import REPLICA, LayerRecords, LayerSnapshot
 from daskcnn.training.coordinator.settings import PATIENCE, LayerSettings
 from daskcnn.training.coordinator.shares import WORTH_ANYWAY, Sharing
-from daskcnn.training.coordinator.silence import Silence
 
 GO_BACK = 5
 """Times on end that tasks out of step take a run back to the same snapshot before it ends."""
