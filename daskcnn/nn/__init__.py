@@ -10,7 +10,7 @@ from daskcnn.nn.schedule import SCHEDULES, RateSchedule
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.spec import SpecError, sequential_from_spec
 from daskcnn.nn.summary import LayerSummary, describe, summarise
-from daskcnn.nn.vector import Layout, inside, leaves, map_leaves
+from daskcnn.nn.vector import Layout, inside, layout_of, leaves, map_leaves
 
 __all__ = [
     "LAYERS",
@@ -42,6 +42,7 @@ __all__ = [
     "init_network",
     "inside",
     "labels_for",
+    "layout_of",
     "leaves",
     "loss_and_gradients",
     "map_leaves",

@@ -29,7 +29,7 @@ Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...], int, in
 
 def he_normal(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:
     """Draw from a normal distribution of variance 2 / fan_in, for weights before a ReLU (He et al. 2015, eq. 10)."""
-    return rng.standard_normal(shape) * np.sqrt(2 / fan_in)
+    return rng.normal(0.0, np.sqrt(2 / fan_in), shape)
 
 
 def glorot_uniform(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int, fan_out: int) -> Array:

@@ -6,12 +6,9 @@ from dataclasses import MISSING, dataclass, fields
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from daskcnn.arrays import Array
 from daskcnn.nn.layer import Layer, Shape, walk
 from daskcnn.nn.sequential import Sequential
-from daskcnn.nn.vector import leaves
+from daskcnn.nn.vector import leaves, undrawn
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
         if isinstance(layer, Sequential):
             continue
         inner = next(layer.children(shape), None) is not None
-        params, _, out_shape = ({}, {}, layer.out_shape(shape)) if inner else _shapes(layer, shape)
+        params, _, out_shape = ({}, {}, layer.out_shape(shape)) if inner else undrawn(layer, shape)
         forward = 0 if inner else layer.operations(shape)
         backward = forward * (2 if trained else 1)
         trained = trained or bool(params)
@@ -60,15 +57,6 @@ def summarise(model: Sequential, in_shape: Shape) -> tuple[LayerSummary, ...]:
 
 def _holds_layers(value: Any) -> bool:
     return isinstance(value, Layer) or (isinstance(value, tuple) and any(isinstance(each, Layer) for each in value))
-
-
-def _shapes(layer: Layer, in_shape: Shape) -> tuple[dict[str, Any], dict[str, Any], Shape]:
-    """Return what `init` would, its weights without memory."""
-    return layer.init(np.random.default_rng(0), in_shape, initial=_without_memory)
-
-
-def _without_memory(rng: np.random.Generator, shape: Shape, fan_in: int, fan_out: int) -> Array:
-    return np.broadcast_to(np.zeros(()), shape)
 
 
 def label(layer: Layer) -> str:

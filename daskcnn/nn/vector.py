@@ -1,12 +1,9 @@
-"""Nested dicts of arrays: params, state and gradients.
-
-Parameters and state as one flat vector: what replicas push, optimisers update and checkpoints hold.
-"""
+"""Parameters, state and gradients as nested dicts of arrays, and as the flat vector that checkpoints hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -15,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from daskcnn.arrays import Array, Device
-from daskcnn.nn.layer import Params, Shape, State
+from daskcnn.nn.layer import Layer, Params, Shape, State
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Array]]:
@@ -48,18 +45,20 @@ _LARGE = 1 << 20
 
 @dataclass(frozen=True)
 class Layout:
-    """The place of each array in the vector: the parameters' names and shapes in order, then the state's.
+    """The order of the arrays in the vector: the parameters, then the state.
 
-    And the dtype.
-
-    Names are paths, for example "conv1/w".
+    Attributes
+    ----------
+    names : paths of the arrays, such as "conv1/w"
+    shapes : of the arrays
+    dtype : of the vector
+    parameters : number of names that are parameters; the others are state
     """
 
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
     dtype: str
     parameters: int
-    """How many of the names are parameters; the others are state."""
 
     @classmethod
     def of(cls, params: Params, state: State) -> Layout:
@@ -157,6 +156,27 @@ class Layout:
         edges = self._edges
         for name, shape, start, stop in zip(self.names, self.shapes, edges, edges[1:], strict=False):
             yield name, vector[start:stop].reshape(shape)
+
+
+class _Zeros(np.random.Generator):
+    """A generator whose weights are zeros without memory of their own, where shapes alone count."""
+
+    def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Any:
+        """Return zeros."""
+        return np.broadcast_to(np.zeros(()), size)
+
+    uniform = normal
+
+
+def undrawn(layer: Layer, in_shape: Shape) -> tuple[Params, State, Shape]:
+    """Return what `init` returns, with zeros in place of random numbers. They take neither time nor memory."""
+    return layer.init(_Zeros(np.random.PCG64(0)), in_shape)
+
+
+def layout_of(model: Layer, in_shape: Shape, dtype: str) -> Layout:
+    """Return the layout of a network for images of this shape, without drawing its weights."""
+    params, state, _ = undrawn(model, in_shape)
+    return replace(Layout.of(params, state), dtype=dtype)
 
 
 def _copy(source: Array, target: Array, device: Device | None) -> None:

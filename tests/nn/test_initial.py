@@ -1,4 +1,4 @@
-"""Initial kernels of a convolution that pass channels on, or whiten patches of images."""
+"""Initial kernels that pass channels on, or whiten patches of images; layouts without initial weights."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from daskcnn.arrays import Device
-from daskcnn.nn import Context, build_model
+from daskcnn.nn import Context, Layer, Layout, Shape, build_model, init_network, layout_of
 from daskcnn.nn.layer import passing_through
 from daskcnn.nn.layers import Conv, Dense
 from daskcnn.nn.whitening import patch_moments, whitened_layer, whitening_kernels
-from tests.nn.nn_cases import values
+from tests.nn.nn_cases import COMPOSITES, label, values
 
 
 def conv(**options: Any) -> dict[str, Any]:
@@ -137,3 +137,19 @@ def test_kernels_that_cannot_whiten_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(None, [conv(**options, initial="whitening"), HEAD], shape, 4)
+
+
+# --- layouts ---
+
+
+def layers() -> list[tuple[Layer, Shape]]:
+    models = [build_model(name, None, (32, 32, 3), 10) for name in ("fast", "resnet20", "googlenet")]
+    return [*COMPOSITES, *((model, (32, 32, 3)) for model in models)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("model", "in_shape"), layers(), ids=label)
+def test_a_layout_without_drawing_is_that_of_the_initial_weights(model: Layer, in_shape: Shape, dtype: str) -> None:
+    if model.numbers(in_shape) < 3_000_000:
+        assert layout_of(model, in_shape, dtype) == Layout.of(*init_network(model, 0, in_shape, dtype))
+    assert layout_of(model, in_shape, dtype).size == model.numbers(in_shape)
