@@ -1,16 +1,16 @@
-"""Maps that are shifted and scaled by channel, on processors: with a map added to them, and a ReLU behind.
+"""Passes over whole maps on processors, and sums over pixels and samples by channel (the last axis).
 
-Sums over the pixels and samples of maps and vectors, channel by channel (the last axis).
-
-On processors they are compiled loops over fixed parts, so that sums do not depend on the number of threads.
+Sums are taken over fixed parts, so that they do not depend on the number of threads.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from daskcnn import compiled
 from daskcnn.arrays import Array, Device
 from daskcnn.compiled.program import LEAST_PART, PARTS, RUN
 
+NONE = -1
+"""No activation."""
 THREAD_PARTS = 2
 """Fewest parts of a map for each thread of a chain, worth calling one."""
 THREAD_NUMBERS = 1 << 14
@@ -26,9 +28,12 @@ THREAD_NUMBERS = 1 << 14
 
 @dataclass(frozen=True)
 class Scaling:
-    """What batch normalising does to x: y = (x - mean) · factor + shift, each (C,).
+    """The numbers of a batch normalisation y = (x - mean) · factor + shift, each (C,).
 
-    `rest` is what rounding left of the mean, and `deviation` the inverse of x's standard deviation.
+    Attributes
+    ----------
+    rest : what rounding left of the mean
+    deviation : inverse of x's standard deviation
     """
 
     mean: Array
@@ -45,89 +50,182 @@ def rows_of(scaling: Scaling, back: Scaling | None) -> Array:
     return np.stack([scaling.mean, scaling.factor, scaling.shift, by_x, by_all])
 
 
+class Pass(ABC):
+    """A pass of a map x through a run of layers by compiled loops. A scaling, if there is one, comes first."""
+
+    @abstractmethod
+    def forward(self, scaling: Scaling | None) -> Array:
+        """Return y."""
+
+    @abstractmethod
+    def sums(self, dy: Array, scaling: Scaling) -> tuple[Array, Array]:
+        """Return the sums over pixels and samples of d and of d·(x - mean), each (C,).
+
+        d is the gradient of the scaling's output.
+        """
+
+    @abstractmethod
+    def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
+        """Return dx. With a scaling it is d·factor + (x - mean)·by_x + by_all.
+
+        by_x is the factor of `back`, and by_all its shift.
+        """
+
+
 @dataclass(frozen=True)
-class ScaledPass:
-    """A pass of a whole map x through a scaling, a sum, and, if it is rectified, a ReLU: one loop over its numbers."""
+class WholePass(Pass):
+    """A pass of a whole map by one loop over its numbers. Runs of numbers are shared out in fixed parts."""
 
     x: Array
     device: Device
-    rectified: bool
-
-    def forward(self, scaling: Scaling, other: Array | None = None) -> Array:
-        """Return y = (x - mean)·factor + shift + other, rectified or not."""
-        y, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(rows_of(scaling, None))
-        added = self._none if other is None else self._flat(other)
-        out = y.reshape(-1)
-        self._each(lambda lo, hi: compiled.scaled.forward(self._numbers, tiled, added, self.rectified, out, lo, hi))
-        return y
-
-    def sums(self, dy: Array, scaling: Scaling, y: Array | None = None) -> tuple[Array, Array, Array]:
-        """Return the sums over pixels and samples of d and of d·(x - mean), each (C,), and d where y is given.
-
-        d is dy, and 0 where a ReLU's output is 0. y: the output, if something was added to it; else dy is returned.
-        """
-        keeps = self.rectified and y is not None
-        change = np.empty_like(dy, order="C") if keeps else dy
-        tiled, parts = self._tiled(rows_of(scaling, None)), np.empty((self._parts, 2, self.x.shape[-1]))
-        behind = self._flat(y) if y is not None else self._none
-        own = self._numbers, tiled, behind, self._flat(dy), self.rectified, change.reshape(-1) if keeps else self._none
-
-        def add_up(part: slice) -> None:
-            scratch = self.device.workspace.take(f"sums {self.device.pool.thread}", (2, self._run), self.x.dtype)
-            compiled.scaled.sums(*own, parts, self._size, part.start, part.stop, scratch)
-
-        self.device.pool.map(add_up, self._slices)
-        total, product = parts.sum(axis=0)
-        return total, product, change
-
-    def backward(self, dy: Array, scaling: Scaling, back: Scaling) -> Array:
-        """Return dx = d·factor + (x - mean)·by_x + by_all; back: its factor is by_x, its shift by_all."""
-        dx, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(rows_of(scaling, back))
-        change, out = self._flat(dy), dx.reshape(-1)
-        self._each(lambda lo, hi: compiled.scaled.backward(self._numbers, tiled, change, self.rectified, out, lo, hi))
-        return dx
 
     @cached_property
-    def _numbers(self) -> Array:
-        return self._flat(self.x)
+    @abstractmethod
+    def _run(self) -> int:
+        """Numbers that the loop takes at once, a multiple of C."""
 
     @property
-    def _none(self) -> Array:
-        return np.empty(0, self.x.dtype)
-
-    def _flat(self, a: Array) -> Array:
-        return self.device.backend.contiguous(a).reshape(-1)
-
-    @cached_property
-    def _run(self) -> int:
-        """Numbers that the loops take at once: of whole pixels' samples or of a part of them."""
-        C = self.x.shape[-1]
-        return int(C * max(1, RUN // C))
+    @abstractmethod
+    def _runs(self) -> int:
+        """Number of runs."""
 
     @cached_property
     def _size(self) -> int:
-        """Numbers of a part, the same for any number of threads: sums are taken part by part."""
-        wanted = max(1, min(PARTS, self.x.size // LEAST_PART))
-        return -(-self.x.size // (wanted * self._run)) * self._run
+        """Runs of a part, the same for any number of threads."""
+        return -(-self._runs // max(1, min(PARTS, self.x.size // LEAST_PART)))
 
-    @property
-    def _parts(self) -> int:
-        return -(-self.x.size // self._size)
-
-    @property
-    def _slices(self) -> list[slice]:
-        return self.device.pool.slices(self._parts, at_least=-(-THREAD_NUMBERS // self._size))
-
-    def _tiled(self, rows: Array) -> Array:
-        return np.tile(rows, self._run // self.x.shape[-1])
+    def _map(self, work: Callable[[slice], None]) -> None:
+        self.device.pool.map(work, self.device.pool.slices(-(-self._runs // self._size)))
 
     def _each(self, call: Callable[[int, int], None]) -> None:
-        """Call the loop for ranges of numbers, on threads."""
+        """Call the loop for ranges of runs, on threads."""
+        self._map(lambda part: call(part.start * self._size, min(self._runs, part.stop * self._size)))
+
+    def _add_up(self, call: Callable[..., None]) -> tuple[Array, Array]:
+        """Call the loop for ranges of parts, on threads; return the sums of what it adds up, (C,) each."""
+        parts = np.empty((-(-self._runs // self._size), 2, self.x.shape[-1]))
 
         def work(part: slice) -> None:
-            call(part.start * self._size, min(self.x.size, part.stop * self._size))
+            scratch = self.device.workspace.take(f"sums {self.device.pool.thread}", (2, self._run), self.x.dtype)
+            call(parts, self._size, part.start, part.stop, scratch)
 
-        self.device.pool.map(work, self._slices)
+        self._map(work)
+        total, product = parts.sum(axis=0)
+        return total, product
+
+    def _tiled(self, scaling: Scaling | None, back: Scaling | None) -> Array:
+        if scaling is None:
+            return _unscaled(self._run, self.x.dtype)
+        return np.tile(rows_of(scaling, back), self._run // self.x.shape[-1])
+
+
+@lru_cache
+def _unscaled(run: int, dtype: np.dtype[Any]) -> Array:
+    """Return the rows by which nothing is scaled."""
+    rows = np.zeros((5, run), dtype)
+    rows[1] = 1
+    return rows
+
+
+@dataclass(frozen=True)
+class ScaledPass(WholePass):
+    """A pass through a scaling, a sum with another map, and, if it is rectified, a ReLU."""
+
+    rectified: bool
+
+    def forward(self, scaling: Scaling | None, other: Array | None = None) -> Array:
+        """Return y = (x - mean)·factor + shift + other, rectified or not."""
+        y, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(scaling, None)
+        x, added, out = self._flat(self.x, other, y)
+        self._each(lambda *runs: compiled.scaled.forward(x, tiled, added, self.rectified, out, *self._numbers(*runs)))
+        return y
+
+    def sums(self, dy: Array, scaling: Scaling, y: Array | None = None, d: Array | None = None) -> tuple[Array, Array]:
+        """Return the sums. d is dy, and 0 where a ReLU's output is 0.
+
+        y, d: the output, and where d is written to; given where a ReLU follows a sum.
+        """
+        x, behind, change, out = self._flat(self.x, y, dy, d)
+        own = x, self._tiled(scaling, None), behind, change, self.rectified, out
+        return self._add_up(lambda parts, size, *part: compiled.scaled.sums(*own, parts, size * self._run, *part))
+
+    def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
+        """Return dx, where nothing was added or no ReLU followed."""
+        dx, tiled = np.empty(self.x.shape, self.x.dtype), self._tiled(scaling, back)
+        x, change, out = self._flat(self.x, dy, dx)
+        self._each(lambda *runs: compiled.scaled.backward(x, tiled, change, self.rectified, out, *self._numbers(*runs)))
+        return dx
+
+    @cached_property
+    def _run(self) -> int:
+        C = self.x.shape[-1]
+        return int(C * max(1, RUN // C))
+
+    @property
+    def _runs(self) -> int:
+        return -(-self.x.size // self._run)
+
+    def _numbers(self, first: int, last: int) -> tuple[int, int]:
+        """Return the first and the last number of these runs."""
+        return first * self._run, min(self.x.size, last * self._run)
+
+    def _flat(self, *arrays: Array | None) -> list[Array]:
+        """Return the arrays as vectors, empty ones for those that are None."""
+        none, contiguous = np.empty(0, self.x.dtype), self.device.backend.contiguous
+        return [none if a is None else contiguous(a).reshape(-1) for a in arrays]
+
+
+@dataclass(frozen=True)
+class PooledPass(WholePass):
+    """A pass of x (H, W, N, C) through a scaling or none, an activation or none, and a pool of windows of 2×2 pixels.
+
+    The map is contiguous. A ReLU may lie before or behind the greatest number of a window. A scaling goes with greatest
+    numbers alone, of maps whose pixels all lie in windows.
+    """
+
+    pool: int
+    activation: int = NONE
+
+    def forward(self, scaling: Scaling | None) -> Array:
+        """Return y."""
+        y, tiled = np.empty(self._out_shape, self.x.dtype), self._tiled(scaling, None)
+        x, out = _lines(self.x), _lines(y)
+        self._each(lambda lo, hi: compiled.pooled.forward(self.pool, self.activation, x, tiled, out, lo, hi))
+        return y
+
+    def sums(self, dy: Array, scaling: Scaling) -> tuple[Array, Array]:
+        """Return the sums. d is dy where x is the greatest of its window and, with a ReLU, above 0; elsewhere 0."""
+        own = self.activation, _lines(self.x), self._tiled(scaling, None), _lines(self.device.backend.contiguous(dy))
+        return self._add_up(lambda *part: compiled.pooled.sums(*own, *part))
+
+    def backward(self, dy: Array, scaling: Scaling | None, back: Scaling | None) -> Array:
+        """Return dx."""
+        H, W = self.x.shape[:2]
+        dx = (np.zeros if H % 2 or W % 2 else np.empty)(self.x.shape, self.x.dtype)
+        x, change, out = _lines(self.x), _lines(self.device.backend.contiguous(dy)), _lines(dx)
+        own = self.pool, self.activation, scaling is not None, x, self._tiled(scaling, back), change, out
+        self._each(lambda lo, hi: compiled.pooled.backward(*own, lo, hi))
+        return dx
+
+    @property
+    def _out_shape(self) -> tuple[int, ...]:
+        H, W, *rest = self.x.shape
+        return H // 2, W // 2, *rest
+
+    @cached_property
+    def _run(self) -> int:
+        N, C = self.x.shape[2:]
+        return int(C * min(N, max(1, RUN // C)))
+
+    @property
+    def _runs(self) -> int:
+        H, W, N, C = self._out_shape
+        return H * W * -(-N * C // self._run)
+
+
+def _lines(a: Array) -> Array:
+    """Return a map with samples and channels as one axis."""
+    return a.reshape(*a.shape[:2], -1)
 
 
 CHANNEL_RUN = 1024

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +13,7 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.nn.layer import Context, Initializer, Layer, LayerError, Params, Residual, Shape, State, glorot_uniform
-from daskcnn.nn.local import Chain, rectifies
+from daskcnn.nn.local import Chain, first_run
 from daskcnn.nn.tying import Ties, check_tie, given_back, lent, ties_of
 from daskcnn.nn.vector import map_leaves
 
@@ -154,8 +154,7 @@ class Sequential(Layer):
         start = 0
         while start < len(self.layers):
             names, layers = zip(*self.layers[start:], strict=True)
-            chain = Chain.of(layers)
-            work, count = (chain, len(chain.layers)) if chain.layers else _with_relu(layers)
+            work, count = first_run(layers)
             runs.append(_Run(start, names[:count], work))
             start += count
         return tuple(runs)
@@ -188,13 +187,6 @@ class Sequential(Layer):
     def _first_with(self, params: Params) -> int:
         trained = params.keys() - self.frozen
         return next((i for i, (name, _) in enumerate(self.layers) if name in trained), len(self.layers))
-
-
-def _with_relu(layers: Sequence[Layer]) -> tuple[Layer, int]:
-    """Return the first layer, with the ReLU behind it if they go in one pass; and how many layers that is."""
-    first, *others = layers
-    rectified = first.with_relu() if others and rectifies(others[0]) else None
-    return (first, 1) if rectified is None else (rectified, 2)
 
 
 @dataclass(frozen=True)

@@ -143,8 +143,8 @@ def test_kernels_that_cannot_whiten_are_refused(
 
 
 def layers() -> list[tuple[Layer, Shape]]:
-    models = [build_model(name, None, (32, 32, 3), 10) for name in ("fast", "resnet20", "googlenet")]
-    return [*COMPOSITES, *((model, (32, 32, 3)) for model in models)]
+    shape = (64, 64, 3)
+    return [*COMPOSITES, *((build_model(name, None, shape, 10), shape) for name in ("fast", "resnet20", "vgg16"))]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -8,31 +8,38 @@ from typing import Any, ClassVar
 
 from daskcnn.arrays import Array
 from daskcnn.compiled import program
-from daskcnn.compiled.program import LEAKY_RELU, RELU, SIGMOID, SILU, TANH, Operation
+from daskcnn.compiled.program import LEAKY_RELU, RELU, SIGMOID, SILU, TANH
 from daskcnn.nn.layer import Context, Initializer, Residual, Shape, check_at_least, glorot_uniform, he_normal
 from daskcnn.nn.local import LocalLayer
 
 
-class _Activation(LocalLayer):
-    """Base of the activations. As array expressions they keep y."""
+class Activation(LocalLayer):
+    """Base of the activations: array expressions, and a loop where there is one.
+
+    saturates: whether its derivative goes to 0 on both sides, which Glorot's initial weights are for. Others have He's.
+    """
+
+    saturates: ClassVar[bool] = False
 
     def out_shape(self, in_shape: Shape) -> Shape:
+        """Return the shape of the input."""
         return in_shape
 
     @property
     def reach(self) -> int | None:
+        """0: each channel depends on itself alone."""
         return 0
+
+    def initial_before(self, after: Initializer) -> Initializer:
+        """Return Glorot's initializer or He's."""
+        return glorot_uniform if self.saturates else he_normal
 
 
 @dataclass(frozen=True)
-class ReLU(_Activation):
+class ReLU(Activation):
     """max(x, 0); the derivative at 0 is 0."""
 
-    rectifies: ClassVar[bool] = True
-
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(RELU)
+    code = RELU
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return max(x, 0)."""
@@ -43,18 +50,13 @@ class ReLU(_Activation):
         """Return dy where y > 0, else 0."""
         return dy * (residual > 0)
 
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return He's initializer."""
-        return he_normal
-
 
 @dataclass(frozen=True)
-class Sigmoid(_Activation):
+class Sigmoid(Activation):
     """1 / (1 + e^-x)."""
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(SIGMOID)
+    code = SIGMOID
+    saturates = True
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return (1 + tanh(x / 2)) / 2, which does not overflow."""
@@ -65,18 +67,13 @@ class Sigmoid(_Activation):
         """Return dy · y · (1 - y)."""
         return dy * residual * (1 - residual)
 
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return Glorot's initializer."""
-        return glorot_uniform
-
 
 @dataclass(frozen=True)
-class Tanh(_Activation):
+class Tanh(Activation):
     """tanh x."""
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(TANH)
+    code = TANH
+    saturates = True
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return tanh x."""
@@ -87,23 +84,21 @@ class Tanh(_Activation):
         """Return dy · (1 - y²)."""
         return dy * (1 - residual * residual)
 
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return Glorot's initializer."""
-        return glorot_uniform
-
 
 @dataclass(frozen=True)
-class LeakyReLU(_Activation):
+class LeakyReLU(Activation):
     """x where x > 0, else slope · x; the derivative at 0 is the slope. Maas, Hannun and Ng 2013."""
 
+    code = LEAKY_RELU
     slope: float = 0.01
 
     def __post_init__(self) -> None:
         check_at_least(self, 0, "slope")
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(LEAKY_RELU, (float(self.slope),))
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """The slope."""
+        return (float(self.slope),)
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return x or slope · x."""
@@ -114,18 +109,12 @@ class LeakyReLU(_Activation):
         """Return dy or slope · dy, by the sign of y, which is that of x."""
         return ctx.device.xp.where(residual > 0, dy, dy * self.slope)
 
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return He's initializer."""
-        return he_normal
-
 
 @dataclass(frozen=True)
-class GELU(_Activation):
+class GELU(Activation):
     """x · Φ(x) with Φ of the standard normal distribution, exact, not by tanh. Hendrycks and Gimpel 2016, section 2."""
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(program.GELU)
+    code = program.GELU
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return x · Φ(x); the residual is x."""
@@ -136,18 +125,12 @@ class GELU(_Activation):
         x, xp = residual, ctx.device.xp
         return dy * (_normal(x, xp) + x * xp.exp(-0.5 * x * x) * (0.5 / pi) ** 0.5)
 
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return He's initializer."""
-        return he_normal
-
 
 @dataclass(frozen=True)
-class SiLU(_Activation):
+class SiLU(Activation):
     """x / (1 + e^-x), also called swish. Elfwing, Uchibe and Doya 2018, equation 8."""
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(SILU)
+    code = SILU
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return x · σ(x); the residual is x."""
@@ -157,10 +140,6 @@ class SiLU(_Activation):
         """Return dy · σ(x) · (1 + x · (1 - σ(x)))."""
         share = (1 + ctx.device.xp.tanh(residual * 0.5)) * 0.5
         return dy * share * (1 + residual * (1 - share))
-
-    def initial_before(self, after: Initializer) -> Initializer:
-        """Return He's initializer."""
-        return he_normal
 
 
 _SCALED_TAIL = (

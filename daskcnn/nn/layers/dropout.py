@@ -24,6 +24,7 @@ class Dropout(LocalLayer):
     on the batch or on the worker. Outside training the layer is the identity.
     """
 
+    code = DROPOUT
     rate: float
 
     def __post_init__(self) -> None:

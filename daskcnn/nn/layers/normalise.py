@@ -12,7 +12,6 @@ import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.compiled.program import LRN as LRN_LOOP
-from daskcnn.compiled.program import Operation
 from daskcnn.nn.layer import Context, Initializer, Layer, Params, Residual, Shape, State, check_at_least, glorot_uniform
 from daskcnn.nn.local import LocalLayer, ScalingLayer
 from daskcnn.nn.scaled import Scaling, moments
@@ -26,6 +25,7 @@ class LRN(LocalLayer):
     of c - n//2 to c + (n-1)//2. Works on maps and vectors, along the last axis.
     """
 
+    code = LRN_LOOP
     size: int = 5
     alpha: float = 1e-4
     beta: float = 0.75
@@ -46,9 +46,10 @@ class LRN(LocalLayer):
         """Half of the window, `size` // 2 channels to each side."""
         return self.size // 2
 
-    def operation(self, ctx: Context) -> Operation:
-        """Return the operation."""
-        return Operation(LRN_LOOP, (self.size // 2, self.size, self.alpha / self.size, self.k, self.beta))
+    @property
+    def constants(self) -> tuple[float, ...]:
+        """Channels before the own one in the window, its size, α/n, k and β."""
+        return self.size // 2, self.size, self.alpha / self.size, self.k, self.beta
 
     def array_forward(self, x: Array, ctx: Context) -> tuple[Array, Residual]:
         """Return y; the residual is x, s and s^-β."""

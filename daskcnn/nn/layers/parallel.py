@@ -208,7 +208,8 @@ class NormalisedSum(Layer):
         of_body, of_shortcut, z, scaling, y = residual
         (name, norm), own = self._norm, params.get("path", {})
         way = ScaledPass(z, ctx.device, self.rectified)
-        total, product, change = way.sums(dy, scaling, y)
+        change = np.empty_like(dy, order="C") if self.rectified else dy
+        total, product = way.sums(dy, scaling, y, change if self.rectified else None)
         of_norm, back = norm.gradients(own.get(name, {}), scaling, total, product, z.size // z.shape[-1])
         dz = replace(way, rectified=False).backward(change, scaling, back)
         dx, grads = self._body.backward(own, of_body, dz, ctx.child("path", need_dx=ctx.need_dx))

@@ -24,7 +24,6 @@ class _Pool(LocalLayer):
     """Base of the pools. As array expressions, a window is size² strided views of the map, one for each place."""
 
     code: ClassVar[int]
-    """Which compiled loop it is."""
     size: int
     stride: int | None = None
     """Pixels from one window to the next; None for the size."""
