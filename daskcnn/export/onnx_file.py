@@ -1,12 +1,14 @@
-"""Each kind of layer as nodes of an ONNX graph. Maps are (N, C, H, W) there, vectors (N, F).
+"""A trained network as an ONNX model: from images as they are at rest to probabilities, or to images.
 
-A trained network as an ONNX model: from images as they are at rest to probabilities, or to images.
+`CONVERTERS` makes nodes of each kind of layer. Maps are (N, C, H, W) there, vectors (N, F).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import reduce
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,42 +19,14 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_help
 from daskcnn.errors import UserError
 from daskcnn.export.trained_layers import (
     TrainedLayer,
+    converter_of,
     hwc_to_chw,
     problem_of,
     scale_and_shift,
     trained_layers,
     version,
-    without_converter,
 )
 from daskcnn.files import replace_file
-from daskcnn.nn.layer import Layer
-from daskcnn.nn.layers import (
-    GELU,
-    LRN,
-    Add,
-    Auxiliary,
-    AveragePool,
-    BatchNorm,
-    Branches,
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalPool,
-    L2Pool,
-    LeakyReLU,
-    MaxPool,
-    Multiply,
-    Pad,
-    ReLU,
-    Reshape,
-    Residual,
-    Sigmoid,
-    SiLU,
-    Tanh,
-    Upsample,
-)
-from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.store import Described
 from daskcnn.store.chunk_facts import mark_of
@@ -84,15 +58,11 @@ Converter: TypeAlias = Callable[[Graph, TrainedLayer, str], str]
 
 def add_layer(graph: Graph, trained: TrainedLayer, x: str) -> str:
     """Add a layer behind the value x; returns the name of its output. Raises UserError for one without converter."""
-    converter = CONVERTERS.get(type(trained.layer))
-    if converter is None:
-        raise without_converter(trained, "ONNX", "CONVERTERS in daskcnn/export/onnx_file.py")
-    return converter(graph, trained, x)
+    return converter_of(trained, CONVERTERS, "ONNX", "daskcnn/export/onnx_file.py")(graph, trained, x)
 
 
 def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
-    assert isinstance(layer, Conv)
     inputs = [x, graph.constant(f"{name}.w", trained.values["w"].transpose(3, 2, 0, 1))]
     if layer.bias:
         inputs.append(graph.constant(f"{name}.b", trained.values["b"]))
@@ -104,7 +74,6 @@ def _conv(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 def _dense(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
-    assert isinstance(layer, Dense)
     if trained.owner is not None:
         return _tied(graph, trained, trained.owner, x)
     if len(trained.in_shape) == 3:
@@ -137,29 +106,18 @@ def _flatten(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 
 def _lrn(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    layer = trained.layer
-    assert isinstance(layer, LRN)
-    if len(trained.in_shape) == 3 and layer.size % 2:
-        numbers = {
-            "alpha": float(layer.alpha),
-            "beta": float(layer.beta),
-            "bias": float(layer.k),
-        }  # a job may say 2 for 2.0
-        return graph.add("LRN", trained.name, x, size=layer.size, **numbers)
-    return _lrn_by_parts(graph, trained, layer, x)
+    """Add a node of this name, or several: runtimes refuse vectors, and windows of an even size.
 
-
-def _lrn_by_parts(graph: Graph, trained: TrainedLayer, layer: LRN, x: str) -> str:
-    """ONNX puts an even window one channel further than ours, runtimes refuse it, and vectors too.
-
-    The mean of the squares over the window is an average pool along the channels, edges counted as zeros.
+    The mean of the squares over a window is then an average pool along the channels, edges counted as zeros.
     """
-    name, C = trained.name, trained.in_shape[-1]
+    layer, name, C = trained.layer, trained.name, trained.in_shape[-1]
+    if len(trained.in_shape) == 3 and layer.size % 2:
+        numbers = {"alpha": layer.alpha, "beta": layer.beta, "bias": layer.k}
+        return graph.add("LRN", name, x, size=layer.size, **{key: float(value) for key, value in numbers.items()})
     before, after = layer.size // 2, (layer.size - 1) // 2
     squares = graph.add("Mul", f"{name}.squares", x, x)
-    column = graph.add(
-        "Reshape", f"{name}.column", squares, graph.constant(f"{name}.column_shape", [-1, 1, C, _pixels(trained)], int)
-    )
+    column_shape = graph.constant(f"{name}.column_shape", [-1, 1, C, prod(trained.in_shape[:-1])], int)
+    column = graph.add("Reshape", f"{name}.column", squares, column_shape)
     pads = {"pads": [before, 0, after, 0], "count_include_pad": 1}
     means = graph.add("AveragePool", f"{name}.window", column, kernel_shape=[layer.size, 1], strides=[1, 1], **pads)
     shape = [-1, C, *trained.in_shape[:-1]]
@@ -170,41 +128,26 @@ def _lrn_by_parts(graph: Graph, trained: TrainedLayer, layer: LRN, x: str) -> st
     return graph.add("Div", name, x, power)
 
 
-def _pixels(trained: TrainedLayer) -> int:
-    return int(np.prod(trained.in_shape[:-1], dtype=np.int64))
-
-
 def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name, values = trained.layer, trained.name, dict(trained.values)
-    assert isinstance(layer, BatchNorm)
     values["scale"], values["shift"] = scale_and_shift(trained)
     values["variance"] = np.maximum(values["variance"], 0)  # as the layer itself does
     constants = [graph.constant(f"{name}.{key}", values[key]) for key in ("scale", "shift", "mean", "variance")]
     return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))
 
 
-def _pool(kind: str, **more: Any) -> Converter:
-    def convert(graph: Graph, trained: TrainedLayer, x: str) -> str:
-        layer = trained.layer
-        assert isinstance(layer, MaxPool | AveragePool | L2Pool)
-        return graph.add(kind, trained.name, x, kernel_shape=[layer.size] * 2, strides=[layer.step] * 2, **more)
+def _node(kind: str, attributes: Callable[[Any], dict[str, Any]] = lambda layer: {}) -> Converter:
+    """Return the converter to one node, with attributes from the layer's options."""
+    return lambda graph, trained, x: graph.add(kind, trained.name, x, **attributes(trained.layer))
 
-    return convert
+
+def _window(layer: Any) -> dict[str, Any]:
+    return {"kernel_shape": [layer.size] * 2, "strides": [layer.step] * 2}
 
 
 def _globalpool(graph: Graph, trained: TrainedLayer, x: str) -> str:
     pixel = graph.add("GlobalAveragePool", f"{trained.name}.pixel", x)
     return graph.add("Flatten", trained.name, pixel)
-
-
-def _number_by_number(kind: str) -> Converter:
-    return lambda graph, trained, x: graph.add(kind, trained.name, x)
-
-
-def _leaky_relu(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    layer = trained.layer
-    assert isinstance(layer, LeakyReLU)
-    return graph.add("LeakyRelu", trained.name, x, alpha=float(layer.slope))
 
 
 def _gelu(graph: Graph, trained: TrainedLayer, x: str) -> str:
@@ -224,14 +167,12 @@ def _silu(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 def _reshape(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
-    assert isinstance(layer, Reshape)
     rows = graph.add("Reshape", f"{name}.nhwc", x, graph.constant(f"{name}.shape", [-1, *layer.shape], int))
     return graph.add("Transpose", name, rows, perm=[0, 3, 1, 2])
 
 
 def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer, name = trained.layer, trained.name
-    assert isinstance(layer, Upsample)
     factors = graph.constant(f"{name}.factors", [1, 1, layer.factor, layer.factor])
     if layer.mode == "bilinear":
         how = {"mode": "linear", "coordinate_transformation_mode": "half_pixel"}
@@ -241,69 +182,51 @@ def _upsample(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 
 def _scale(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    assert isinstance(trained.layer, Multiply)
     return graph.add("Mul", trained.name, x, graph.constant(f"{trained.name}.factor", trained.layer.factor))
 
 
 def _paths(graph: Graph, trained: TrainedLayer, x: str) -> list[str]:
     """Return the outputs of the paths, in order; an empty one's is x."""
-    assert isinstance(trained.layer, Parallel)
-    inner = {child.name.rpartition(".")[2]: child for child in trained.children}
-    return [x if path is None else _in_turn(graph, inner[name], x) for name, path in trained.layer.paths]
-
-
-def _in_turn(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    for child in trained.children:
-        x = add_layer(graph, child, x)
-    return x
-
-
-def _sum(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    return graph.add("Sum", trained.name, *_paths(graph, trained, x))
-
-
-def _side_by_side(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    return graph.add("Concat", trained.name, *_paths(graph, trained, x), axis=1)
+    inner, ends = {child.name.rpartition(".")[2]: child for child in trained.children}, []
+    for name, path in trained.layer.paths:
+        children = inner[name].children if path is not None else ()
+        ends.append(reduce(lambda y, child: add_layer(graph, child, y), children, x))
+    return ends
 
 
 def _pad(graph: Graph, trained: TrainedLayer, x: str) -> str:
     layer = trained.layer
-    assert isinstance(layer, Pad)
     around = [0, 0, layer.size, layer.size, 0, layer.channels, layer.size, layer.size]
     return graph.add("Pad", trained.name, x, graph.constant(f"{trained.name}.pads", around, int))
 
 
-def _passed_on(graph: Graph, trained: TrainedLayer, x: str) -> str:
-    return x
-
-
-CONVERTERS: Mapping[type[Layer], Converter] = {
-    Conv: _conv,
-    ReLU: _number_by_number("Relu"),
-    Sigmoid: _number_by_number("Sigmoid"),
-    Tanh: _number_by_number("Tanh"),
-    LeakyReLU: _leaky_relu,
-    GELU: _gelu,
-    SiLU: _silu,
-    LRN: _lrn,
-    BatchNorm: _batchnorm,
-    MaxPool: _pool("MaxPool"),
-    AveragePool: _pool("AveragePool"),
-    L2Pool: _pool("LpPool", p=2),
-    GlobalPool: _globalpool,
-    Dense: _dense,
-    Dropout: _passed_on,
-    Auxiliary: _passed_on,
-    Flatten: _flatten,
-    Reshape: _reshape,
-    Upsample: _upsample,
-    Multiply: _scale,
-    Pad: _pad,
-    Residual: _sum,
-    Add: _sum,
-    Branches: _side_by_side,
+CONVERTERS: dict[str, Converter] = {
+    "conv": _conv,
+    "relu": _node("Relu"),
+    "sigmoid": _node("Sigmoid"),
+    "tanh": _node("Tanh"),
+    "leakyrelu": _node("LeakyRelu", lambda layer: {"alpha": float(layer.slope)}),
+    "gelu": _gelu,
+    "silu": _silu,
+    "lrn": _lrn,
+    "batchnorm": _batchnorm,
+    "maxpool": _node("MaxPool", _window),
+    "averagepool": _node("AveragePool", _window),
+    "l2pool": _node("LpPool", lambda layer: _window(layer) | {"p": 2}),
+    "globalpool": _globalpool,
+    "dense": _dense,
+    "dropout": lambda graph, trained, x: x,
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "upsample": _upsample,
+    "scale": _scale,
+    "pad": _pad,
+    "residual": lambda graph, trained, x: graph.add("Sum", trained.name, *_paths(graph, trained, x)),
+    "branches": lambda graph, trained, x: graph.add("Concat", trained.name, *_paths(graph, trained, x), axis=1),
+    "add": lambda graph, trained, x: graph.add("Sum", trained.name, *_paths(graph, trained, x)),
+    "auxiliary": lambda graph, trained, x: x,
 }
-"""A new layer is a new entry."""
+"""Converters by the kinds of `LAYERS`. A new layer is a new entry."""
 
 
 OPSET, IR_VERSION = 17, 8
@@ -330,9 +253,7 @@ def onnx_model(classifier: Classifier, run: str = "") -> ModelProto:
             "--to onnx", f"{classifier.weights.size:,} weights, more than a file of ONNX holds", "use --to safetensors"
         )
     graph, facts = Graph(), classifier.facts
-    x = _normalised(graph, facts)
-    for trained in trained_layers(classifier):
-        x = add_layer(graph, trained, x)
+    x = reduce(lambda x, trained: add_layer(graph, trained, x), trained_layers(classifier), _normalised(graph, facts))
     images = helper.make_tensor_value_info(INPUT, _element_type(facts.dtype), ["N", *facts.shape])
     shape: tuple[int, ...] = facts.shape if classifier.reconstructs else (len(facts.classes),)
     name = _reconstructed(graph, classifier, x) if classifier.reconstructs else _probabilities(graph, facts, x)
@@ -379,7 +300,7 @@ def _normalised(graph: Graph, facts: Described) -> str:
 
 
 def _missing(graph: Graph, facts: Described) -> str:
-    """Where images have no data: the value that stands for it, and NaN."""
+    """Add nodes that tell where images have no data: NaN, and the value that stands for it."""
     assert facts.nodata is not None
     mark, unknown = mark_of(facts.nodata, facts.dtype), graph.add("IsNaN", "not_numbers", "numbers")
     if mark is None:

@@ -1,8 +1,7 @@
-"""Each kind of layer as a line of PyTorch. Maps are (N, C, H, W) there, vectors (N, F).
+"""A trained network as a Python module of plain PyTorch, and its `state_dict` as safetensors beside it.
 
-A trained network as a Python module of plain PyTorch, and its `state_dict` as safetensors beside it.
-
-The module needs torch and safetensors, nothing of ours. Names from outside appear in it as literals only.
+The module needs torch and safetensors, nothing of ours. Names from outside appear in it as literals only. `CONVERTERS`
+makes a line of each kind of layer. Maps are (N, C, H, W) there, vectors (N, F).
 """
 
 from __future__ import annotations
@@ -20,41 +19,14 @@ from daskcnn.arrays import Array
 from daskcnn.errors import UserError
 from daskcnn.export.trained_layers import (
     TrainedLayer,
+    converter_of,
     hwc_to_chw,
     problem_of,
     scale_and_shift,
     trained_layers,
     version,
-    without_converter,
 )
 from daskcnn.files import replace_file
-from daskcnn.nn.layer import Layer
-from daskcnn.nn.layers import (
-    GELU,
-    LRN,
-    Add,
-    Auxiliary,
-    AveragePool,
-    BatchNorm,
-    Branches,
-    Conv,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalPool,
-    L2Pool,
-    LeakyReLU,
-    MaxPool,
-    Multiply,
-    Pad,
-    ReLU,
-    Reshape,
-    Residual,
-    Sigmoid,
-    SiLU,
-    Tanh,
-    Upsample,
-)
 from daskcnn.nn.layers.parallel import Parallel
 from daskcnn.nn.losses import SigmoidReconstruction
 from daskcnn.nn.sequential import Sequential
@@ -80,6 +52,7 @@ class Lines:
 
 
 Converter: TypeAlias = Callable[[TrainedLayer], Lines]
+_HERE = "PyTorch", "daskcnn/export/torch_module.py"
 
 
 def attribute(trained: TrainedLayer) -> str:
@@ -87,17 +60,8 @@ def attribute(trained: TrainedLayer) -> str:
     return trained.name.replace(".", "_")
 
 
-def lines_of(trained: TrainedLayer) -> Lines:
-    """Return a layer in PyTorch. Raises UserError for one without converter."""
-    converter = CONVERTERS.get(type(trained.layer))
-    if converter is None:
-        raise without_converter(trained, "PyTorch", "CONVERTERS in daskcnn/export/torch_module.py")
-    return converter(trained)
-
-
 def _conv(trained: TrainedLayer) -> Lines:
     layer = trained.layer
-    assert isinstance(layer, Conv)
     s = problem_of(trained)
     (top, left), (below, right) = s.pad, s.pad_end
     uneven = below or right  # nn.Conv2d has the same padding on both sides
@@ -123,24 +87,23 @@ def _short(pair: tuple[int, int]) -> int | tuple[int, int]:
 
 def _dense(trained: TrainedLayer) -> Lines:
     layer, of_map = trained.layer, len(trained.in_shape) == 3
-    assert isinstance(layer, Dense)
     if trained.owner is not None:
-        return _tied(trained, trained.owner, layer)
+        return _tied(trained, trained.owner)
     w = hwc_to_chw(trained.values["w"], trained.in_shape)
     module = f"nn.Linear({len(w)}, {layer.units}{'' if layer.bias else ', bias=False'})"
     forward = f"self.{attribute(trained)}(x.flatten(1))" if of_map else f"self.{attribute(trained)}(x)"
     return Lines(forward, module, {"weight": w.T} | _bias(trained))
 
 
-def _tied(trained: TrainedLayer, owner: TrainedLayer, layer: Dense) -> Lines:
-    """The owner's weight the other way, in the order of our vectors, where channels vary fastest."""
+def _tied(trained: TrainedLayer, owner: TrainedLayer) -> Lines:
+    """Return a product with the owner's weight transposed, in the order of our vectors: channels vary fastest."""
     weight = f"self.{attribute(owner)}.weight"
     if len(owner.in_shape) == 3:
         H, W, C = owner.in_shape
         weight = f"{weight}.unflatten(1, ({C}, {H}, {W})).permute(0, 2, 3, 1).flatten(1)"
-    if not layer.bias:
+    if not trained.layer.bias:
         return Lines(f"F.linear(x, {weight}.T)")
-    module = f'nn.ParameterDict({{"bias": nn.Parameter(torch.zeros({layer.units}))}})'
+    module = f'nn.ParameterDict({{"bias": nn.Parameter(torch.zeros({trained.layer.units}))}})'
     return Lines(f'F.linear(x, {weight}.T, self.{attribute(trained)}["bias"])', module, _bias(trained))
 
 
@@ -150,11 +113,8 @@ def _bias(trained: TrainedLayer) -> dict[str, Array]:
 
 def _batchnorm(trained: TrainedLayer) -> Lines:
     layer, values = trained.layer, trained.values
-    assert isinstance(layer, BatchNorm)
     kind = "BatchNorm2d" if len(trained.in_shape) == 3 else "BatchNorm1d"
-    affine = (
-        layer.scale or layer.shift
-    )  # PyTorch has both or neither: what is left out is 1 or 0, and may be trained on
+    affine = layer.scale or layer.shift  # PyTorch has both or neither: what is left out is 1 or 0, and is trained on
     options = f"eps={layer.epsilon!r}, momentum={layer.momentum!r}{'' if affine else ', affine=False'}"
     module = f"nn.{kind}({trained.in_shape[-1]}, {options})"
     scale, shift = scale_and_shift(trained)
@@ -168,108 +128,58 @@ def _batchnorm(trained: TrainedLayer) -> Lines:
 
 def _lrn(trained: TrainedLayer) -> Lines:
     layer = trained.layer
-    assert isinstance(layer, LRN)
     options = f"{layer.size}, alpha={layer.alpha!r}, beta={layer.beta!r}, k={layer.k!r}"
     if len(trained.in_shape) == 3:
         return Lines(f"F.local_response_norm(x, {options})")
     return Lines(f"F.local_response_norm(x.unsqueeze(-1), {options}).squeeze(-1)")
 
 
-def _pool(function: str) -> Converter:
-    def convert(trained: TrainedLayer) -> Lines:
-        layer = trained.layer
-        assert isinstance(layer, MaxPool | AveragePool | L2Pool)
-        return Lines(f"F.{function}, {layer.size}, {layer.step})")
-
-    return convert
+def _line(forward: str | Callable[[Any], str]) -> Converter:
+    """Return the converter to an expression of x, which may depend on the layer's options."""
+    return lambda trained: Lines(forward if isinstance(forward, str) else forward(trained.layer))
 
 
-def _flatten(trained: TrainedLayer) -> Lines:
-    return Lines("x.permute(0, 2, 3, 1).flatten(1)")
-
-
-def _dropout(trained: TrainedLayer) -> Lines:
-    layer = trained.layer
-    assert isinstance(layer, Dropout)
-    return Lines(f"self.{attribute(trained)}(x)", f"nn.Dropout({layer.rate!r})")
-
-
-def _leaky_relu(trained: TrainedLayer) -> Lines:
-    layer = trained.layer
-    assert isinstance(layer, LeakyReLU)
-    return Lines(f"nn.functional.leaky_relu(x, {float(layer.slope)!r})")
-
-
-def _reshape(trained: TrainedLayer) -> Lines:
-    assert isinstance(trained.layer, Reshape)
-    H, W, C = trained.layer.shape
-    return Lines(f"x.reshape(-1, {H}, {W}, {C}).permute(0, 3, 1, 2)")
-
-
-def _upsample(trained: TrainedLayer) -> Lines:
-    layer = trained.layer
-    assert isinstance(layer, Upsample)
+def _upsample(layer: Any) -> str:
     mode = "mode='nearest'" if layer.mode == "nearest" else "mode='bilinear', align_corners=False"
-    return Lines(f"F.interpolate(x, scale_factor={layer.factor}, {mode})")
+    return f"F.interpolate(x, scale_factor={layer.factor}, {mode})"
 
 
-def _scale(trained: TrainedLayer) -> Lines:
-    assert isinstance(trained.layer, Multiply)
-    return Lines(f"x * {float(trained.layer.factor)!r}")
-
-
-def _pad(trained: TrainedLayer) -> Lines:
-    layer = trained.layer
-    assert isinstance(layer, Pad)
-    return Lines(f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})")
-
-
-def _always(forward: str) -> Converter:
-    return lambda trained: Lines(forward)
+CONVERTERS: dict[str, Converter] = {
+    "conv": _conv,
+    "relu": _line("torch.relu(x)"),
+    "sigmoid": _line("torch.sigmoid(x)"),
+    "tanh": _line("torch.tanh(x)"),
+    "leakyrelu": _line(lambda layer: f"nn.functional.leaky_relu(x, {float(layer.slope)!r})"),
+    "gelu": _line("nn.functional.gelu(x)"),
+    "silu": _line("nn.functional.silu(x)"),
+    "lrn": _lrn,
+    "batchnorm": _batchnorm,
+    "maxpool": _line(lambda layer: f"F.max_pool2d(x, {layer.size}, {layer.step})"),
+    "averagepool": _line(lambda layer: f"F.avg_pool2d(x, {layer.size}, {layer.step})"),
+    "l2pool": _line(lambda layer: f"F.lp_pool2d(x, 2.0, {layer.size}, {layer.step})"),
+    "globalpool": _line("x.mean((2, 3))"),
+    "dense": _dense,
+    "dropout": lambda trained: Lines(f"self.{attribute(trained)}(x)", f"nn.Dropout({trained.layer.rate!r})"),
+    "flatten": _line("x.permute(0, 2, 3, 1).flatten(1)"),
+    "reshape": _line(lambda layer: "x.reshape(-1, {}, {}, {}).permute(0, 3, 1, 2)".format(*layer.shape)),
+    "upsample": _line(_upsample),
+    "scale": _line(lambda layer: f"x * {float(layer.factor)!r}"),
+    "pad": _line(lambda layer: f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})"),
+    "auxiliary": _line("x"),
+}
+"""Converters by the kinds of `LAYERS`. A new layer is a new entry."""
 
 
 def _sum(names: Sequence[str]) -> str:
     return " + ".join(names)
 
 
-def _side_by_side(names: Sequence[str]) -> str:
-    return f"torch.cat([{', '.join(names)}], 1)"
-
-
-CONVERTERS: Mapping[type[Layer], Converter] = {
-    Conv: _conv,
-    ReLU: _always("torch.relu(x)"),
-    Sigmoid: _always("torch.sigmoid(x)"),
-    Tanh: _always("torch.tanh(x)"),
-    LeakyReLU: _leaky_relu,
-    GELU: _always("nn.functional.gelu(x)"),
-    SiLU: _always("nn.functional.silu(x)"),
-    LRN: _lrn,
-    BatchNorm: _batchnorm,
-    MaxPool: _pool("max_pool2d(x"),
-    AveragePool: _pool("avg_pool2d(x"),
-    L2Pool: _pool("lp_pool2d(x, 2.0"),
-    GlobalPool: _always("x.mean((2, 3))"),
-    Dense: _dense,
-    Dropout: _dropout,
-    Flatten: _flatten,
-    Reshape: _reshape,
-    Upsample: _upsample,
-    Multiply: _scale,
-    Pad: _pad,
-    Auxiliary: _always("x"),
+JOINS: dict[str, Callable[[Sequence[str]], str]] = {
+    "residual": _sum,
+    "add": _sum,
+    "branches": lambda names: f"torch.cat([{', '.join(names)}], 1)",
 }
-"""A new layer is a new entry."""
-
-JOINS: Mapping[type[Layer], Callable[[Sequence[str]], str]] = {Residual: _sum, Add: _sum, Branches: _side_by_side}
 """What layers of paths make of the paths' outputs: an expression of their names."""
-
-
-def state_dict(trained: TrainedLayer, lines: Lines) -> dict[str, Any]:
-    """Return the layer's part of the network's `state_dict`: contiguous arrays by name."""
-    return {
-        f"{attribute(trained)}.{name}": np.ascontiguousarray(a).reshape(a.shape) for name, a in lines.tensors.items()
-    }
 
 
 WEIGHTS = ".weights.safetensors"
@@ -354,7 +264,7 @@ def torch_module(classifier: Classifier, run: str = "") -> tuple[str, dict[str, 
         normalised=_normalised(facts),
         run=ascii(run),
         version=ascii(version()),
-        names=_literal_list(facts.classes),
+        names="[\n" + "".join(f"    {name!a},\n" for name in facts.classes) + "]",  # ASCII alone
         C=C,
         modules=_indented(network.modules),
         forward=_indented(network.forward),
@@ -379,29 +289,30 @@ class _Code:
             for child in trained.children:
                 self.add(child)
         elif isinstance(trained.layer, Parallel):
-            self._add_paths(trained, trained.layer)
+            self._add_paths(trained)
         else:
-            line = lines_of(trained)
+            line = converter_of(trained, CONVERTERS, *_HERE)(trained)
             self.modules += [f"self.{attribute(trained)} = {line.module}"] if line.module else []
             self.forward.append(f"x = {line.forward}")
-            self.state |= state_dict(trained, line)
+            own = {f"{attribute(trained)}.{name}": a for name, a in line.tensors.items()}
+            self.state |= {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in own.items()}
 
-    def _add_paths(self, trained: TrainedLayer, layer: Parallel) -> None:
+    def _add_paths(self, trained: TrainedLayer) -> None:
         """Add paths that begin at the same x, and join their outputs."""
         given, inner = attribute(trained), {child.name.rpartition(".")[2]: child for child in trained.children}
         self.forward.append(f"{given} = x")
         outputs = []
-        for name, path in layer.paths:
+        for name, path in trained.layer.paths:
             outputs.append(given if path is None else f"{given}_{name}")
             if path is not None:
                 self.forward.append(f"x = {given}")
                 self.add(inner[name])
                 self.forward.append(f"{given}_{name} = x")
-        self.forward.append(f"x = {JOINS[type(layer)](outputs)}")
+        self.forward.append(f"x = {converter_of(trained, JOINS, *_HERE)(outputs)}")
 
 
 def _answer(classifier: Classifier) -> dict[str, str]:
-    """What the module's method that takes images is called, and what it returns."""
+    """Return the name of the module's method that takes images, and its result."""
     facts = classifier.facts
     H, W, C = facts.shape
     if not classifier.reconstructs:
@@ -424,7 +335,7 @@ def _answer(classifier: Classifier) -> dict[str, str]:
 
 
 def _normalised(facts: Described) -> str:
-    """The lines that subtract and divide; pixels without data become 0, the mean."""
+    """Return the lines that subtract and divide; pixels without data become 0, the mean."""
     scaled = "(x - self.mean) / self.deviation"
     if facts.nodata is None:
         return f"x = {scaled}"
@@ -435,8 +346,3 @@ def _normalised(facts: Described) -> str:
 
 def _indented(lines: Iterable[str]) -> str:
     return "\n".join(f"        {line}" for line in lines)
-
-
-def _literal_list(names: Iterable[str]) -> str:
-    """A list of strings in Python, a line each; all characters but ASCII are escaped."""
-    return "[\n" + "".join(f"    {name!a},\n" for name in names) + "]"

@@ -1,20 +1,22 @@
-"""What converters are given: a network's layers with their weights, and how its images are normalised."""
+"""A trained network's layers with their weights, as converters take them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from daskcnn.arrays import Array
 from daskcnn.conv import ConvSpec
 from daskcnn.errors import UserError
-from daskcnn.nn.layer import Layer, Shape
-from daskcnn.nn.layers.conv import Conv
+from daskcnn.nn.layer import Shape
+from daskcnn.nn.layers import kind_of
 from daskcnn.training.trained_network import Classifier
+
+Converter = TypeVar("Converter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +26,14 @@ class TrainedLayer:
     Attributes
     ----------
     name : the layer's path in the network with dots, such as "conv1" or "residual1.path.conv1"
-    layer : its hyper-parameters
+    layer : its hyper-parameters; converters know its kind, by which they are found
     in_shape : shape of its input without N: (H, W, C) or (F,)
     values : parameters and state by name, on the host; nested like them for a layer of layers
     owner : the layer before it whose weights it uses, transposed; None: they are its own
     """
 
     name: str
-    layer: Layer
+    layer: Any
     in_shape: Shape
     values: Mapping[str, Any]
     owner: TrainedLayer | None = None
@@ -62,20 +64,23 @@ def _joined(params: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def without_converter(trained: TrainedLayer, target: str, registry: str) -> UserError:
-    """Return the error about a layer that a format has no converter for."""
-    return UserError(
-        f"layer {trained.name}",
-        f"{type(trained.layer).__name__} has no converter to {target}",
-        f"add an entry to {registry}, or export with --to safetensors, which takes every layer",
-    )
+def converter_of(trained: TrainedLayer, converters: Mapping[str, Converter], target: str, module: str) -> Converter:
+    """Return a layer's converter. Raises UserError if the format `target` has none for its kind."""
+    kind = kind_of(trained.layer)
+    if kind is None or kind not in converters:
+        raise UserError(
+            f"layer {trained.name}",
+            f"{type(trained.layer).__name__} has no converter to {target}",
+            f"add an entry to CONVERTERS in {module}, or export with --to safetensors, which takes every layer",
+        )
+    return converters[kind]
 
 
 def problem_of(trained: TrainedLayer) -> ConvSpec:
     """Return the problem of a convolution for one image, with its padding in numbers."""
     layer, (H, W, C) = trained.layer, trained.in_shape
-    assert isinstance(layer, Conv), "asked for convolutions"
-    return layer.spec((H, W, 1, C), layer.kernels)
+    spec: ConvSpec = layer.spec((H, W, 1, C), layer.kernels)
+    return spec
 
 
 def hwc_to_chw(w: Any, in_shape: Shape) -> Any:

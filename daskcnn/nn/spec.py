@@ -22,7 +22,7 @@ from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type
 
 from daskcnn.errors import nearest
 from daskcnn.nn.layer import Layer
-from daskcnn.nn.layers import LAYERS
+from daskcnn.nn.layers import LAYERS, kind_of
 from daskcnn.nn.sequential import Sequential
 from daskcnn.nn.tying import tie_problems
 
@@ -204,17 +204,13 @@ def spec_of(network: Sequential) -> list[dict[str, Any]]:
 
     Raises ValueError for a layer that `LAYERS` does not have.
     """
-    kinds = {layer: kind for kind, layer in LAYERS.items()}
+    tables = []
     for name, layer in network.layers:
-        if type(layer) not in kinds:
+        if (kind := kind_of(layer)) is None:
             raise ValueError(f"layer {name}: {type(layer).__name__} is none of LAYERS")
-    return [{"layer": kinds[type(layer)]} | _options(layer) for _, layer in network.layers]
-
-
-def _options(layer: Layer) -> dict[str, Any]:
-    """Return the layer's options as a table has them."""
-    given = ((field.name, getattr(layer, field.name)) for field in fields(layer))  # type: ignore[arg-type] # every layer is a dataclass
-    return {name: _as_given(value) for name, value in given if value is not None}
+        given = ((field.name, getattr(layer, field.name)) for field in fields(layer))  # type: ignore[arg-type] # every layer is a dataclass
+        tables.append({"layer": kind} | {name: _as_given(value) for name, value in given if value is not None})
+    return tables
 
 
 def _as_given(value: Any) -> Any:

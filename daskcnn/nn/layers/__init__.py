@@ -1,5 +1,7 @@
 """The layers, and the names that a list of layers uses for them."""
 
+# mypy: implicit-reexport
+
 from daskcnn.nn.layer import Layer
 from daskcnn.nn.layers.activations import GELU, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from daskcnn.nn.layers.auxiliary import Auxiliary
@@ -37,31 +39,9 @@ LAYERS: dict[str, type[Layer]] = {
     "add": Add,
     "auxiliary": Auxiliary,
 }
+"""A new layer is a line here."""
 
-__all__ = [
-    "GELU",
-    "LAYERS",
-    "LRN",
-    "Add",
-    "Auxiliary",
-    "AveragePool",
-    "BatchNorm",
-    "Branches",
-    "Conv",
-    "Dense",
-    "Dropout",
-    "Flatten",
-    "GlobalPool",
-    "L2Pool",
-    "LeakyReLU",
-    "MaxPool",
-    "Multiply",
-    "Pad",
-    "ReLU",
-    "Reshape",
-    "Residual",
-    "SiLU",
-    "Sigmoid",
-    "Tanh",
-    "Upsample",
-]
+
+def kind_of(layer: Layer) -> str | None:
+    """Return the name that a list of layers uses for a layer; None for one that `LAYERS` does not have."""
+    return next((kind for kind, each in LAYERS.items() if each is type(layer)), None)
