@@ -136,7 +136,7 @@ def _batchnorm(graph: Graph, trained: TrainedLayer, x: str) -> str:
     return graph.add("BatchNormalization", name, x, *constants, epsilon=float(layer.epsilon))
 
 
-def _node(kind: str, attributes: Callable[[Any], dict[str, Any]] = lambda layer: {}) -> Converter:
+def node(kind: str, attributes: Callable[[Any], dict[str, Any]] = lambda layer: {}) -> Converter:
     """Return the converter to one node, with attributes from the layer's options."""
     return lambda graph, trained, x: graph.add(kind, trained.name, x, **attributes(trained.layer))
 
@@ -202,17 +202,17 @@ def _pad(graph: Graph, trained: TrainedLayer, x: str) -> str:
 
 CONVERTERS: dict[str, Converter] = {
     "conv": _conv,
-    "relu": _node("Relu"),
-    "sigmoid": _node("Sigmoid"),
-    "tanh": _node("Tanh"),
-    "leakyrelu": _node("LeakyRelu", lambda layer: {"alpha": float(layer.slope)}),
+    "relu": node("Relu"),
+    "sigmoid": node("Sigmoid"),
+    "tanh": node("Tanh"),
+    "leakyrelu": node("LeakyRelu", lambda layer: {"alpha": float(layer.slope)}),
     "gelu": _gelu,
     "silu": _silu,
     "lrn": _lrn,
     "batchnorm": _batchnorm,
-    "maxpool": _node("MaxPool", _window),
-    "averagepool": _node("AveragePool", _window),
-    "l2pool": _node("LpPool", lambda layer: _window(layer) | {"p": 2}),
+    "maxpool": node("MaxPool", _window),
+    "averagepool": node("AveragePool", _window),
+    "l2pool": node("LpPool", lambda layer: _window(layer) | {"p": 2}),
     "globalpool": _globalpool,
     "dense": _dense,
     "dropout": lambda graph, trained, x: x,

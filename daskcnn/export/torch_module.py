@@ -134,7 +134,7 @@ def _lrn(trained: TrainedLayer) -> Lines:
     return Lines(f"F.local_response_norm(x.unsqueeze(-1), {options}).squeeze(-1)")
 
 
-def _line(forward: str | Callable[[Any], str]) -> Converter:
+def line(forward: str | Callable[[Any], str]) -> Converter:
     """Return the converter to an expression of x, which may depend on the layer's options."""
     return lambda trained: Lines(forward if isinstance(forward, str) else forward(trained.layer))
 
@@ -146,26 +146,26 @@ def _upsample(layer: Any) -> str:
 
 CONVERTERS: dict[str, Converter] = {
     "conv": _conv,
-    "relu": _line("torch.relu(x)"),
-    "sigmoid": _line("torch.sigmoid(x)"),
-    "tanh": _line("torch.tanh(x)"),
-    "leakyrelu": _line(lambda layer: f"nn.functional.leaky_relu(x, {float(layer.slope)!r})"),
-    "gelu": _line("nn.functional.gelu(x)"),
-    "silu": _line("nn.functional.silu(x)"),
+    "relu": line("torch.relu(x)"),
+    "sigmoid": line("torch.sigmoid(x)"),
+    "tanh": line("torch.tanh(x)"),
+    "leakyrelu": line(lambda layer: f"nn.functional.leaky_relu(x, {float(layer.slope)!r})"),
+    "gelu": line("nn.functional.gelu(x)"),
+    "silu": line("nn.functional.silu(x)"),
     "lrn": _lrn,
     "batchnorm": _batchnorm,
-    "maxpool": _line(lambda layer: f"F.max_pool2d(x, {layer.size}, {layer.step})"),
-    "averagepool": _line(lambda layer: f"F.avg_pool2d(x, {layer.size}, {layer.step})"),
-    "l2pool": _line(lambda layer: f"F.lp_pool2d(x, 2.0, {layer.size}, {layer.step})"),
-    "globalpool": _line("x.mean((2, 3))"),
+    "maxpool": line(lambda layer: f"F.max_pool2d(x, {layer.size}, {layer.step})"),
+    "averagepool": line(lambda layer: f"F.avg_pool2d(x, {layer.size}, {layer.step})"),
+    "l2pool": line(lambda layer: f"F.lp_pool2d(x, 2.0, {layer.size}, {layer.step})"),
+    "globalpool": line("x.mean((2, 3))"),
     "dense": _dense,
     "dropout": lambda trained: Lines(f"self.{attribute(trained)}(x)", f"nn.Dropout({trained.layer.rate!r})"),
-    "flatten": _line("x.permute(0, 2, 3, 1).flatten(1)"),
-    "reshape": _line(lambda layer: "x.reshape(-1, {}, {}, {}).permute(0, 3, 1, 2)".format(*layer.shape)),
-    "upsample": _line(_upsample),
-    "scale": _line(lambda layer: f"x * {float(layer.factor)!r}"),
-    "pad": _line(lambda layer: f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})"),
-    "auxiliary": _line("x"),
+    "flatten": line("x.permute(0, 2, 3, 1).flatten(1)"),
+    "reshape": line(lambda layer: "x.reshape(-1, {}, {}, {}).permute(0, 3, 1, 2)".format(*layer.shape)),
+    "upsample": line(_upsample),
+    "scale": line(lambda layer: f"x * {float(layer.factor)!r}"),
+    "pad": line(lambda layer: f"F.pad(x, {(*[layer.size] * 4, 0, layer.channels)!r})"),
+    "auxiliary": line("x"),
 }
 """Converters by the kinds of `LAYERS`. A new layer is a new entry."""
 
@@ -291,10 +291,10 @@ class _Code:
         elif isinstance(trained.layer, Parallel):
             self._add_paths(trained)
         else:
-            line = converter_of(trained, CONVERTERS, *_HERE)(trained)
-            self.modules += [f"self.{attribute(trained)} = {line.module}"] if line.module else []
-            self.forward.append(f"x = {line.forward}")
-            own = {f"{attribute(trained)}.{name}": a for name, a in line.tensors.items()}
+            found = converter_of(trained, CONVERTERS, *_HERE)(trained)
+            self.modules += [f"self.{attribute(trained)} = {found.module}"] if found.module else []
+            self.forward.append(f"x = {found.forward}")
+            own = {f"{attribute(trained)}.{name}": a for name, a in found.tensors.items()}
             self.state |= {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in own.items()}
 
     def _add_paths(self, trained: TrainedLayer) -> None:
